@@ -1,4 +1,4 @@
-"""What attention heads do: scores against chance, labels, entropy and dispersion; and why one attends."""
+"""Attention heads: scores against chance, labels, entropy and dispersion; and the parts that make one attend."""
 
 from interp.attention.attention_attribution import AttentionAttribution, attention_attribution
 from interp.attention.attention_paths import AttentionPaths, attention_paths

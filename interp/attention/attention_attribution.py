@@ -44,36 +44,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionAttribution(Question):
-    """Which pairs of parts make a head's attention score: what stands at the query times what stands at the key.
+    """One attention score of a head as a sum over pairs of parts: what was written at the query times at the key.
 
-    Returns Dataset[prompt, query_part, key_part] with `value`, in units of the score (`attn.hook_attn_scores`, what the
-    softmax gets); `total`[prompt], the model's own score; `position`[prompt], what ALiBi or relative buckets add to it
-    (0 under other positions); `rounding`[prompt], what the pass rounded off. `value` summed over the pairs, plus
-    `position` and `rounding`, is `total`. Rounding is checked to be that at every call (in float32 at least), and
-    `attrs["completeness_error"]` is how large it is, relative to the longest query part times the longest key part.
-    Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
-    Parts: those of `attribute`, as far as they were written before the head's layer reads: `embed`, `pos_embed`,
-    `L0.attn`, `L0.mlp`; with `by="head"` heads `L0H3` and their bias `L0.attn_bias`. Last come `L1.q_bias` and
-    `L1.k_bias`: what queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
+    Parts are those of `attribute`, as far as they were written before the head's layer reads the stream. Rotary
+    positions, shared keys (grouped-query attention), norms of queries and keys and the factor on the scores are in the
+    parts.
 
     Args:
-        head: `L1H2`, or (1, 2).
-        query, key: tokens of each prompt, one number or one per prompt, negative from its end; BOS counts. Rotary
-            positions, shared keys (grouped-query attention), norms of queries and keys and the factor on the scores
-            are in the parts. Under a soft cap `total` is the score before the cap.
-        by: "source" is "head" with `by_query_source` and `by_key_source`[prompt, layer, head, source]: what each
-            earlier head moved from each token to the query (to the key), times the whole of the other side, NaN in
-            layers that move no tokens. Over `source` they sum to the head's marginal; tokens are numbered from the
-            prompt's first.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        head: the head whose score is split: "L1H2", or (1, 2).
+        key: token of each prompt that is attended to: one number or one per prompt, negative from its end; BOS counts.
+        query: token of each prompt that attends, given like `key`; the last by default.
+        by: how finely the parts are split: "part" by sublayer (`embed`, `pos_embed`, `L0.attn`, `L0.mlp`), "head" into
+            heads `L0H3` and their bias `L0.attn_bias`, "source" into heads and besides by the token that each head
+            moved from.
+
+    Returns:
+        Dataset over `prompt`, `query_part` and `key_part`. The last parts are `L1.q_bias` and `L1.k_bias`: what
+        queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
+
+        - `value` [prompt, query_part, key_part]: what each pair adds, in units of the score (`attn.hook_attn_scores`,
+          the input of the softmax). Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
+        - `total` [prompt]: the model's own score, under a soft cap the one before the cap.
+        - `position` [prompt]: what ALiBi or relative buckets add to it, 0 under other positions.
+        - `rounding` [prompt]: what the pass rounded off. `value` summed over the pairs, plus `position` and
+          `rounding`, is `total`.
+        - `by_query_source`, `by_key_source` [prompt, layer, head, source], with `by="source"`: what each earlier head
+          moved from each token to the query (to the key), times the whole of the other side. Over `source` they sum to
+          the head's marginal; tokens are numbered from the prompt's first. NaN in layers that move no tokens.
+
+        `attrs["completeness_error"]` is the largest rounding, relative to the longest query part times the longest key
+        part; every call checks (in float32 at least) that no more than rounding is missing.
 
     Raises:
         ValueError: a part that is no head, a key that the query does not see, and mixers whose scores are not one
             product of queries and keys.
         IndexError: a token that a prompt lacks.
-        IncompleteSumError: if the parts do not sum, as under edits of the head's own queries, keys or scores.
+        IncompleteSumError: the parts do not sum to the score, as under edits of the head's own queries, keys or
+            scores.
 
     Caveat:
-        The softmax compares keys. What all keys of a query have alike moves no attention: compare two keys.
+        The softmax compares keys. What all keys of a query have in common moves no attention: compare two keys.
+
+    Source:
+        After the QK circuits of Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+
+    See also:
+        `attention_paths`: the largest pairs, with the tokens that their heads had read.
 
     Example:
         >>> found = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
@@ -88,7 +105,7 @@ class AttentionAttribution(Question):
     by: ScoreSplit = "part"
 
     def bind(self, model: Subject) -> ByRow:
-        """One pass, whose stream is read at the query and the key."""
+        """One pass that reads the stream at the query and the key."""
         config = model.transformer.config
         head = as_head(self.head, config)
         if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):
@@ -119,13 +136,29 @@ def _compute(
 
 
 def where(found: ScoreParts, batch: Batch) -> dict[str, Tensor]:
-    """Which tokens query and key are: their places in the prompt, and their ids."""
+    """Position in the prompt, and token id, of the query and the key of each row.
+
+    Args:
+        found: the scores taken apart.
+        batch: the rows, which end in the last column.
+
+    Returns:
+        `places` and `ids` [b, 2], the query first.
+    """
     columns = found.places + batch.tokens.shape[1] - batch.lengths[:, None]
     return {"places": found.places, "ids": batch.tokens.gather(1, columns)}
 
 
 def ends(rows: Mapping[str, Tensor], text: Text) -> dict[str, object]:
-    """The coordinates of a result that say which tokens query and key are."""
+    """Coordinates `query`, `key` (positions) and `query_token`, `key_token` (texts) of a result.
+
+    Args:
+        rows: what `where` returned, over all rows.
+        text: the tokenizer's words.
+
+    Returns:
+        The coordinates over `prompt`, by name.
+    """
     coords: dict[str, object] = {}
     for at, name in ((QUERY, "query"), (KEY, "key")):
         coords[name] = (("prompt",), rows["places"][:, at].tolist())
@@ -134,7 +167,16 @@ def ends(rows: Mapping[str, Tensor], text: Text) -> dict[str, object]:
 
 
 def sides_of(config: ModelConfig, layer: int, *, heads: bool) -> dict[str, list[str]]:
-    """The names of the parts on both sides of a score."""
+    """Names of the parts on both sides of a score, in the order of the arrays.
+
+    Args:
+        config: the model's configuration.
+        layer: layer of the head whose score it is.
+        heads: whether attention is split into heads, or into sublayers.
+
+    Returns:
+        The names under `query_part` and `key_part`; the side's bias comes last.
+    """
     parts = labels_before_attention(config, layer, "head" if heads else "sublayer")
     return {f"{name}_part": [*parts, str(Part(f"{name[0]}_bias", layer))] for name in ("query", "key")}
 
@@ -172,7 +214,7 @@ def _finish(
 
 
 def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
-    """How far half precision let the sum be checked; nothing in float32."""
+    """Note about the precision of the check under half precision; empty in float32."""
     if "half" not in rows:
         return []
     return [

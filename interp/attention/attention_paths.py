@@ -1,4 +1,4 @@
-"""The way that an attention score came about: the pairs of parts that make most of it, and what their heads had read.
+"""How an attention score came about: the pairs of parts that make most of it, and the tokens that their heads read.
 
 An induction circuit reads off as a path: head B attends from i to j because head A moved token j - 1 to j, and what it
 wrote there meets the embedding at i.
@@ -34,30 +34,49 @@ if TYPE_CHECKING:
     import xarray as xr
 
 NONE = -1
-"""The source of what is no head."""
+"""The source index of parts that are no heads."""
 
 
 @dataclass(frozen=True)
 class AttentionPaths(Question):
     """The pairs of parts that make most of a head's attention score, with the tokens that their heads had read.
 
-    Returns Dataset[prompt, rank], the pairs of the largest absolute value first: `value`, in units of the score;
-    `share`, that over the prompt's score (shares of all pairs sum to 1, with positions that add to scores to less; they
-    may be negative, or above 1); `query_part` and `key_part`; for parts that are heads `query_source` and `key_source`,
-    the token from which they moved most of what the pair adds, and `query_moved` and `key_moved`, that token's part of
-    the pair's value (-1 and NaN for parts that are no heads, and for heads that move no tokens). `path` says all of it:
-    `embed@12 x L0H1@6<5` is the embedding at the query, token 12, times what L0H1 had moved to the key, token 6, from
-    token 5. With the head's name it reads: it attends from 12 to 6 because L0H1 moved token 5 to 6.
-    The prompts' own numbers are `total`, the score; tokens are numbered from the prompt's first.
-    Parts, positions, soft caps and errors: as in `attention_attribution` with `by="head"`; all pairs are summed and
-    checked, whatever `top` is. It goes two steps back: what made the earlier heads look there is their own score,
-    which the same question asks.
+    Parts, positions and soft caps are those of `attention_attribution` with `by="head"`; all pairs are summed and
+    checked, whatever `top` is. A path goes two steps back: why the earlier heads attended to their source is a
+    question about their own scores, which the same call answers.
 
     Args:
-        head: The head whose score is followed back.
-        key: Which token of each prompt is looked at, one number or one for each, negative from its end.
-        query: Which token looks.
-        top: How many pairs are listed.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        head: the head whose score is followed back: "L1H2", or (1, 2).
+        key: token of each prompt that is attended to: one number or one per prompt, negative from its end; BOS counts.
+        query: token of each prompt that attends, given like `key`; the last by default.
+        top: how many pairs are listed.
+
+    Returns:
+        Dataset over `prompt` and `rank`, the pairs of the largest absolute value first. Tokens are numbered from the
+        prompt's first.
+
+        - `value` [prompt, rank]: what the pair adds, in units of the score.
+        - `share` [prompt, rank]: `value` over the prompt's score. Shares of all pairs sum to 1, or to less with
+          positions that add to scores; they may be negative, or above 1.
+        - `query_part`, `key_part` [prompt, rank]: names of the two parts.
+        - `query_source`, `key_source` [prompt, rank]: for parts that are heads, the token from which they moved most
+          of what the pair adds; -1 for parts that are no heads, and for heads that move no tokens.
+        - `query_moved`, `key_moved` [prompt, rank]: that token's part of the pair's value; NaN where there is none.
+        - `path` [prompt, rank]: all of it as text. `embed@12 x L0H1@6<5` is the embedding at the query, token 12,
+          times what L0H1 had moved to the key, token 6, from token 5: the head attends from 12 to 6 because L0H1 moved
+          token 5 to 6.
+        - `total` [prompt]: the score.
+
+    Raises:
+        ValueError: a `top` below 1, a part that is no head, a key that the query does not see, and mixers whose scores
+            are not one product of queries and keys.
+        IndexError: a token that a prompt lacks.
+        IncompleteSumError: the parts do not sum to the score, as under edits of the head's own queries, keys or
+            scores.
+
+    See also:
+        `attention_attribution`: all pairs of parts, and all sources.
 
     Example:
         >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
@@ -72,7 +91,7 @@ class AttentionPaths(Question):
     top: int = 10
 
     def bind(self, model: Subject) -> ByRow:
-        """One pass, whose stream is read at the query and the key, and its earlier heads by source."""
+        """One pass that reads the stream at the query and the key, and earlier heads by source."""
         config = model.transformer.config
         head = as_head(self.head, config)
         names = sides_of(config, head[0], heads=True)
@@ -149,7 +168,7 @@ def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConf
 
 
 def _paths(rows: Mapping[str, Tensor], parts: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Every pair in words: part, token, and for heads the token that it was moved from."""
+    """Every pair as text: part, token, and for heads the token that it was moved from."""
     ends = []
     for at, side in enumerate(("query", "key")):
         places, sources = rows["places"][:, at].tolist(), rows[f"{side}_source"].tolist()

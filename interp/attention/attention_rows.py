@@ -1,4 +1,4 @@
-"""How sharp attention is: entropy per head, and how it and the largest weight change with the number of keys.
+"""Entropy of attention per head, and the change of it and of the largest weight with the number of keys.
 
 With scores in [m, M] and n visible keys every weight lies in [exp(-(M - m)) / n, exp(M - m) / n], so bounded scores
 mean attention that spreads with length (Veličković et al. 2024, "softmax is not enough"). Scores here are what enters
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ROW = ("max_weight", "entropy", "gap", "keys")
-"""What `row_numbers` gives, in order."""
+"""Names of the numbers in `row_numbers`, in order."""
 HEAD = ("layer", "head")
 UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
 """Units of the scores; the others are attention mass."""
@@ -62,27 +62,38 @@ AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern")
 
 @dataclass(frozen=True)
 class AttentionEntropy(Question):
-    """The entropy of every head's attention, in nats and as a share of what even attention would have.
+    """Entropy of every head's attention, in nats and as a share of the entropy of even attention.
 
-    Returns Dataset[layer, head, score]: `value`, a mean over texts with the ends `low` and `high` of its 95 % interval,
-    `n` and the coordinate `unit`. Scores: `entropy`, H_i = -sum_j a_ij log a_ij in nats, the mean over queries (0 log 0
-    = 0; the first causal row counts, with 0); `relative`, the mean of H_i / log n_i over the queries that see n_i >= 2
-    keys (i + 1 in causal rows without a window); its `null` is 1, even attention; `max_weight`, the mean of the largest
-    weight.
+    Attention is the softmax of the scores among tokens: sinks are left out and the weights brought to sum 1, padding
+    never counts, and attention to an encoder's memory is not included. Layers without such scores are read off their
+    weights: see the coordinate `weights`.
 
     Args:
-        train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show
-            what log-n scaling would make of them. The passes themselves are not scaled. The coordinate `weights` says
-            what the numbers of a layer are of: `softmax` of scores; `shares` of linear attention, and `halves`, the
-            mean of polar attention's two patterns, which compare with it; `signed` weights (differential, Linformer,
-            lightning, pooling, spatial gating), whose sizes are brought to sum 1: they compare with each other only,
-            since weights that cancel count as wide attention here; NaN under `none`. Padding never counts. Attention
-            sinks are left out: the weights are those among tokens, brought to sum 1. Attention to an encoder's memory
-            is not looked at.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        train_length: length m of log-n scaling: each query's scores times log(n_i) / log(m) before the softmax; None:
+            as they are. It shows what log-n scaling would make of them; the passes themselves are not scaled.
+
+    Returns:
+        Dataset over `layer`, `head` and `score`:
+
+        - `value`: mean over texts, with the ends `low` and `high` of its 95 % interval, and `n`. The coordinate `unit`
+          names the unit of each score: `entropy`, H_i = -sum_j a_ij log a_ij in nats, mean over queries (0 log 0 = 0;
+          the first causal row counts, with 0); `relative`, mean of H_i / log n_i over the queries that see n_i >= 2
+          keys (i + 1 in causal rows without a window); `max_weight`, mean of the largest weight.
+        - `null`: 1, even attention, for `relative`; NaN for the others.
+
+        The coordinate `weights` [layer] says what the numbers of a layer are of: `softmax` of scores; `shares` of
+        linear attention, and `halves`, the mean of polar attention's two patterns, which both compare with it;
+        `signed` weights (differential, Linformer, lightning, pooling, spatial gating), whose sizes are brought to sum
+        1: they compare with each other only, since weights that cancel count as wide attention here; `none`, where the
+        numbers are NaN.
 
     Raises:
-        ValueError: packed rows, texts of a single token, a model without any pattern, a train_length below 2 or where
-            a layer has no scores, and for edits of patterns that come after the scores.
+        ValueError: packed rows, texts of a single token, a model without any pattern, a `train_length` below 2 or
+            where a layer has no scores, and edits of patterns that come after the scores.
+
+    See also:
+        `dispersion`: the same numbers by the number of visible keys.
 
     Example:
         >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
@@ -102,24 +113,39 @@ class AttentionEntropy(Question):
 
 @dataclass(frozen=True)
 class Dispersion(Question):
-    """How every head's attention spreads with the number of visible keys n.
+    """Spread of every head's attention as a function of the number n of keys that a query sees.
 
-    Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
-    with the ends `low` and `high` of the 95 % interval (NaN for fewer than three texts), `n`, the texts with such a
-    query, and the coordinate `unit`. Scores: `max_weight`; `entropy` in nats; `gap`, delta = largest minus smallest
-    score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies,
-    without an interval (few texts decide such exponentials: Student's t held their mean 66 to 84 times in 100).
-    `null` is even attention: log n for the entropy, no gap, 1 / n for the others. Source: Veličković et al. 2024, the
-    lemma on bounded logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
-    train_length, padding, sinks: as in `attention_entropy`.
+    Scores in [m, M] over n keys bound every weight between exp(-(M - m)) / n and exp(M - m) / n, so bounded scores
+    mean attention that spreads with length. Padding and sinks: as in `attention_entropy`.
 
     Args:
-        train_length: m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they
-            are.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        train_length: length m of log-n scaling: each query's scores times log(n) / log(m) before the softmax; None: as
+            they are.
+
+    Returns:
+        Dataset over `layer`, `head`, `n_keys` and `score`:
+
+        - `value`: mean over texts of the mean over the queries that see n keys, with the ends `low` and `high` of its
+          95 % interval (NaN for fewer than three texts), and `n`, the texts with such a query. The coordinate `unit`
+          names the unit of each score: `max_weight`; `entropy` in nats; `gap`, delta = largest minus smallest score of
+          the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies,
+          both without an interval (few texts decide such exponentials: Student's t held their mean 66 to 84 times in
+          100).
+        - `null`: even attention: log n for the entropy, 0 for the gap, 1 / n for the others.
+
+        The coordinate `weights` [layer] is that of `attention_entropy`.
+
+    Raises:
+        ValueError: as in `attention_entropy`.
 
     Caveat:
         In causal models n is also the position; what changes with it may be the text. Encoders see their whole text,
-        so there n is its length. Errors: as in `attention_entropy`.
+        so there n is its length.
+
+    Source:
+        Veličković et al. 2024, "softmax is not enough", the lemma on bounded logits (temperature 1 here: it is in the
+        scores); log n - H <= delta follows from it.
 
     Example:
         >>> dispersion(model, prompt).value.sel(layer=0, head=0, n_keys=1, score="max_weight").item()
@@ -168,10 +194,13 @@ def row_numbers(
 
 
 def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False) -> Float[Tensor, "b h q 4"]:
-    """As `row_numbers`, of weights that do not come from scores: their sizes, brought to sum 1.
+    """The numbers of `row_numbers` for weights that do not come from scores: their sizes, brought to sum 1.
 
-    There is no gap (NaN), and the number of keys is 1 where a query weighs anything, else 0: who may see whom is not in
-    the weights. halves: two patterns of either half of the values, of which this is the mean.
+    There is no gap (NaN), and the number of keys is 1 where a query weighs anything, else 0: the weights do not show
+    which keys are visible.
+
+    Args:
+        halves: whether the weights are two patterns, one for either half of the values; the result is their mean.
 
     Example:
         >>> weight_numbers(torch.tensor([[[[0.5, -0.5, 0.0]]]]))[0, 0, 0, :2].tolist()
@@ -189,8 +218,9 @@ def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False
 
 
 def weights_of(config: ModelConfig) -> tuple[str, ...]:
-    """What the numbers of each layer are of: `softmax` of scores, `shares`, `halves` (the mean of two patterns of
-    shares), `signed` weights, or `none` where there is no pattern of the tokens.
+    """Kind of weights of each layer: `softmax` of scores, `shares`, `halves`, `signed`, or `none`.
+
+    `halves` is the mean of two patterns of shares; `none` is a layer without a pattern of the tokens.
     """
 
     def kind(traits: Traits) -> str:
@@ -343,7 +373,7 @@ def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], 
 
 
 def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-    """What even attention over n keys has."""
+    """The value of a score under even attention over n keys."""
     n = n_keys.double()
     return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)
 

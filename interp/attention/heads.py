@@ -1,4 +1,4 @@
-"""What every head does, in one table: where it looks on repeated tokens, what it copies, whom it names, and a label.
+"""A table of all attention heads: attention on repeated tokens, copying, attention to names, and a label for each.
 
 Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
 is reduced where it arises and dies with its layer.
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 REPEATS = RepeatedTokens()
-"""What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
+"""The default rows of repeated tokens, used besides `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
 BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
 """The scores that say where heads look."""
@@ -87,55 +87,74 @@ SILENT = ("hook_pos_embed", "hook_type_embed")
 
 @dataclass(frozen=True)
 class Heads(Question):
-    """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
+    """A table of every attention head: scores with 95 % intervals and chance levels, and a label in plain words.
 
-    Where a head looks on repeated random tokens, what it copies and whom it names tell what it is for.
-
-    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
-    `null` (a level to compare with), `p` (two-sided, against random heads), `n`, and the coordinate `unit`;
-    `label`[layer, head], and `confidence`[layer, head, called], how sure each label is: several may hold at once, and
-    the first that does is the `label`. Scores:
-    On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
-    `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
-    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
-    evenly over what the layer may see. Where weights may be negative or sum to anything (differential, lightning,
-    pooling) they count as shares of all that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is
-    NaN, and attrs `no_shares` names the layers. `peak_distance`: how far back `attention_kernel` is largest, in tokens.
-    `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
-    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
-    n = 0; chance is the mean of random heads). `successor`: share of items (numbers, months, letters, ...) that the
-    weights map to the next one.
-    On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
-    Layers that mix positions without attention (a state, a convolution) are NaN in all that says where heads look, and
-    attrs `no_pattern` names them.
-    Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    Where a head looks on repeated random tokens, what it copies and which names it attends to and writes tell its
+    role. `interp.run([Heads()], model, texts, out=...)` does it on a corpus, journalled and resumable.
 
     Args:
-        data: prompts of your own instead of repeated random tokens, data of any size. `duplicate_token` and
-            `induction` are then means over the tokens that repeat an earlier one, as `copies` of the batch says `[b q
-            k]` (keys before the query; None: the same id); rows without any do not count, and there is no `copying`
-            and no `peak_distance`. `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and
-            resumable.
-        repeats: what rows of repeated random tokens are asked about; None: `RepeatedTokens()`, where there are no
-            data. edits: everything is measured in the edited model. What is read off weights (`copying`,
-            `copying_weights`, `successor`) is NaN for a head whose values or output are edited, and the last two are
-            absent where embeddings or the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all
-            that writes the stream.
-        sentences: The sentences about names; None = none.
-        copies: Of rows of data: which earlier tokens each token repeats; None = those with the same id.
-        random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's
-            own streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among
-            n = `random` times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained
-            (`docs/intervals.md`). The null is a head without purpose, not even attention, from which every head
-            departs. Each costs what the heads' own scores cost. NaN for `peak_distance`, and without `random`, but
-            for `copying_weights`, which has its p always.
+        data: prompts of your own instead of repeated random tokens, of any size; None: repeated random tokens. With
+            your own prompts `duplicate_token` and `induction` are means over the tokens that repeat an earlier one,
+            rows without any do not count, and there is no `copying` and no `peak_distance`.
+        repeats: the rows of repeated random tokens; None: `RepeatedTokens()`, where there are no data.
+        sentences: the sentences about names; None leaves their scores out.
+        copies: function of a batch of your own rows that says which earlier tokens each token repeats [b q k] (keys
+            before the query); None: those with the same id.
+        random: how many models with random heads get the same scores, as the null of `p`. Each costs what the heads'
+            own scores cost. Random heads are those of `interp.weights.random_heads`, turned weights on this model's
+            own streams, so the null is a head without purpose; from even attention every head departs.
+
+    Returns:
+        Dataset over `layer`, `head` and `score`, with the coordinate `unit`:
+
+        - `value`, with `low` and `high`, its 95 % interval (over rows, draws of a sentence, or items), and `n`.
+        - `null`: a level to compare with.
+        - `p`: two-sided, how often a random head of the same layer is as far out, among n = `random` times its heads:
+          at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). NaN for
+          `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
+        - `label` [layer, head]: the first label that is sure.
+        - `confidence` [layer, head, called]: how sure each label is; several may hold at once.
+
+        Scores on repeated random tokens, in [0, 1]; null: attention spread evenly over what the layer may see:
+
+        - `previous_token`, `current_token`, `first_token`: mean attention there.
+        - `duplicate_token`, `induction`: attention summed over all earlier copies, or over what followed them, mean
+          over the queries that have one; the second is the prefix-matching score.
+        - `local`: attention to the last 5 tokens. `entropy`: H_i / log(i + 1).
+        - `peak_distance`: how far back `attention_kernel` is largest, in tokens.
+        - `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to
+          1; chance is about -0.86).
+
+        Scores from the weights:
+
+        - `copying_weights`: copying by eigenvalues (exact: its interval is itself, n = 0; chance is the mean of random
+          heads).
+        - `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
+
+        Scores on indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
+
+        Where weights may be negative or sum to anything (differential, lightning, pooling) they count as shares of all
+        that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is NaN, and `attrs["no_shares"]`
+        names the layers. Layers that mix positions without attention (a state, a convolution) are NaN in all scores
+        about where heads look, and `attrs["no_pattern"]` names them. Scores that the model does not allow are absent,
+        and `no_copying`, `no_sentences`, `no_successor` in attrs say why. Under edits everything is measured in the
+        edited model: scores read off weights (`copying`, `copying_weights`, `successor`) are NaN for a head whose
+        values or output are edited, and the last two are absent where embeddings or the MLP of block 0 are;
+        `name_mover` is absent where heads and MLPs are not all that writes the stream.
 
     Raises:
-        ValueError: if the rows do not fit the context, the model is not causal or no layer has a pattern; with
-            `random`, under edits and for heads that read the stream otherwise than by queries, keys and values.
+        ValueError: rows that do not fit the context, a model that is not causal or has no layer with a pattern,
+            `copies` together with `repeats`; with `random`, edits and heads that read the stream otherwise than by
+            queries, keys and values.
 
     Caveat:
         Attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
+
+    Source:
+        Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors.
+
+    See also:
+        `attention_kernel`: attention by distance. `interp.copying`: copying scores from the weights alone.
 
     Example:
         >>> table = interp.heads(model)
@@ -167,17 +186,20 @@ class Heads(Question):
 
 @dataclass(frozen=True)
 class AttentionKernel(Question):
-    """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
-
-    Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
-    the queries that have one besides BOS, with `low` and `high` (95 % over rows), `n`, and `null`, that of attention
-    spread evenly over what the layer may see. Distances end 2 short of the period.
+    """Mean attention of each head by distance on random tokens, before anything repeats at that distance.
 
     Args:
-        repeats: The rows of repeated random tokens.
+        repeats: the rows of repeated random tokens.
+
+    Returns:
+        Dataset over `layer`, `head` and `distance`, in attention mass; distances end 2 short of the period.
+
+        - `value`: mean attention to the token `distance` before the query, over the queries that have one besides BOS,
+          with `low` and `high` (95 % over rows), and `n`. NaN in layers without a pattern.
+        - `null`: the same for attention spread evenly over what the layer may see.
 
     Raises:
-        ValueError: as in `heads`.
+        ValueError: rows that do not fit the context, a model that is not causal or has no layer with a pattern.
 
     Example:
         >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
@@ -252,7 +274,7 @@ def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
 
 
 def _beside_random(model: Subject, asked: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
-    """Every score but the last of all random heads in the place of those of each layer; none are asked for by default.
+    """Scores of all random heads in the place of those of each layer, by score; empty without random heads.
 
     What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
     """
@@ -271,15 +293,15 @@ def _beside_random(model: Subject, asked: Heads, rows: _Rows) -> Stages[dict[str
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows on which heads are looked at, and the question that is asked of them."""
+    """The rows on which heads are looked at, and the question about them."""
 
     question: ByRow
     repeats: RepeatedTokens | None
-    """What makes them; None = they are the data of the run."""
+    """The task that makes the rows; None: they are the data of the run."""
 
     @classmethod
     def of(cls, asked: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:
-        """The rows of repeated tokens, unless the run has data and nothing else is said."""
+        """The rows of repeated tokens, unless the run has data and no others are required."""
         if has_data and asked.repeats is None:
             copied = partial(_copied, copies=asked.copies or same_token)
             return cls(ByRow("patterns", copied, MaskedMeans), None)
@@ -288,7 +310,7 @@ class _Rows:
         return cls(head_scores(config, repeats), repeats)
 
     def ask(self, model: Subject) -> Ask:
-        """The ask, of one model."""
+        """The question about the rows, for one model."""
         source = None if self.repeats is None else _batches_of(self.repeats, model)
         return Ask(self.question, source, model)
 
@@ -302,7 +324,7 @@ class _Rows:
 def _seen(
     model: Subject, asked: Heads, rows: _Rows, *, summed: bool = True
 ) -> Stages[tuple[FoundScores, tuple[dict[str, Score], dict[str, str | int]]]]:
-    """What is seen of the heads of one model on the rows, and on indirect-object sentences."""
+    """Scores of the heads of one model from the patterns on the rows, and from indirect-object sentences."""
     (kept,) = yield [rows.ask(model)]
     width = 0 if rows.repeats is None else rows.repeats.length
     names = yield from _names(model, asked, width, summed=summed)
@@ -310,11 +332,11 @@ def _seen(
 
 
 FoundScores = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
-"""Scores of patterns, what the result says of them, and the score that stands last."""
+"""Scores of patterns, attrs of the result, and the score that comes last in the table."""
 
 
 def _on_repeats(kept: Partial, data: RepeatedTokens, network: Transformer) -> FoundScores:
-    """What patterns say on rows of repeated tokens."""
+    """Scores of the patterns on rows of repeated tokens."""
     assert isinstance(kept, Means)
     config, moments = network.config, dict(kept.moments)
     kernel, even = moments.pop("kernel"), _even(config, data)
@@ -332,13 +354,13 @@ def _mass(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
 
 
 def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
-    """Which earlier tokens each token repeats: those of its row with the same id."""
+    """Default `copies`: a token repeats the earlier tokens of its row that have the same id."""
     tokens, place = batch.tokens, batch.places
     return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
 
 
 def _on_data(kept: Partial, config: ModelConfig) -> FoundScores:
-    """The scores of `SCORES` on any rows, each beside that of attention spread over what the layer may see."""
+    """Scores of `SCORES` on any rows, each with that of attention spread evenly over what the layer may see."""
     assert isinstance(kept, MaskedMeans)
     moments = kept.moments
     scores = {name: _mass(moments[name], config, moments[f"{name}_null"].mean[:, None]) for name in SCORES}
@@ -355,7 +377,7 @@ def _on_data(kept: Partial, config: ModelConfig) -> FoundScores:
 def _copied(
     model: Transformer, batch: Batch, copies: Callable[[Batch], Bool[Tensor, "b q k"]]
 ) -> Steps[Values]:
-    """The scores of every head on each row; what is read of a pattern depends on the rows."""
+    """The scores of every head on each row; the read of a pattern depends on the rows."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
     config, real = model.config, batch.real
@@ -452,7 +474,7 @@ def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
 
 
 def _windows(config: ModelConfig) -> list[int | None]:
-    """How far each layer sees; None = all that came before."""
+    """Number of keys that each layer's queries see; None: all that came before."""
     return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
 
 
@@ -463,7 +485,7 @@ def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
 
 
 def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
-    """The token that rows of repeated tokens begin with, BOS or else token 0, and what is to be said of that."""
+    """First token of the rows of repeated tokens (BOS, else token 0), and the notes about it."""
     if text.bos_id is not None:
         return text.bos_id, ()
     why = (
@@ -473,7 +495,7 @@ def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:
-    """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
+    """The question that `heads` and `attention_kernel` put to batches that `data` made; its answer is the moments."""
     layers, first = with_pattern(config), partial(_sample, n=data.sample)
     plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
     vias = [signed if layer in without_shares(config) else plain for layer in layers]
@@ -491,7 +513,7 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:
 
 
 def _why_not_copied(config: ModelConfig) -> str | None:
-    """Why heads have no copying scores: no OV circuit, or no unembedding after it; None if they have."""
+    """Reason why heads have no copying scores: no OV circuit, or no unembedding after it; None if they have."""
     if what := not_linear(config):
         return f"this model {what}"
     if config.d_vocab_out is not None:
@@ -544,7 +566,7 @@ def _compute(
 def _names(
     model: Subject, asked: Heads, longest: int, *, summed: bool = True
 ) -> Stages[tuple[dict[str, Score], dict[str, str | int]]]:
-    """The scores on indirect-object sentences, and how many those are; or why there are none.
+    """Scores on indirect-object sentences and their number; or the reason why there are none.
 
     Args:
         longest: how long the other rows are: as many sentences share a pass as have as many tokens.
@@ -577,7 +599,7 @@ def _names(
 def _of_weights(
     model: Transformer, text: Text
 ) -> tuple[dict[str, Score], dict[str, str | int], RandomHeads | None]:
-    """The scores that are read off the weights, and random heads beside them; or why there are none.
+    """The scores that are read off the weights, with random heads to compare; or why there are none.
 
     NaN for heads that edits make do otherwise.
     """
@@ -596,7 +618,7 @@ def _of_weights(
 def _successor_hits(
     circuits: HeadCircuits, text: Text
 ) -> tuple[dict[str, Bool[Tensor, "pair l h"]], dict[str, str | int]]:
-    """The hits of each sequence that the tokenizer knows, and what those are; or why there are none."""
+    """Successor hits of each sequence that the tokenizer knows, and attrs about them; or why there are none."""
     try:
         sequences = known_sequences(text)
     except ValueError as cause:
@@ -625,17 +647,17 @@ def _successors(hits: Mapping[str, Bool[Tensor, "pair l h"]]) -> dict[str, Score
 
 
 def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
-    """The heads whose output an edit changes after their values: what they add is not their values' W_O."""
+    """Mask of the heads whose output an edit changes after their values: what they add is not their values' W_O."""
     return _touched(model)
 
 
 def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
-    """The heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
+    """Mask of the heads whose OV circuit is not that of the weights: edits change what they read or write."""
     return _touched(model, TO_VALUES)
 
 
 def embedding_edits(model: Transformer) -> list[str]:
-    """The edits of what a vocabulary entry puts on the stream: the embeddings, and block 0 outside its attention."""
+    """Names of the edits of what a token puts on the stream: embeddings, and block 0 outside its attention."""
     attention = ("attn.", "hook_attn_out", "hook_q_input", "hook_k_input", "hook_v_input", "ln1")
     found = []
     for edit in model.edits:
@@ -646,7 +668,7 @@ def embedding_edits(model: Transformer) -> list[str]:
 
 
 def _touched(model: Transformer, also: tuple[str, ...] = ()) -> Bool[Tensor, "l h"]:
-    """The heads with edits after their pattern and values, or at further sites."""
+    """Mask of the heads with edits after their pattern and values, or at further sites."""
     config = model.config
     found = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
     for layer in range(config.n_layers):

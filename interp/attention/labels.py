@@ -1,4 +1,4 @@
-"""One plain word per head, and how sure it is: what a rule asks of the scores, and the most specific one that holds."""
+"""A plain word per head, and its confidence: rules on the head's scores, of which the most specific one counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SURE = 0.975
 
 
 class ScoreByHead(NamedTuple):
-    """One score of every head `[layer, head]`: as in the table of `heads`, without its coordinates."""
+    """One score of every head `[layer, head]`, from the table of `heads`, without its coordinates."""
 
     value: NDArray[np.float64]
     low: NDArray[np.float64]
@@ -35,62 +35,62 @@ class ScoreByHead(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Something that must be true of a head for its label, and how sure it is."""
+    """A condition that a label requires of a head, and the confidence that it holds."""
 
     score: str
-    """The score that it is about."""
+    """The score that the condition is about."""
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """All scores that it is read from."""
+        """All scores that the condition reads."""
         return (self.score,)
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """How sure it is that it holds `[layer, head]`, from its scores; NaN where they have no interval."""
+        """Probability that the condition holds `[layer, head]`, from its scores; NaN where they have no interval."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Odds(Evidence):
-    """The odds of a share are at least so many times those of its null: `share / (1 - share)` against chance's.
+    """Condition: the odds `share / (1 - share)` of a score are at least so many times those of its null.
 
-    So it asks the same of a score whose chance level is a fifth, on short rows, and of one whose is a hundredth.
+    So it requires as much of a score whose chance level is a fifth, on short rows, as of one whose is a hundredth.
     """
 
     times: float
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """The confidence of the share that has these odds."""
+        """Confidence that the score reaches the share with these odds."""
         mine = cells[self.score]
         return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
 
 
 @dataclass(frozen=True)
 class Beyond(Evidence):
-    """The score lies past its null by at least so much, in its own unit; below it if negative."""
+    """Condition: the score lies past its null by at least a margin in its own unit; below it if negative."""
 
     margin: float
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """The confidence of the null plus the margin."""
+        """Confidence that the score reaches the null plus the margin."""
         mine = cells[self.score]
         return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
 
 
 @dataclass(frozen=True)
 class PartOf(Evidence):
-    """The score is at least such a share of another one (of 1, if there is no other)."""
+    """Condition: the score is at least such a share of another one (of 1, if there is no other)."""
 
     share: float
     whole: str | None = None
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Both."""
+        """The score and the other one."""
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """The confidence of the other score's value, whose own error is added to this score's."""
+        """Confidence that the score reaches its share of the other's value, whose error is added to this score's."""
         if self.whole is None:
             return sure_above(cells[self.score], self.share)
         whole = cells[self.whole]
@@ -100,7 +100,7 @@ class PartOf(Evidence):
 
 @dataclass(frozen=True)
 class Rare(Evidence):
-    """The score is far out among those of random heads: its `p`, on the side of the sign."""
+    """Condition: the score is far out among those of random heads: its `p`, on the side of the sign."""
 
     sign: int
 
@@ -118,7 +118,7 @@ def sure_above(
     below: bool = False,
     more: NDArray[np.float64] | float = 0.0,
 ) -> NDArray[np.float64]:
-    """How sure it is that a score is at least this (at most: `below`), by Student's t over its rows `[layer, head]`.
+    """Confidence that a score is at least `least` (at most: `below`), by Student's t over its rows `[layer, head]`.
 
     At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
     """
@@ -141,7 +141,7 @@ class LabelRule:
 
 
 CLEAR = 5.0
-"""Times the odds of chance at which attention stands clear of it."""
+"""Factor on the odds of chance from which attention stands clear of it."""
 RULES: tuple[LabelRule, ...] = (
     LabelRule("induction", (Odds("induction", CLEAR),)),
     LabelRule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
@@ -155,11 +155,11 @@ RULES: tuple[LabelRule, ...] = (
     LabelRule("first token", (PartOf("first_token", 0.5),)),
     LabelRule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
 )
-"""By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
+"""The rules by priority: about attention on repeats, then sentences, then weights, then where heads rest."""
 
 
 def confidences(table: xr.Dataset) -> xr.DataArray:
-    """How sure every label is `[layer, head, called]`: the least sure of its evidence; NaN without an interval.
+    """Confidence of every label `[layer, head, called]`: the lowest of its conditions; NaN without an interval.
 
     Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
     """

@@ -74,7 +74,7 @@ def as_head(given: PartName, config: ModelConfig) -> tuple[int, int]:
 
 
 def rows_of(query: QueryPosition, key: QueryPosition) -> int | None:
-    """How many prompts positions are given for; None for any number. ValueError where the two differ, or for none."""
+    """Number of prompts that positions are given for; None for any. ValueError where the two differ, or for none."""
     held = {"query": query, "key": key}
     for name, pos in held.items():
         one_position(pos, name)
@@ -89,18 +89,18 @@ def rows_of(query: QueryPosition, key: QueryPosition) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What the stream at one end of the score becomes: the query, or the key, of some heads."""
+    """The map from the stream to the query, or the key, of some heads at one end of the score."""
 
     matrix: Float[Tensor, "h d e"]
-    """From the stream to the heads, its norms at scale 1."""
+    """Matrix from the stream to the heads, its norms at scale 1."""
     constant: Float[Tensor, "h b 1 e"]
-    """What is added: beta of the norm, the bias, beta of the norm of queries or keys; placed and scaled."""
+    """Constant that is added: beta of the norm, the bias, beta of the norm of queries or keys; placed and scaled."""
     scale: Float[Tensor, "#h b"]
-    """What `matrix` is multiplied by: one over the scales of the norms, and for queries the factor on the scores."""
+    """Factor on `matrix`: one over the scales of the norms, and for queries the factor on the scores."""
     rotation: Rotation | None
 
     def of(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "h b c e"]:
-        """What parts of the stream become."""
+        """Query or key vectors of parts of the stream."""
         joint = rearrange(self.matrix, "h d e -> d (h e)")
         read = rearrange(
             rearrange(parts, "c b d -> b c d") @ joint, "b c (h e) -> h b c e", h=len(self.matrix)
@@ -108,7 +108,7 @@ class _Side:
         return _placed(read * self.scale[..., None, None], self.rotation)
 
     def lengths(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "h b c"]:
-        """How long what parts become would be if nothing in the products cancelled: what their rounding is relative to.
+        """Lengths of the parts' vectors if nothing in the products cancelled, to which their rounding is relative.
 
         The root of the sum of (x_d W_de)^2 over d and e, which is also the length expected of random signs.
         """
@@ -119,22 +119,22 @@ class _Side:
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """The queries, or the keys, of some heads: as sums of parts, and of the stream that the parts sum to."""
+    """Queries, or keys, of some heads: as sums of parts, and of the stream that the parts sum to."""
 
     parts: Float[Tensor, "h b c e"]
-    """What every part becomes, the constant last."""
+    """The vector of every part, the constant last."""
     rounding: Float[Tensor, "h b e"]
-    """What becomes of the stream that no part explains."""
+    """The vector of the stream that no part explains."""
     whole: Float[Tensor, "h b e"]
-    """What becomes of the stream itself."""
+    """The vector of the stream itself."""
     size: Float[Tensor, "h b"]
     """The sum of the parts' lengths."""
     length: Float[Tensor, "h b"]
-    """That of the whole before anything cancelled."""
+    """Length of the whole before anything cancelled."""
 
     @classmethod
     def of(cls, side: _Side, parts: Decomposition, stream: Float[Tensor, "b d"], at: int) -> _End:
-        """From the parts of the stream at one end of the scores."""
+        """The queries or keys of the parts of the stream at one end of the scores."""
         assert parts.rounding is not None
         values, rounding = parts.values[:, :, at], parts.rounding[None, :, at]
         rows = len(stream)
@@ -149,7 +149,7 @@ class _End:
         )
 
     def at(self, heads: Int[Tensor, "h 1"], rows: Int[Tensor, "n"]) -> _End:
-        """This end of the scores, for some heads at some rows."""
+        """The part of this end that belongs to some heads at some rows."""
         every = (self.parts, self.rounding, self.whole, self.size, self.length)
         return _End(*(x[heads, rows] for x in every))
 
@@ -163,25 +163,25 @@ class ScoreParts:
     query: Float[Tensor, "b c e"]
     key: Float[Tensor, "b c e"]
     position: Float[Tensor, "b"]
-    """What positions add to the score (ALiBi, relative buckets); 0 under others."""
+    """Term of the score from positions (ALiBi, relative buckets); 0 under others."""
     total: Float[Tensor, "b"]
     """The score of the pass, before any soft cap."""
     rounding: Float[Tensor, "b"]
-    """What the score has beyond `position` and the pairs: what the pass rounded off."""
+    """Rest of the score after `position` and the pairs: what the pass rounded off."""
     error: Float[Tensor, "b"]
-    """How large that is, relative to the longest query part times the longest key part."""
+    """Size of the rounding, relative to the longest query part times the longest key part."""
     places: Int[Tensor, "b 2"]
-    """Of query and key, among the real tokens of the row."""
+    """Positions of query and key among the real tokens of the row."""
     sources: Mapping[int, Float[Tensor, "2 b h k e"]]
-    """By layer: what each head's write becomes in query and key, by the token that it moved from."""
+    """By layer: the query and key vectors of each head's write, by the token that it moved from."""
 
     @property
     def pairs(self) -> Float[Tensor, "b c c2"]:
-        """What every pair adds."""
+        """Term of the score from every pair of parts."""
         return einsum(self.query, self.key, "b c e, b d e -> b c d")
 
     def of_sources(self, side: int) -> dict[int, Float[Tensor, "b h k"]]:
-        """What each head adds on one side by source, times the whole other side; by layer."""
+        """Term of each head on one side by source, times the whole other side; by layer."""
         other = (self.key, self.query)[side].sum(1)
         return {layer: einsum(x[side], other, "b h k e, b e -> b h k") for layer, x in self.sources.items()}
 
@@ -212,7 +212,7 @@ def score_parts(
 
 
 def score_reads(model: Transformer, layers: Sequence[int]) -> list[Read]:
-    """What `every_score` reads of a pass."""
+    """The reads of a pass that `every_score` needs."""
     sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
     return [Read(site) for site in dict.fromkeys(sites)]
 
@@ -225,12 +225,14 @@ def every_score(
     trace: Trace,
     heads: Container[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
-    """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
-    query and key it sees.
+    """All scores of some layers on one prompt: the layer, heads that see the same, and their scores taken apart.
 
-    Rows are in the order of heads, queries within, keys within those. The stream is split once for each token, which
-    the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`. heads: those that are
-    wanted, by layer and index; None = all.
+    The scores have a row for each of the heads, query and key it sees, in the order of heads, queries within, keys
+    within those. The stream is split once for each token, which the pairs then share; errors as in `score_parts`.
+
+    Args:
+        trace: a pass that read `score_reads`.
+        heads: the heads that are wanted, by layer and index; None: all.
     """
     if not layers:
         return
@@ -258,7 +260,7 @@ def _of_layer(
     scores: Float[Tensor, "h q k"],
     asked: tuple[Bool[Tensor, "h q k"], Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], ScoreParts]]:
-    """The parts of one layer's scores; asked: which keys each head's queries see, on the host, and the heads wanted."""
+    """Scores of one layer, taken apart; asked: the keys that each head's queries see, on the host, and heads."""
     masks, wanted = asked
     factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
@@ -288,7 +290,7 @@ def _of_layer(
 
 
 def _reads(model: Transformer, layer: int, columns: Int[Tensor, "b 2"], by: ScoreSplit) -> dict[str, Read]:
-    """By site, what is read at the query and the key of every row."""
+    """By site, the reads at the query and the key of every row."""
     reads = {site: Read(site, partial(_columns, columns=columns)) for site in _sites(model, layer, by)}
     reads |= {site: Read(site, partial(_rows, columns=columns)) for site in _weights_read(model, layer, by)}
     return reads | {site: Read(site) for site in _values_read(model, layer, by)}
@@ -302,7 +304,7 @@ def _split(
     seen: Mapping[str, Tensor],
     by: ScoreSplit,
 ) -> ScoreParts:
-    """The scores at these places, from what was seen there."""
+    """The scores at these places, taken apart, from the values that were read there."""
     layer, index = head
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
     scores = seen[_scores(layer)][:, index]
@@ -333,7 +335,7 @@ def _taken(
     parts: Decomposition,
     factor: Float[Tensor, "#h #b"],
 ) -> tuple[tuple[_End, _Side], tuple[_End, _Side]]:
-    """The queries and the keys of these heads at these columns, and how they were made of the stream."""
+    """Queries and keys of these heads at these columns, as maps of the stream and of its parts."""
     like = seen[attention_input(model.config, layer)]
     query, key = (
         _side(model, layer, heads, seen, at, _rotation(model, layer, batch, columns[:, at], like), times)
@@ -347,7 +349,7 @@ def _taken(
 
 
 def _sites(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
-    """What is read at the query and the key alone."""
+    """Sites that are read at the query and the key alone."""
     config = model.config
     yield from (*embedding_parts(config), *embedding_scale(config), attention_input(config, layer))
     for i, sublayer in places_before_attention(config, layer):
@@ -362,13 +364,13 @@ def _sites(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
 
 
 def _weights_read(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
-    """What has queries on its third axis."""
+    """Reads with queries on their third axis."""
     yield _scores(layer)
     yield from (f"blocks.{i}.attn.hook_pattern" for i in _split_layers(model.config, layer, by))
 
 
 def _values_read(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
-    """What is read everywhere."""
+    """Reads at all positions."""
     yield from (f"blocks.{i}.attn.hook_v" for i in _split_layers(model.config, layer, by))
 
 
@@ -382,7 +384,7 @@ def _scores(layer: int) -> str:
 
 
 def product_site(model: Transformer, layer: int, part: str) -> str:
-    """Where queries or keys are as scores are made of them."""
+    """Site of queries or keys in the form that scores are made of."""
     if HeadCircuits(model).rotary(layer) is not None:
         return f"blocks.{layer}.attn.hook_rot_{part}"
     normed = _head_norm(model, layer, part) is not None
@@ -467,7 +469,7 @@ def _placed(x: Float[Tensor, "h b c e"], rotation: Rotation | None) -> Float[Ten
 def _position(
     model: Transformer, heads: Int[Tensor, "h"], places: Int[Tensor, "b 2"], like: Float[Tensor, "h b"]
 ) -> Float[Tensor, "h b"]:
-    """What positions add to the score."""
+    """Term of the scores from positions."""
     if model.score_bias is None:
         return torch.zeros_like(like)
     query, key = places[:, QUERY, None], places[:, KEY, None]
@@ -506,13 +508,15 @@ def _checked(
     total: Float[Tensor, "h b"],
     recorded: Float[Tensor, "h b"],
 ) -> tuple[Float[Tensor, "h b"], Float[Tensor, "h b"]]:
-    """What each row's score has beyond its pairs, and that relative to its largest term. IncompleteSumError if the
-    parts, or the score, are beyond rounding.
+    """Rest of each row's score after its pairs, and its size relative to the largest term.
 
-    Two sums are checked. The pairs, those with what the pass rounded off in the stream among them, against the product
-    of query and key of the whole stream: in float32 at least, whatever the model's dtype. And that product against the
-    score of the pass, where half precision rounded the normed stream, query, key and score. A term is a product of
-    vectors and carries the rounding of their lengths, however small it is itself.
+    Two sums are checked. The pairs, with what the pass rounded off in the stream, against the product of query and key
+    of the whole stream: in float32 at least, whatever the model's dtype. And that product against the score of the
+    pass, where half precision rounded the normed stream, query, key and score. A term is a product of vectors and
+    carries the rounding of their lengths, however small it is itself.
+
+    Raises:
+        IncompleteSumError: the parts, or the score, are beyond rounding.
     """
     query, key = ends
     own, other = query.parts.sum(-2), key.parts.sum(-2)  # the sum over pairs is the product of the sums
@@ -562,7 +566,7 @@ def _beyond(
 def _sources(
     model: Transformer, layer: int, seen: Mapping[str, Tensor], batch: Batch, sides: Sequence[_Side]
 ) -> dict[int, Float[Tensor, "2 b h k e"]]:
-    """By layer, what every head's write becomes on both sides, by source, numbered as the prompt numbers its tokens."""
+    """By layer, every head's write as query and key vectors, by source, numbered as the prompt numbers its tokens."""
     order = batch.real.int().argsort(dim=1, descending=True, stable=True)
     later, found = places_before_attention(model.config, layer), {}
     for i in _split_layers(model.config, layer, "source"):

@@ -1,4 +1,4 @@
-"""Whom heads look at and whom they name: scores on sentences about two people.
+"""Attention to names, and effects on them: scores of heads on sentences about two people.
 
 At the end of indirect-object sentences ("When Mary and John went to the store, John gave a drink to", followed by the
 name that occurs once) name movers look at the receiver and write it, S-inhibition heads at the giver's second mention
@@ -42,7 +42,7 @@ def head_names(config: ModelConfig) -> list[list[str]]:
 
 
 def last_attention(config: ModelConfig, layer: int) -> Read:
-    """What the last query of a layer pays to each key `[b h k]`, as signed shares where weights are no shares."""
+    """Read of the last query's attention `[b h k]` in a layer, as signed shares where weights are no shares."""
     via = _last_shares if layer in without_shares(config) else _last
     return Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
 
@@ -60,14 +60,17 @@ MENTIONS = ("receiver", "first_giver", "giver")
 
 
 def name_attention(config: ModelConfig, *, last_only: bool = False) -> ByRow:
-    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
+    """Question about attention from the last position to each name, on batches that end in the last column.
+
+    The names are the batches' answers and wrong answers.
+    """
     finish = partial(_name_table, config=config)
     rows = Reading(_last_rows(config), _name_masses, last_only, ends_aligned=True)
     return ByRow("name_attention", rows, Rows, finish)
 
 
 def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
-    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
+    """Masks of the names' mentions in each row of a batch, in the order of `MENTIONS`.
 
     Raises:
         ValueError: rows that do not end in the last column, or do not contain both names.
@@ -85,7 +88,7 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
 def sentence_scores(
     model: Subject, sentences: tuple[Batch, Batch], rows: int, *, direct: bool = True, summed: bool = True
 ) -> Stages[dict[str, tuple[Moments, Tensor]]]:
-    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
+    """Name scores of each head `[layer, head]`: moments over draws (means of their four sentences), and their nulls.
 
     to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
     of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
@@ -130,7 +133,7 @@ def _rows_of(kept: Partial) -> Mapping[str, Tensor]:
 
 
 def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
-    """The rows of a batch that differ in tokens, padding or wrong answer, and which of them each row is."""
+    """Rows of a batch that differ in tokens, padding or wrong answer, and the index of each row among them."""
     assert batch.wrong is not None
     said = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
     first: dict[tuple[int, ...], int] = {}
@@ -142,7 +145,7 @@ def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
 
 
 def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
-    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
+    """Moments over draws: sentences of one draw share names and frame, so that they are no independent examples."""
     return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
 
 
@@ -169,7 +172,7 @@ def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
 
 
 def _direct_effects(values: Float[Tensor, "b c"], config: ModelConfig) -> Float[Tensor, "b l h"]:
-    """What each head adds to the logit difference of each sentence."""
+    """Direct effect of each head on the logit difference of each sentence."""
     column = {part: i for i, part in enumerate(part_names(config, "head"))}
     of_heads = torch.tensor([[column[name] for name in layer] for layer in head_names(config)])
     return values[:, of_heads.to(values.device)].double()

@@ -1,4 +1,4 @@
-"""Which layers have an attention pattern, and which weigh by what is no share: negative, or of any sum."""
+"""Layers with an attention pattern, and layers whose weights are no shares: negative, or of any sum."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from interp.core.stats import wide
 from interp.model.config import ModelConfig
 
 NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
-"""What results say of `without_shares`."""
+"""Note of results about layers in `without_shares`."""
 
 
 def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-    """a_ij / sum_j |a_ij|: the part of all that a query weighs, negative where it is subtracted; in [-1, 1].
+    """Weights as shares of all that a query weighs: a_ij / sum_j |a_ij|, negative where it is subtracted; in [-1, 1].
 
     Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
     """
@@ -34,7 +34,7 @@ def with_pattern(config: ModelConfig) -> tuple[int, ...]:
 
 
 def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
-    """What was found of the layers with a pattern, with zeros for the others."""
+    """Values of all layers, from those of the layers with a pattern; zeros for the others."""
     layers = with_pattern(config)
     if len(layers) == config.n_layers:
         return found
@@ -44,5 +44,5 @@ def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Fl
 
 
 def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:
-    """Whether a layer has no pattern, so that what is said of its attention is NaN."""
+    """True for layers without a pattern, whose attention scores are NaN."""
     return torch.tensor([[not mixer.traits.patterned] for mixer in config.mixers])

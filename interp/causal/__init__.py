@@ -1,4 +1,4 @@
-"""What interventions change: ablation, patching, path patching, tracing, knock-outs, and their one table of effects."""
+"""Interventions and their effects: ablation, patching, path patching, tracing, knock-outs, in one effect table."""
 
 from interp.causal.ablation import Ablate, ablate
 from interp.causal.alignment import Descent, align

@@ -1,4 +1,4 @@
-"""Ablation: what the answer loses without a head, an MLP, a neuron, a whole layer, or several of them together.
+"""Ablation: how far the metric moves without a head, an MLP, a neuron, a whole layer, or several of them together.
 
 The classic question of necessity. Two cautions come with it: redundant parts show nothing one by one (McGrath et al.
 2023, "The Hydra Effect"; hence sets of parts), and the number depends on what stands in for the part (hence the
@@ -50,39 +50,45 @@ if TYPE_CHECKING:
     pass
 
 AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
-"""What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
+"""Parts that can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ablate(Question):
-    """How far the metric moves without each part: Dataset over the dims `by`, in the metric's unit.
-
-    Each part in turn is silenced (or given other values) and the model run again: what falls is what rested on it.
+    """Effect of ablating each part: how far the metric moves when zero, a mean or another value replaces its output.
 
     Args:
-        parts: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the whole sublayer
-            adds, biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream that enters a
-            layer); of the MLP before attention, which Macaron blocks have besides the other, "mlp_before" and
-            "neuron_before"; or parts by name, `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated
-            together: dim `part`.
-        change: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
-        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One
-            that compares (KL divergence) compares with the run without ablation.
-        by: which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); along dims that are
-            not named everything is ablated at once. None: all but `pos`.
-        layers: the layers concerned; None = all. Not for named parts.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        parts: parts that are ablated in turn: every "head", "mlp", "attn", "neuron" or "resid", or parts by name,
+            `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together. A head is its z (the bias
+            of the layer's output stays), "attn" what the whole sublayer adds, biases and norm included, a neuron its
+            value after the non-linearity, "resid" the stream that enters a layer. Models with cross-attention have
+            "cross_head" too, and "mlp_before" and "neuron_before" are those of the MLP before attention, which
+            Macaron blocks have besides the other.
+        change: what replaces the part's values: `Zero()`, `Mean(...)` or `Resample(...)`.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            data's answers. A metric that compares, such as the KL divergence, compares with the run without ablation.
+        by: dims that tell cells apart: any of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`).
+            Along the other dims everything is ablated at once. None: all but `pos`. Positions are each prompt's own
+            tokens.
+        layers: layers whose parts are ablated; None: all. Not for named parts.
         freeze_patterns: whether all attention patterns stay those of the run without the ablation.
-        reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of
-            each prompt for `Resample` (None: each takes another prompt of its group).
-        groups: the template of each prompt.
-        each: False keeps only the moments.
+        reference: prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
+            prompt for `Resample` (None: each takes another prompt of its group).
+        groups: template of each prompt; means and other prompts are taken inside it.
+        each: False keeps no values of single prompts, which data of any size requires.
 
     Returns:
-        Dataset. `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
-        prompts, with the ends `low` and `high` of its 95 % interval and `n`; `each` [prompt, ...]; `base` [prompt],
-        the metric of the whole model; `changed`, whether the part's value changes in any prompt and can reach the
-        metric (where not, the effect is 0 because nothing was done). `attrs["change"]` says what stood in for the
-        parts, as JSON.
+        Dataset over the dims `by` (`part` for named parts), in the metric's unit:
+
+        - `value`: metric(ablated) - metric(base), negative where the part holds the metric up: mean over prompts, with
+          the ends `low` and `high` of its 95 % interval and the number of prompts `n`.
+        - `each` [prompt, ...]: effect in every prompt; NaN at positions beyond a prompt's end.
+        - `base` [prompt]: metric of the whole model.
+        - `changed`: whether the part's value changes in any prompt and can reach the metric. Where not, the effect is
+          0 because nothing was done.
+
+        `attrs["change"]` is the change as JSON.
 
     Raises:
         ValueError: an unknown kind of part, or a change without the data it requires.
@@ -90,8 +96,11 @@ class Ablate(Question):
         IndexError: a layer, head or neuron that does not exist.
 
     Caveat:
-        An effect near 0 does not show that a part is unused: another may stand in. Positions are each prompt's own
-        tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
+        An effect near 0 does not show that a part is unused: another may stand in (McGrath et al. 2023, "The Hydra
+        Effect"; hence sets of parts).
+
+    See also:
+        `patch`: values of a chosen other prompt. `knock_out`: cuts attention from some tokens to others.
 
     Example:
         >>> found = ablate(model, prompt, "head", change=Zero(), metric=interp.logit_difference(" Mary", " John"))
@@ -113,7 +122,7 @@ class Ablate(Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """With the prompts that means are taken over, and those whose values are put in, of prompts in memory."""
+        """The question with its reference prompts, and prompts in memory with their corrupted ones."""
         text = text_of(model)
         given = None if self.reference is None else text.batch(self.reference)
         if is_prompts(data):
@@ -142,7 +151,7 @@ class Ablate(Question):
 
 
 def _useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
-    """What the change has no use for, where the data bring the prompts that values are resampled from."""
+    """Reason why reference prompts or groups have no meaning for a change; None where they have."""
     if given and isinstance(change, Resample):
         return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
     return useless(change, groups, given=given)
@@ -171,7 +180,7 @@ def _measured(
 def _held(
     batch: Batch, sites: Sequence[str], ahead: Sequence[needs.Ahead] = ()
 ) -> Steps[Mapping[str, Tensor]]:
-    """What these sites hold on some prompts; ahead: what is swept next."""
+    """Values of these sites on some prompts; ahead: what is swept next."""
     found = yield from needs.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
     return {site: found.trace[Read(site)] for site in sites}
 
@@ -184,7 +193,7 @@ def _patterns(config: ModelConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Grid:
-    """Which parts are ablated, each for itself or together, and by which dims the cells are told apart."""
+    """The parts that are ablated, one by one or together, and the dims that tell the cells apart."""
 
     dims: tuple[str, ...]
     coords: Mapping[str, object]
@@ -200,7 +209,7 @@ class Grid:
         layers: Sequence[int] | None,
         by: Sequence[str] | None,
     ) -> Grid:
-        """The cells that were asked for. Errors: see `ablate`."""
+        """The cells of `ablate`'s arguments, with its errors."""
         if isinstance(parts, str):
             return _of_kind(parts, config, layers, by)
         return _named(parts, config, layers, by)
@@ -291,7 +300,7 @@ def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str
 
 
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
-    """The layers asked for, all if None. IndexError for one that the model does not have, ValueError for none."""
+    """The layers of an argument, all if None. IndexError for one that the model lacks, ValueError for none."""
     if layers is None:
         return list(range(n_layers))
     return chosen(layers, n_layers, "layer")
@@ -301,7 +310,7 @@ def chosen(given: Sequence[int], count: int, what: str, end: int | None = None) 
     """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice.
 
     Args:
-        end: from where negative ones are counted back; None = the count.
+        end: index from which negative ones are counted back; None: the count.
     """
     end = count if end is None else end
     if bad := [i for i in given if not -end <= i < count]:

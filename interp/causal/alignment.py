@@ -1,9 +1,9 @@
-"""Where a variable lives: the directions whose exchange between two runs exchanges what the model does with it.
+"""Distributed alignment search: directions whose exchange between two runs exchanges a variable of the model.
 
-Distributed alignment search (Geiger et al. 2023, arXiv 2303.02536): in the base run the part of a state x in a subspace
-becomes that of the source run's state s, x + (s - x) R^T R with orthonormal R [k d]. R holds the variable if the model
-then gives the answer that the base prompt has with the source's value. R is learned by gradient descent, or found
-without one. A search finds something in any model, so the same is done where there is nothing to find, and scored too.
+Geiger et al. 2023 (arXiv 2303.02536): in the base run the part of a state x in a subspace becomes that of the source
+run's state s, x + (s - x) R^T R with orthonormal R [k d]. R holds the variable if the model then gives the answer that
+the base prompt has with the source's value. R is learned by gradient descent, or found without one. A search finds
+something in any model, so the same is done where there is nothing to find, and scored too.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ NULLS: Mapping[str, tuple[Null, ...]] = {
     "pca": ("random subspace", "re-initialised model"),
     "given": ("random subspace",),
 }
-"""What each method is compared with: principal components know of no variable, and given directions are not trained."""
+"""Nulls of each method: principal components know of no variable, and given directions are not trained."""
 VECTORS = "dem"
 """Axes along which a subspace may lie: the stream, a head's width, neurons."""
 _FOUND, _RANDOM = 0, 1
-"""Which draw of a cell's seed: where the search begins, the random subspace."""
+"""Purpose of a random draw, part of a cell's seed: the start of the search, or the random subspace."""
 
 
 @public()
@@ -77,9 +77,9 @@ class Descent:
     steps: Count = 100
     """Batches of training pairs."""
     rate: float = 0.1
-    """Adam's at first. W is as long as its random start, so it is about the angle that a step turns R by."""
+    """Adam's initial rate. W is as long as its random start, so it is about the angle that a step turns R by."""
     pairs: Count = 32
-    """In a batch; all pairs come in a new order, then again."""
+    """Pairs in a batch; all pairs come in a new order, then again."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.pairs < 1 or not self.rate > 0:
@@ -113,32 +113,62 @@ def align(
     prepend_bos: bool | None = None,
     batch_size: Count = 32,
 ) -> xr.Dataset:
-    """Which directions of each cell hold a variable, and how well: Dataset[swapped, layer, pos, score].
+    """Directions of each cell that hold a variable, found by interchange of two runs, and scores on held-out pairs.
 
-    A pair is a base prompt, a source prompt as long whose variable has another value, and `answer`, the base prompt's
-    with the source's value. R [k d] is found on some pairs and scored on the others: x + (s - x) R^T R in the base run
-    (Geiger et al. 2023). Scores: `iia`, the share of pairs whose most likely token then is the answer (interchange
-    intervention accuracy); `logit difference`, of answer and wrong (without wrong ones `logit`); `loss`,
-    -log p(answer). `null`: the same without an exchange; `each` [prompt, ...]: of every held-out pair.
-    `swapped`, what was exchanged: "found"; "whole state", a patch, the ceiling; "random subspace"; "permuted variable",
-    found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
-    of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.
+    A pair is a base prompt, a source prompt as long whose variable has another value, and the answer that the base
+    prompt has with the source's value. R [k d] is found on some pairs and scored on the others: the base run gets x +
+    (s - x) R^T R, x and s the states of the base and the source run.
 
     Args:
-        answer, wrong: with and without the exchange, two tokens for every pair; None = those of the source prompts.
-        site: any with a vector at each cell.
-        by: what tells cells apart; along other dims all is exchanged at once, by one R.
-        layers, pos: only these.
-        method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the
-            means' differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of
-            all states.
-        subspace: directions to score as they are on every pair, an SAE's decoder rows for one.
-        held_out: a share, or whether each pair is; pairs that share prompts with training pairs flatter the score.
-        nulls: None = all that the method has. batch_size changes no number; the same seed gives the same bits on the
-            same machine.
+        base: prompts that are intervened on.
+        source: prompts whose states are put in, as long as the base prompts and aligned with them one by one.
+        answer: token with the exchange, one for all pairs or one for each; None: those of the source prompts.
+        wrong: token without the exchange, given like `answer`; None: none, or without `answer` those of the source
+            prompts.
+        site: which activation: any site of every layer with a vector at each cell.
+        by: dims that tell cells apart, `layer` among them; along other dims all is exchanged at once, by one R.
+        layers: layers that are searched; None: all.
+        pos: positions that are searched, counted from the side where all pairs are as far; None: all, which requires
+            prompts of one length.
+        method: "das" descends -log p(answer) by gradient (`descent`); "class means" takes the first `rank` directions
+            of the classes' means from their mean, "pca" of all states.
+        rank: number of directions k.
+        subspace: directions to score as they are on every pair, such as decoder rows of an SAE; None: they are
+            searched.
+        labels: classes of the base and of the source prompts, for "class means"; None: wrong and right answer.
+        descent: settings of "das"; None: `Descent()`.
+        held_out: share of the pairs that are scored and not trained on, or for each pair whether it is one. Pairs that
+            share prompts with training pairs flatter the score.
+        nulls: searches where there is nothing to find; None: all that the method has.
+        seed: seed of the split, of the search and of the nulls. The same seed gives the same bits on the same machine.
+        edits: interventions that every pass runs under.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: the most pairs of a pass; it changes no number.
+
+    Returns:
+        Dataset over `swapped`, the other dims `by`, and `score`. `swapped` is what was exchanged: "found"; "whole
+        state", a patch, the ceiling; "random subspace"; "permuted variable", found with the answers permuted over the
+        training pairs; "re-initialised model", found and scored where the numbers of each parameter are in random
+        order.
+
+        - `value`: mean over held-out pairs, with the ends `low` and `high` of its 95 % interval, `n`, and the
+          coordinate `unit`. Scores: `iia`, the share of pairs whose most likely token is the answer (interchange
+          intervention accuracy); `logit difference`, of answer and wrong (without wrong ones `logit`); `loss`, -log
+          p(answer) in nats.
+        - `null`: the same without an exchange.
+        - `each` [prompt, ...]: score of every held-out pair.
+        - `directions` [layer, ..., direction, d_model]: R, for `Subspace.of_result(result, layer=..., pos=...)`.
 
     Raises:
-        ValueError, KeyError, IndexError: pairs, cells, ranks, splits and nulls that cannot be, each by name.
+        ValueError: pairs, cells, ranks, splits and methods that cannot be, each by name.
+        KeyError: an unknown site, dim or null.
+        IndexError: a layer or position that does not exist.
+
+    Source:
+        Geiger et al. 2023, arXiv 2303.02536 (distributed alignment search).
+
+    See also:
+        `patch`: exchanges whole states.
 
     Example:
         >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
@@ -168,20 +198,20 @@ CellDirections = Float[Tensor, "layer cell k d"]
 
 @dataclass(frozen=True)
 class AlignedCells:
-    """The cells that are asked about: the same in every layer."""
+    """The cells that are searched, which are the same in every layer."""
 
     site: str
     names: tuple[str, ...]
     """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
     asked: tuple[str, ...]
-    """Its names as they were asked for."""
+    """The site in each layer, as the caller named it."""
     layers: tuple[int, ...]
     dims: tuple[str, ...]
-    """What tells the cells of a layer apart."""
+    """The dims that tell the cells of a layer apart."""
     labels: Mapping[str, Sequence[int]]
     """The indices along each of these dims."""
     together: tuple[int, ...] | None
-    """The columns of every cell, where positions tell none apart; None = all."""
+    """The columns of every cell, where positions tell none apart; None: all."""
 
     @classmethod
     def of(
@@ -193,7 +223,7 @@ class AlignedCells:
         layers: Sequence[int] | None,
         pos: Sequence[int] | None,
     ) -> AlignedCells:
-        """The cells that `align` was asked about, see there."""
+        """The cells of `align`'s arguments."""
         every = site_names(site, config)
         possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
         if letters[-1] not in VECTORS or possible[0] != "layer" or not {"q", "k"}.isdisjoint(letters):
@@ -231,7 +261,7 @@ class AlignedCells:
     def into(
         self, places: Sequence[tuple[int, ...]], rows: int, device: torch.device, first: int = 0
     ) -> tuple[Tensor | slice, ...]:
-        """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`.
+        """The index of one of these cells in each group of rows: `[g b *axes]` -> `[g b .. d]`.
 
         Args:
             device: where the rows are.
@@ -276,7 +306,7 @@ class SubspaceExchange:
 
 @dataclass(frozen=True, eq=False)
 class AlignedRuns:
-    """A model with pairs of prompts, and what all cells share of their passes without an exchange."""
+    """A model with pairs of prompts, and the passes without an exchange that all cells share."""
 
     model: Transformer
     cells: AlignedCells
@@ -305,7 +335,7 @@ class AlignedRuns:
     def states(
         self, name: str, places: Sequence[tuple[int, ...]], rows: Int[Tensor, "n"]
     ) -> tuple[Float[Tensor, "g n ... d"], Float[Tensor, "g n ... d"]]:
-        """What each of these cells holds in these rows' base and source runs, in float32 at least."""
+        """States of each of these cells in these rows' base and source runs, in float32 at least."""
         device, groups = self.model.device, len(places)
         into, here = self.cells.into(places, len(rows), device), sent(rows, device)
         every = (found[name][here] for found in (self.base.values, self.source))
@@ -313,7 +343,7 @@ class AlignedRuns:
         return base, source
 
     def unlike(self, rows: Int[Tensor, "n"]) -> dict[str, list[int]]:
-        """The cells at each site that hold something else in any of these rows' source runs."""
+        """The cells at each site whose state differs in any of these rows' source runs."""
         every = {name: self.states(name, self.cells.places, rows) for name in self.cells.names}
         flags = fetched({name: (base != source).flatten(1).any(1) for name, (base, source) in every.items()})
         return {name: each.nonzero()[:, 0].tolist() for name, each in flags.items()}
@@ -351,7 +381,7 @@ class AlignedRuns:
         return loss.unflatten(0, (groups, -1))
 
     def first(self, places: Sequence[tuple[int, ...]]) -> int:
-        """The first column that an exchange at any of these places changes; 0 where columns before are needed anew."""
+        """First column that an exchange at any of these places changes; 0 where no keys and values are kept."""
         if self.base.cache is None:
             return 0
         if "pos" in self.cells.dims:
@@ -359,7 +389,7 @@ class AlignedRuns:
         return min(self.cells.together or (0,))
 
     def at_once(self, name: str, place: tuple[int, ...], rows: int) -> int:
-        """How many groups of so many rows may go through the model at once, with what gradients need of them."""
+        """Number of groups of so many rows that fit the memory at once, gradients included."""
         config, columns = self.model.config, self.pairs.own.tokens.shape[1]
         each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
         blocks = config.n_layers - _start(self.model, name)
@@ -396,17 +426,17 @@ def _change(
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of held-out pairs, for some of what was exchanged."""
+    """The scores of held-out pairs, for some of the subspaces that were exchanged."""
 
     swapped: tuple[str, ...]
     values: Float[Tensor, "n swapped layer cell score"]
     without: Float[Tensor, "n score"]
-    """The same pairs without an exchange."""
+    """Scores of the pairs without an exchange."""
 
 
 @dataclass(frozen=True, eq=False)
 class DirectionSearch:
-    """How directions are found; `align` says what each field means."""
+    """Settings of the search for directions; `align` explains each field."""
 
     method: AlignMethod
     rank: int
@@ -433,7 +463,7 @@ class DirectionSearch:
                 )
 
     def answered(self, runs: AlignedRuns, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
-        """The result of `align`; checks: what is looked at with the scores."""
+        """The result of `align`; checks: conditions that are fetched together with the scores."""
         train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
         wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
         found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
@@ -488,7 +518,7 @@ class DirectionSearch:
         return both[0], both[1] if permuted else None
 
     def random(self, runs: AlignedRuns, rank: int) -> CellDirections:
-        """As many random directions in every cell."""
+        """Random directions in every cell, as many as were found."""
         drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
         return _rows(torch.stack(drawn))
 
@@ -526,7 +556,7 @@ class DirectionSearch:
         train: Int[Tensor, "n"],
         order: Int[Tensor, "n"],
     ) -> Float[Tensor, "k d"]:
-        """The directions of one cell that no gradient finds."""
+        """The directions of one cell that are found without a gradient."""
         states = [found[0].double() for found in runs.states(name, [place], train)]
         if self.method == "pca":
             return principal(torch.cat(states).flatten(0, -2), self.rank)
@@ -594,7 +624,7 @@ class DirectionSearch:
         return _rows(weight.detach())
 
     def _drawn(self, runs: AlignedRuns, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
-        """Random matrices, each cell's from its own seed: whatever else is asked about changes none."""
+        """Random matrices, each cell's from its own seed, so that they do not depend on the other cells."""
         width, model = runs.source[runs.cells.names[layer]].shape[-1], runs.model
         drawn = [
             np.random.default_rng([self.seed, purpose, runs.cells.layers[layer], *place]).standard_normal(
@@ -623,7 +653,7 @@ def class_means(x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tens
 
 
 def metrics_of(batch: Batch) -> dict[str, Metric]:
-    """What is scored, by name."""
+    """The metrics of the scores, by name."""
     margin = logit_difference()
     accuracy = Metric("interchange intervention accuracy", "share of pairs", _is_answer)
     name = "logit" if batch.wrong is None else "logit difference"
@@ -639,7 +669,7 @@ def _is_answer(outcome: Outcome) -> Float[Tensor, "r"]:
 
 @torch.no_grad()
 def shuffled(model: Transformer, seed: int = 0) -> Transformer:
-    """The model with the numbers of every parameter in random order: as large as they were, and nothing learned."""
+    """The model with the numbers of every parameter in random order: as large as before, with nothing learned."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, parameter in model.named_parameters():
@@ -659,7 +689,7 @@ def _start(model: Transformer, name: str) -> int:
 
 
 def _recorded(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
-    """What these sites hold in every row."""
+    """Values of these sites in every row."""
     reads, stop = [Read(name) for name in dict.fromkeys(names)], deepest(names, model.config)
     parts = [observe(model, part, reads, stop=stop, answers_only=True).trace for part in batch.split(size)]
     return {read.site: torch.cat([part[read] for part in parts]) for read in reads}

@@ -53,49 +53,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AttributionPatch(Question):
-    """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
+    """First-order estimate of the effect of patching each cell of a site: change of the values times the gradient.
 
-    A quick guess at `patch`: two forward passes and one backward one instead of a pass for every cell.
-
-    denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a
-    at the clean run (Nanda 2023). It estimates `patch`, and its result has the same variables: `value` with `low`,
-    `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow
-    the site's axes: `layer`, `pos`, `head` (`kv_head` for keys and values), `query`, `key`, `neuron`, `expert`,
-    `source`; vectors (d_model, d_head) are summed over. Sites outside the blocks have no `layer`.
+    Two forward passes and one backward pass instead of a pass for every cell. Denoising is (a_clean - a_corrupt) . d
+    metric / d a at the corrupted run, noising (a_corrupt - a_clean) . d metric / d a at the clean run. Vectors
+    (d_model, d_head) are summed over.
 
     Args:
-        site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
-        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
-            that the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
-        by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
-        direction: denoise: clean values into the corrupted run; noise: the other way round.
-        each: False keeps only the moments over prompts, for data of any size.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        site: which activation: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern",
+            "mlp.hook_post".
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        by: dims to keep, of `layer` (none for sites outside the blocks) and the site's own (`pos`, `head`, `kv_head`
+            for keys and values, `query`, `key`, `neuron`, `expert`, `source`); None keeps all. The sum over a dim
+            estimates the joint patch.
+        direction: "denoise" estimates patching clean values into the corrupted run, "noise" the other way round.
+        each: False keeps no values of single prompts, which data of any size requires.
         rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or a
-            preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and
-            pattern the relevances (value . gradient) of embeddings and biases sum to that of the final stream;
-            `completeness_error` in attrs says how nearly, relative to the sum of their sizes. Rules are no
-            improvement as such: compare with `patch`.
-        agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all):
-            half of them those of the largest estimates, the others drawn at random from what differs between the two
-            runs. The result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation
-            (pearson, spearman) of estimates and effects over these cells of a prompt, averaged over prompts as
-            Fisher's z, and the ends low and high of its 95 % interval (NaN for fewer than 16 prompts). All of it is
-            NaN, with a note, where no prompt has two cells that differ in estimate and effect; a correlation below .5
-            has a note too. This costs about half a forward pass a cell and prompt; agreement=0 leaves it out.
-        agreement_prompts: In how many prompts, the first ones; None = in all.
+            preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern
+            the relevances (value . gradient) of embeddings and biases sum to that of the final stream;
+            `attrs["completeness_error"]` says how nearly, relative to the sum of their sizes. Rules are no improvement
+            as such: compare with `patch`.
+        agreement: number of cells of a prompt that are patched as well, to say how well the estimates agree with the
+            effects; 0 leaves it out. Half of them are those of the largest estimates, the others are drawn at random
+            from what differs between the two runs. It costs about half a forward pass a cell and prompt.
+        agreement_prompts: number of prompts, the first ones, in which cells are patched as well; None: all.
+
+    Returns:
+        Dataset over the dims `by`, with the variables of `patch`: `value` with `low`, `high` and `n`, `normalised`,
+        `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`; and
+
+        - `agreement` [coefficient, estimate]: correlation (pearson, spearman) of estimates and effects over the
+          patched cells of a prompt, averaged over prompts as Fisher's z, with the ends low and high of its 95 %
+          interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two cells that
+          differ in estimate and effect; a correlation below .5 has a note too.
 
     Raises:
         ValueError: pairs that do not align, a metric that compares with the very run it is differentiated at, one
             without any gradient, and rules that a model has no use for.
         KeyError: an unknown site or dim.
 
-    Memory:
-        Three times the site's values in the layers, plus what a backward pass keeps.
-
     Caveats:
         Exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
         Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a
         cell.
+
+    Memory:
+        Three times the site's values in the layers, plus what a backward pass keeps.
+
+    Source:
+        Nanda 2023, "Attribution Patching". Jafari et al. 2025 for the rules "relp".
+
+    See also:
+        `patch`: the effects that this estimates.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -219,7 +232,7 @@ def _effects(
     cells: PatchedCells,
     drawn: Mapping[int, Int[Tensor, "some"]],
 ) -> Steps[dict[tuple[int, str], Tensor]]:
-    """What patching the cells that were drawn does to each of some rows (`exact`, `changed`), on the host."""
+    """Effects of patching the drawn cells in each of some rows (`exact`, `changed`), on the host."""
     found: dict[tuple[int, str], Tensor] = {}
     for i, numbers in drawn.items():
         row, given = own.batch.rows(torch.tensor([i])), {n: other[Read(n)][i : i + 1] for n in cells.names}
@@ -233,7 +246,7 @@ def _effects(
 def _drawn(
     estimate: Float[Tensor, "n"], unlike: Bool[Tensor, "n"], size: int, seed: int
 ) -> Int[Tensor, "some"]:
-    """Which cells of a prompt are patched, of those that differ between the runs (not NaN: there is no such token)."""
+    """Indices of the cells of a prompt that are patched, among those that differ between the runs and are not NaN."""
     possible = (unlike & ~estimate.isnan()).nonzero()[:, 0]
     if len(possible) <= size:
         return possible
@@ -264,7 +277,7 @@ def _unlike(
 
 
 def _change(here: Float[Tensor, "*n"], there: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """From the one to the other; masked scores (-inf) in both are no difference."""
+    """Difference of two values, from the first to the second; masked scores (-inf) in both are no difference."""
     return torch.where(here == there, 0.0, there - here)
 
 
@@ -276,5 +289,5 @@ def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Floa
 
 
 def _summed(name: str, kept: tuple[str, ...]) -> list[int]:
-    """The axes of a site's values that are no dim of the cells."""
+    """Axes of a site's values that are no dim of the cells."""
     return [i for i, axis in enumerate(sites.axes_of(name).split()) if i and DIMS.get(axis) not in kept]

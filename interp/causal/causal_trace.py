@@ -1,13 +1,13 @@
-"""Causal tracing: which states, restored alone, bring back a fact whose subject was drowned in noise?
+"""Causal tracing: indirect effects of restoring single states in a run whose subject is corrupted by noise.
 
 Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 2. Clean run ->
 corrupted run (noise on the subject's token embeddings) -> corrupted run with clean values put back at one token: a
 block's output, or a window of MLP or attention outputs. The corrupted run is the base run of a `Sweep`.
 
-Beside the released code of the paper (ROME): its arrays named `scores` (and `differences`) hold the *restored*
+Unlike the released code of the paper (ROME): its arrays named `scores` (and `differences`) hold the *restored*
 probability, subtract its `low_score` for the indirect effect. It takes sigma from the subjects tokenised alone, gives
-all prompts the same draws, and its averages over roles weigh tokens instead of prompts, count a subject of one token as
-first and last, and one token after it as first after and last.
+all prompts the same draws, and its averages over roles weigh tokens instead of prompts, count a subject of one token
+as first and last, and one token after it as first after and last.
 """
 
 from __future__ import annotations
@@ -55,56 +55,71 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TracedKind = Literal["state", "mlp", "attn"]
-"""What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
+"""Restored outputs: those of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
 Severed = Literal["mlp", "attn"]
 CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
 ESTIMATE = ("value", "low", "high")
-"""A number and the ends of its interval."""
+"""Coordinates of a number and the ends of its interval."""
 
 
 @dataclass(frozen=True, eq=False)
 class CausalTrace(Question):
-    """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
+    """Indirect effect of restoring one clean state in a run with a noised subject (causal tracing), by layer, role.
 
-    The subject's words are made noisy, then one state at a time is put right: where that helps, the fact passes.
-
-    Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
-    all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
-    Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
-    over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
-    Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
-    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of
-    one role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`,
-    whether restoring changed anything that reaches the metric (False: the effect is 0 by construction); the
-    coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
-    per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
-    [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
+    Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1). Restored run: the same noise, and
+    clean values at one token: where that brings the answer back, the fact passes. Total effect = metric(clean) -
+    metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean over the noise samples of a
+    prompt, then over prompts.
 
     Args:
-        subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for
-            all prompts, or one for each. A token that holds any part of the word belongs to it.
-        answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts
-            them, and `prompt` numbers those that are left. None: the answers of the data.
-        kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the
-            layers max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the
-            layers, at least 1.
-        window: How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one.
-        noise: Standard deviation of the noise, in units of `sigma`.
-        samples: Draws of the noise per prompt.
-        seed: Of the draws.
-        sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for
-            data of any size.
-        severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used
-            them.
-        metric: one that compares (KL divergence) compares with the clean run. Memory grows with samples.
-        each: Whether every prompt's effects are kept.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        subject: the words to corrupt: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens
+            (BOS counts); one for all prompts, or one for each. A token that holds any part of the word belongs to it.
+        answer: answer of each prompt; None: that of the metric or of the data. Facts whose answer is not the model's
+            most probable next token are dropped; `attrs["dropped"]` counts them, and `prompt` numbers those that are
+            left.
+        kind: what is restored at one token: "state" the output of layer l, "mlp" or "attn" the outputs, as added to
+            the stream, of a window of layers max(0, l - w/2) .. min(L, l + w/2) - 1.
+        window: number w of MLPs or attentions restored at once; None: a fifth of the layers, at least one.
+        noise: standard deviation of the noise, in units of `sigma`.
+        samples: draws of the noise per prompt. Memory grows with them.
+        seed: seed of the draws.
+        sigma: standard deviation over all entries of the subjects' embeddings; None: taken from the data, which are
+            then gone through twice.
+        severed: "mlp" or "attn" keeps the later MLPs (attention) that are not restored at their corrupted outputs at
+            that token; the part of the effect that is lost used them. None: nothing is kept.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the probability of the
+            answer. A metric that compares, such as the KL divergence, compares with the clean run.
+        each: False keeps no values of single prompts, which data of any size requires.
+
+    Returns:
+        Dataset over `layer` and `role`, in the metric's unit. Roles are `interp.causal.ROLES`; tokens of one role are
+        averaged inside a prompt. The coordinate `part` names what was restored.
+
+        - `value`: indirect effect, mean over prompts, with the ends `low` and `high` of its 95 % interval and `n`, the
+          prompts that have the role.
+        - `spread`: pooled standard deviation over noise samples.
+        - `changed`: whether restoring changed anything that reaches the metric (False: the effect is 0 by
+          construction).
+        - `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same per prompt and token, NaN at padding.
+        - `total` [estimate]: the total effect, its `low` and `high`.
+        - `clean`, `corrupt` [prompt]: metric of the two runs, with `each`.
+        - `subject` [prompt, pos]: which tokens are corrupted, with `each`.
 
     Raises:
-        ValueError: a subject not found or ambiguous, and if no fact is known.
-        KeyError: parts it has not.
+        ValueError: a subject that is not found or ambiguous, prompts without answers, and data in which the model
+            knows no fact.
+        KeyError: a kind of part that the model has not.
 
     Caveats:
-        Noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
+        Noise is unlike anything the model has seen. The files of ROME, the paper's code, hold restored values as
+        `scores`: subtract its `low_score` for the indirect effect.
+
+    Source:
+        Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 2.
+
+    See also:
+        `patch`: values of another prompt instead of noise. `subject_spread`: the default `sigma`.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
@@ -232,7 +247,15 @@ def subject_spread(
     data: DataSource | Data,
     subject: SpanPlace | Sequence[SpanPlace],
 ) -> float:
-    """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
+    """Standard deviation over all entries of the subjects' token embeddings: the sigma of `causal_trace`.
+
+    Args:
+        data: prompts, token ids, a batch, files or a stream of any size.
+        subject: the words: one that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts);
+            one for all prompts, or one for each.
+
+    Returns:
+        The standard deviation, in the units of the embeddings.
 
     Raises:
         ValueError: a subject that is not found or ambiguous.
@@ -247,7 +270,7 @@ def subject_spread(
 
 
 def _spread(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
-    """The standard deviation over all entries of the subjects' embeddings."""
+    """Question about the standard deviation over all entries of the subjects' embeddings."""
     rows = Reading([Read("hook_embed")], partial(_embedded, text=text, subject=subject))
     per_prompt = None if isinstance(subject, SpanPlace) else len(subject)
     return ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
@@ -256,7 +279,7 @@ def _spread(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
 def _embedded(
     trace: Trace, batch: Batch, model: Transformer, text: Text, subject: SpanPlace | Sequence[SpanPlace]
 ) -> Mapping[str, Tensor]:
-    """The entries of each subject's embeddings: how many, their mean, and their summed squared deviations from it."""
+    """Number, mean and summed squared deviations of the entries of each subject's embeddings."""
     value = trace[Read("hook_embed")].double()
     where = (
         within(batch, spans(text, batch, _of_rows(subject, batch)))
@@ -290,10 +313,10 @@ def _of_rows(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlac
 
 
 def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens | None:
-    """The answers of the question, else of its metric; wrong ones that the data bring stay where there are no others.
+    """Answers of the question, else of its metric; wrong ones that the data bring stay where there are no others.
 
     Raises:
-        ValueError: if the two differ.
+        ValueError: the two differ.
     """
     own, asked = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
     if own is None or asked is None:
@@ -317,7 +340,7 @@ def _outputs(config: ModelConfig, part: Severed) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Noised:
-    """Prompts, several times over, with noise for the token embeddings of their subjects."""
+    """Prompts repeated once per noise sample, with noise for the token embeddings of their subjects."""
 
     model: Transformer
     batch: Batch
@@ -344,7 +367,7 @@ class Noised:
         return cls(model, rows.to(model.device), sent(noise.flatten(0, 1), model.device))
 
     def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
-        """The corruption of these clean token embeddings."""
+        """The variant that corrupts these clean token embeddings."""
         return Variant([Edit("embed", Set(wide(embedding) + self.noise))])
 
 
@@ -355,7 +378,7 @@ def _compute(
     text: Text,
     metric: Metric,
 ) -> Steps[Values]:
-    """Everything about the facts that the model knows; NaN for the others."""
+    """All numbers about the facts that the model knows; NaN for the others."""
     if batch.answer is None:
         raise ValueError(
             "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
@@ -399,7 +422,7 @@ def _compute(
 def _some(
     model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], question: CausalTrace, metric: Metric
 ) -> Steps[dict[str, Tensor]]:
-    """Everything that is kept of some prompts, on the host, by row."""
+    """All numbers of some prompts, on the host, by row."""
     assert question.sigma is not None
     home = batch.host()
     noised = Noised.of(model, home, within(home, span), question.noise * question.sigma, question)
@@ -430,7 +453,7 @@ def _restored(
     metric: Metric,
     question: CausalTrace,
 ) -> dict[str, Tensor]:
-    """What is kept of the restored runs of each prompt, by token and by role."""
+    """Numbers of the restored runs of each prompt, by token and by role."""
     swept, device = _isolated(swept, noised), swept.base.device
     value = wide(clean.value(metric, clean.home(metric)))
     if not bool(value.isfinite().all()):
@@ -447,7 +470,7 @@ def _restored(
 
 
 def _isolated(swept: Swept, noised: Noised) -> Swept:
-    """The sweep with the base's values where nothing can change, whatever rounding says: before the subject."""
+    """The sweep with the base's values where nothing can change (before the subject), whatever rounding says."""
     columns = torch.arange(noised.batch.tokens.shape[1], device=swept.base.device)[:, None]
     before = (columns < noised.noise.any(2).int().argmax(1)) & noised.model.config.causal
     same = before.repeat(len(swept.values) // len(before), 1)
@@ -477,7 +500,7 @@ def _by_role(
 
 
 def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, b * rest]:
-    """Over the samples; NaN for a single one."""
+    """Variance over the samples; NaN for a single one."""
     return samples.var(1) if samples.shape[1] > 1 else torch.full_like(samples[:, 0], torch.nan)
 
 
@@ -519,7 +542,7 @@ def _finish(
 def _per_prompt(
     merged: Rows, text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
-    """What is kept of every known fact, and its labels."""
+    """Variables and coordinates of every known fact."""
     known = merged.rows["known"] > 0
     kept = {name: value[known] for name, value in merged.rows.items()}
     values: dict[str, tuple[Sequence[str], Tensor]] = {
@@ -536,7 +559,7 @@ def _per_prompt(
 
 
 def _first_answers(merged: Partial) -> str:
-    """The answer of the first fact and what the model says instead, as far as rows were kept."""
+    """Text about the first fact: its answer and the model's, as far as rows were kept."""
     if not isinstance(merged, Rows):
         return ""
     return (
@@ -545,7 +568,7 @@ def _first_answers(merged: Partial) -> str:
 
 
 def _attrs(question: CausalTrace, config: ModelConfig, metric: Metric) -> dict[str, str | float | int]:
-    """How the trace was made, and the conventions."""
+    """Attrs of the result: how the trace was made, and the conventions."""
     assert question.sigma is not None
     window = usual_window(config.n_layers) if question.window is None else question.window
     return {

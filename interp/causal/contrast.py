@@ -1,4 +1,4 @@
-"""What causal comparisons of two runs share: aligned pairs of prompts, sites by short name."""
+"""Aligned pairs of prompts, and sites by short name, for questions that compare two runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AlignedPairs(Protocol):
 
     @property
     def keep(self) -> Bool[Tensor, "n p"] | None:
-        """True at real tokens of both; None = no padding."""
+        """True at real tokens of both; None: no padding."""
         ...
 
     @property
@@ -47,13 +47,19 @@ class AlignedPairs(Protocol):
 
     @property
     def wrong(self) -> Int[Tensor, "n"]:
-        """The tokens they are contrasted with."""
+        """The wrong tokens that the answers are contrasted with."""
         ...
 
 
 @public()
 def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
-    """The clean and the corrupted prompts of some pairs as batches, both with the answers of the clean ones.
+    """The clean and the corrupted prompts of some pairs as two batches, both with the answers of the clean ones.
+
+    Args:
+        pairs: aligned pairs of token ids, as the tasks of `interp.tasks` make them.
+
+    Returns:
+        The clean and the corrupted batch.
 
     Example:
         >>> demo = interp.HookedTransformer.from_pretrained("demo-4l")
@@ -74,7 +80,7 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Pairs of prompts by what is done to them, both with the clean prompts' answers."""
+    """Pairs of prompts by their part in an intervention, both with the clean prompts' answers."""
 
     own: Batch
     """The rows that are intervened on."""
@@ -89,7 +95,7 @@ class Contrast:
         return cls(corrupt, clean, direction) if direction == "denoise" else cls(clean, corrupt, direction)
 
     def runs(self, own: T, other: T) -> dict[str, T]:
-        """What is known of the run that is intervened on, and of the other one, by their names: clean, corrupt."""
+        """Two things, of the run that is intervened on and of the other one, under the names clean and corrupt."""
         clean, corrupt = (other, own) if self.direction == "denoise" else (own, other)
         return {"clean": clean, "corrupt": corrupt}
 

@@ -1,7 +1,7 @@
-"""How far a metric moves under interventions: the one table that every causal question returns, and how two compare.
+"""The change of a metric under interventions: the table that every causal question returns, and comparison of two.
 
-An effect is metric(with the intervention) - metric(the same run without it), always: negative where what was taken away
-held the metric up, positive where what was put in raised it.
+An effect is metric(with the intervention) - metric(the same run without it), always: negative where what was taken
+away held the metric up, positive where what was put in raised it.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ SIGN = "metric with the intervention minus metric of the same run without it"
 EDGE_DIMS = ("sender", "receiver")
 MISSED, MOVED = "missed by the integral", "size of the integral"
 TOTAL = "clean - corrupt"
-"""How far the runs differ in each prompt, at the positions that it has."""
+"""Name of the difference between the two runs in each prompt, at the positions that it has."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
 """The dims that run over columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredEffects:
-    """What the interventions of a question do to the metric of some prompts."""
+    """Effects of the interventions of a question on the metric of some prompts."""
 
     effect: Float[Tensor, "b ..."]
     """Per prompt and cell."""
@@ -73,15 +73,17 @@ class MeasuredEffects:
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
     beside: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
-    """What says how good estimates are: Fisher's z of their agreement with effects, by coefficient (NaN for prompts
-    where that is not known); `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
+    """Numbers about the quality of estimates.
+
+    Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
+    `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
     """
 
     @classmethod
     def of(
         cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]
     ) -> MeasuredEffects:
-        """What a sweep found, its variants as cells of this shape."""
+        """The effects in a sweep, its variants as cells of this shape."""
         effect, changed = (
             x.mT.unflatten(1, shape) if shape else x[0] for x in (found.values - found.base, found.changed)
         )
@@ -103,18 +105,20 @@ class MeasuredEffects:
 
 
 InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
-"""From a model and some prompts (with their corrupted ones, where the question compares two runs), step by step, so
-that passes are shared with other questions."""
+"""Measurement of the effects on some prompts, step by step, so that passes are shared with other questions.
+
+The prompts bring their corrupted ones where the question compares two runs.
+"""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """How many effects are measured too, where effects are estimates."""
+    """Number of effects that are measured besides estimates."""
 
     cells: int
-    """Of each prompt."""
+    """Cells of each prompt."""
     prompts: int | None
-    """The first ones; None = all."""
+    """Number of prompts, the first ones; None: all."""
 
     def __str__(self) -> str:
         where = "each prompt" if self.prompts is None else f"each of the first {self.prompts} prompts"
@@ -123,11 +127,11 @@ class Compared:
 
 @dataclass(frozen=True, eq=False)
 class EffectTable:
-    """How the effects of one question are labelled."""
+    """Names and labels of the result about one question's effects."""
 
     name: str
     dims: tuple[str, ...]
-    """What tells the cells apart, in the order of the effects' axes."""
+    """The dims that tell the cells apart, in the order of the effects' axes."""
     coords: Mapping[str, object]
     """Labels by dim, as far as they are known beforehand; positions are counted."""
     metric: Metric
@@ -136,11 +140,11 @@ class EffectTable:
     first_order: bool = False
     """Whether effects are estimates by a gradient, which must not be zero everywhere."""
     graph: EdgeGraph | None = None
-    """The edges that the cells are; None where they are none."""
+    """The edge graph, where the cells are edges."""
     known: Bool[Tensor, "sender receiver"] | None = None
-    """The edges of the graph that were looked at."""
+    """The edges of the graph that were measured."""
     compared: Compared | None = None
-    """How the estimates are compared with effects; None = not at all."""
+    """How the estimates are compared with effects; None: not at all."""
 
     @classmethod
     def of_edges(
@@ -156,7 +160,7 @@ class EffectTable:
 
         Args:
             attrs: how they were measured, `method` and `direction` among it.
-            known: which edges were, None = all.
+            known: the edges that were measured; None: all.
         """
         coords = {"sender": graph.senders, "receiver": graph.receivers}
         known = graph.exists if known is None else known
@@ -216,8 +220,10 @@ def swept(
     shape: Sequence[int] = (-1,),
     common: Variant | None = None,
 ) -> Steps[MeasuredEffects]:
-    """The effects of one sweep's variants, as cells of this shape; a metric that compares (KL) compares with the run
-    without them. Corrupted prompts that the rows bring have no part in it.
+    """Effects of one sweep's variants, as cells of this shape.
+
+    A metric that compares (KL) compares with the run without them. Corrupted prompts that the rows bring have no part
+    in it.
     """
     batch = batch if batch.corrupt is None else batch.pair()[0]
     found = yield from needs.swept(batch, variants, metric, common=common)
@@ -349,7 +355,7 @@ def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
 
 
 def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
-    """The mean of every coefficient and the ends of its interval, as Fisher's z: correlations near 1 are skewed."""
+    """Mean of every coefficient with the ends of its interval, via Fisher's z: correlations near 1 are skewed."""
     each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
     found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
     there = torch.stack([moments.count() > 0 for moments in rows])
@@ -365,7 +371,7 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 def _unconverged(error: float, table: EffectTable) -> list[str]:
-    """What is said of scores that do not sum to what they integrate."""
+    """Notes about scores that do not sum to what they integrate."""
     if error <= ACCEPTED_MISS:
         return []
     return [
@@ -410,7 +416,7 @@ def _normalised(
     """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean.
 
     Args:
-        each: how far the runs differ in the prompts that have a cell, where some lack cells.
+        each: the difference of the runs in the prompts that have a cell, where some lack cells.
     """
     if each is not None and bool((each.count() < runs["clean"].count()).any()):
         share = (effect / each.mean).masked_fill(each.mean == 0, torch.nan)
@@ -422,7 +428,7 @@ def _normalised(
 
 
 def _of_edges(result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender receiver"]) -> xr.Dataset:
-    """A result over senders and receivers with numbers at the known edges alone, and with the coordinate `edge`."""
+    """The result over senders and receivers with numbers at the known edges only, and with the coordinate `edge`."""
     import xarray as xr
 
     exists = xr.DataArray(known.numpy(), dims=EDGE_DIMS)
@@ -435,7 +441,11 @@ def _of_edges(result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender 
 
 
 def edge_names(graph: EdgeGraph, known: Bool[Tensor, "sender receiver"] | None = None) -> np.ndarray:
-    """The name of every edge `[sender, receiver]`, "" where there is none; known: of these alone."""
+    """The name of every edge `[sender, receiver]`, "" where there is none.
+
+    Args:
+        known: the edges that get names; None: all.
+    """
     senders, receivers = (np.array(names, dtype=np.str_) for names in (graph.senders, graph.receivers))
     names = np.char.add(np.char.add(senders, "->")[:, None], receivers)
     return np.where((graph.exists if known is None else known).numpy(), names, "")
@@ -452,18 +462,18 @@ def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[s
 
 
 def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
-    """The parts that are meant: one, or those of a list."""
+    """The parts of an argument: one, or those of a list."""
     return [given] if is_part(given) else list(given)  # type: ignore[arg-type]
 
 
 def site_dims(names: Sequence[str]) -> list[str]:
-    """The dims along which cells of a site are told apart, given its name in every layer."""
+    """The dims that tell the cells of a site apart, given its name in every layer."""
     own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
     return ["layer"] * names[0].startswith("blocks.") + own
 
 
 def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
-    """The coordinates `layer` and `part` of results about a site, as far as it has them."""
+    """The coordinates `layer` and `part` of results about a site, where it has them."""
     layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
     return ({"layer": layers} if layers else {}) | part_names(names, dims, config)
 
@@ -471,8 +481,10 @@ def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) 
 def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
     """The coordinate `part` of results by layer: the whole site of each, or its heads, neurons, ... one by one.
 
+    Nothing where a cell is no part with a name of its own.
+
     Args:
-        names: the site in each layer. Nothing where a cell is no part with a name of its own.
+        names: the site in each layer.
 
     Example:
         >>> part_names(["blocks.0.attn.hook_z"], ("layer", "pos", "head"), model.cfg)["part"][1][0][:2]
@@ -497,17 +509,17 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Two rankings of the same things compared."""
+    """Agreement of an estimated with an exact ranking of the same things."""
 
     rank_correlation: float
-    """Spearman's: the correlation of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
+    """Spearman's correlation: of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
     overlap: float
-    """The share of the `top` largest exact effects (by absolute value) that are among the `top` largest estimates."""
+    """Share of the `top` largest exact effects (by absolute value) that are among the `top` largest estimates."""
     same_sign: float
-    """The share of the `top` largest exact effects whose estimates have their sign; the overlap ignores signs."""
+    """Share of the `top` largest exact effects whose estimates have their sign; the overlap ignores signs."""
     top: int
     n: int
-    """How many things were compared."""
+    """Number of things compared."""
 
     @property
     def chance(self) -> float:
@@ -517,10 +529,18 @@ class RankAgreement:
 
 @public()
 def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> RankAgreement:
-    """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
+    """Agreement of estimated with exact effects: rank correlation, and overlap and signs of the largest.
+
+    Args:
+        estimate: effects as estimated, of any shape. Cells that are NaN in both do not count.
+        exact: effects as measured, of the same shape.
+        top: how many of the largest effects, by absolute value, are compared.
+
+    Returns:
+        A `RankAgreement`.
 
     Raises:
-        ValueError: other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
+        ValueError: different shapes, cells that only one of the two has, or a `top` outside 1 to n.
 
     Example:
         >>> agreement(torch.tensor([3.0, -2.0, 0.1]), torch.tensor([30.0, -20.0, 0.2]), top=2).overlap
@@ -546,16 +566,16 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
 
 
 FEWEST_CORRELATIONS = 16
-"""Prompts from which the mean of their Fisher z gets an interval: below, those of 1 weigh too much."""
+"""Fewest prompts from which the mean of their Fisher z gets an interval: below, those of 1 weigh too much."""
 COEFFICIENTS = ("pearson", "spearman")
-"""The correlations that say how well estimates agree with effects, in the order of `fisher_z`."""
+"""The correlations of estimates with effects, in the order of `fisher_z`."""
 
 
 def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[float, float]:
     """artanh of Pearson's and of Spearman's correlation; NaN for fewer than two things, or where one is constant.
 
-    That of 1 is infinite: Pearson's is cut at 1 - 1e-9, Spearman's half way from the ranks with one pair of neighbours
-    exchanged to those that agree, at 1 - 6 / (n (n^2 - 1)).
+    The artanh of 1 is infinite: Pearson's is cut at 1 - 1e-9, Spearman's half way from the ranks with one pair of
+    neighbours exchanged to those that agree, at 1 - 6 / (n (n^2 - 1)).
 
     Example:
         >>> [round(z, 3) for z in fisher_z(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 2.0, 4.0, 8.0]))]

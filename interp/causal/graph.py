@@ -28,11 +28,11 @@ from interp.model.parts import Edge, Part
 
 INPUT, LOGITS = "L0.resid", "logits"
 MOST_HEADS = 100_000
-"""Heads of a graph, whose matrix of edges is that many squared; the largest published models have some 20 000."""
+"""Most heads of a graph, whose edge matrix is that many squared; the largest published models have some 20 000."""
 
 
 def reads_by_qkv(config: ModelConfig) -> bool:
-    """Whether queries, keys and values are all that heads read of the stream: no gate, no memory, no other scores."""
+    """Whether heads read the stream as queries, keys and values only: no gate, no memory, no other scores."""
     return all(mixer.traits.reads_by_qkv for mixer in config.mixers)
 
 
@@ -42,8 +42,8 @@ class EdgeGraph:
     """All edges of one shape of model, as one matrix `[sender, receiver]`.
 
     Senders and receivers are in the order of the forward pass (per layer: heads, MLP; and queries, keys, values, MLP),
-    so that the senders a receiver sees are the first so many: the graph is one number per receiver. Names of edges are
-    made only when somebody asks.
+    so that the senders a receiver sees are always the first ones: the graph is one number per receiver. Names of edges
+    are made only when they are needed.
 
     Example:
         >>> len(EdgeGraph(n_layers=12, n_heads=12, n_kv_heads=12))
@@ -60,7 +60,7 @@ class EdgeGraph:
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
 
     def __post_init__(self) -> None:
-        """ValueError for numbers that no model has; the names of the nodes alone would not fit the memory."""
+        """ValueError for numbers that no model has, of which the names of the nodes would not fit the memory."""
         sizes = (self.n_layers, self.n_heads, self.n_kv_heads)
         if min(sizes) < 1 or self.n_layers * self.n_heads > MOST_HEADS or self.n_heads % self.n_kv_heads:
             raise ValueError(
@@ -87,7 +87,7 @@ class EdgeGraph:
 
     @cached_property
     def senders(self) -> tuple[str, ...]:
-        """Every node that writes to the stream."""
+        """Names of all nodes that write to the stream."""
         names = [INPUT]
         for layer in range(self.n_layers):
             names += [str(Part("head", layer, h)) for h in range(self.n_heads)]
@@ -96,7 +96,7 @@ class EdgeGraph:
 
     @cached_property
     def receivers(self) -> tuple[str, ...]:
-        """Every input that reads from the stream."""
+        """Names of all inputs that read from the stream."""
         group = "group_" if self.n_kv_heads < self.n_heads else ""
         names: list[str] = []
         for layer in range(self.n_layers):
@@ -108,7 +108,7 @@ class EdgeGraph:
 
     @cached_property
     def visible(self) -> Int[Tensor, "receiver"]:
-        """How many senders each receiver sees: always the first ones."""
+        """Number of senders that each receiver sees: always the first ones."""
         counts: list[int] = []
         for layer in range(self.n_layers):
             before = self.heads(layer).start
@@ -118,7 +118,7 @@ class EdgeGraph:
 
     @cached_property
     def exists(self) -> Bool[Tensor, "sender receiver"]:
-        """Which edges there are."""
+        """True at the edges of the graph."""
         return torch.arange(len(self.senders))[:, None] < self.visible
 
     def __len__(self) -> int:
@@ -126,34 +126,34 @@ class EdgeGraph:
         return int(self.visible.sum())
 
     def heads(self, layer: int) -> slice:
-        """The senders that are the heads of a layer."""
+        """The slice of the senders that are the heads of a layer."""
         first = 1 + layer * (self.n_heads + self.mlp)
         return slice(first, first + self.n_heads)
 
     def mlp_sender(self, layer: int) -> int:
-        """The sender that is the MLP of a layer, if there is one."""
+        """Index of the sender that is the MLP of a layer, if there is one."""
         return self.heads(layer).stop
 
     def inputs(self, layer: int) -> slice:
-        """The receivers of a layer's heads: queries, keys, values."""
+        """The slice of the receivers that are queries, keys and values of a layer's heads."""
         first = layer * (self._inputs + self.mlp)
         return slice(first, first + self._inputs)
 
     def mlp_receiver(self, layer: int) -> int:
-        """The receiver that is the MLP of a layer, if there is one."""
+        """Index of the receiver that is the MLP of a layer, if there is one."""
         return self.inputs(layer).stop
 
     def name(self, sender: int, receiver: int) -> str:
-        """The name of one edge."""
+        """Name of one edge."""
         return f"{self.senders[sender]}->{self.receivers[receiver]}"
 
     def names(self, chosen: Bool[Tensor, "sender receiver"] | None = None) -> Iterator[str]:
-        """The names of the chosen edges (None: of all), sender by sender."""
+        """Names of the chosen edges (None: of all), sender by sender."""
         which = self.exists if chosen is None else self.exists & chosen.cpu()
         return (self.name(s, r) for s, r in which.nonzero().tolist())
 
     def index(self, edge: str | Edge) -> tuple[int, int]:
-        """Sender and receiver of an edge, named in any spelling. KeyError for one that this graph does not have."""
+        """Indices of the sender and receiver of an edge, named in any spelling. KeyError for one not in the graph."""
         source, arrow, target = str(edge).partition("->")
         sender = _place(source, self._sender_places, "sender")
         receiver = _place(target, self._receiver_places, "receiver") if arrow else -1
@@ -164,14 +164,14 @@ class EdgeGraph:
         return sender, receiver
 
     def chosen(self, edges: Iterable[str | Edge]) -> Bool[Tensor, "sender receiver"]:
-        """True at the named edges. KeyError for one that this graph does not have."""
+        """Mask that is True at the named edges. KeyError for one not in the graph."""
         mask = torch.zeros_like(self.exists)
         for edge in edges:
             mask[self.index(edge)] = True
         return mask
 
     def nodes_of(self, receiver: int) -> tuple[str, ...]:
-        """The nodes that compute with this input: one, or, for shared keys and values, the heads of the group."""
+        """Names of the nodes that compute with this input: one, or, for shared keys and values, the group's heads."""
         part = Part.of(self.receivers[receiver])
         assert part.layer is not None or part.kind == LOGITS
         if part.kind in ("query", "key", "value"):

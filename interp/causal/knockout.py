@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ColumnChoice = Sequence[int] | Bool[Tensor, "prompt p"]
-"""The same tokens of every prompt, negative from its end, or a mask that says which columns of each."""
+"""Tokens of every prompt, negative from its end, or a mask of the columns of each."""
 SightLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """The columns of the queries and of the keys in one prompt."""
 DIMS = ("layer", "head", "query", "key")
@@ -47,27 +47,44 @@ DIMS = ("layer", "head", "query", "key")
 
 @dataclass(frozen=True, eq=False)
 class KnockOut(Question):
-    """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
+    """Effect of attention knockout: how far the metric moves when some queries cannot attend to some keys.
 
     score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
-    Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
-    (False where no such edge exists, as in a causal model from an earlier query to a later key).
 
     Args:
-        queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of
-            each prompt's own columns, such as the spans of `interp.tasks`.
-        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
-        by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are
-            alike in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
-        layers, heads: those concerned; None = all.
-        window: with `layer`, how many layers are cut at once, those around the layer that labels the cell (from layer
-            - window // 2, as many as there are).
-        each: False keeps only the moments over prompts, for data of any size.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        queries: tokens of each prompt that lose sight of `keys`, negative from its end (BOS counts), or a mask
+            [prompt, pos] of each prompt's own columns, such as the spans of `interp.tasks`.
+        keys: tokens of each prompt that they lose sight of, given like `queries`.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            data's answers. A metric that compares, such as the KL divergence, compares with the run without the cut.
+        by: dims along which cuts are made one at a time: any of `layer`, `head`, `query` and `key` (the last two for
+            tokens that are alike in all prompts, labelled as given). Along the other dims all are cut at once.
+        layers: layers in which attention is cut; None: all.
+        heads: heads whose attention is cut; None: all.
+        window: with `layer` in `by`, how many layers are cut at once, those around the layer that labels the cell
+            (from layer - window // 2, as many as there are).
+        each: False keeps no values of single prompts, which data of any size requires.
+
+    Returns:
+        Dataset over the dims `by`, with the variables of `ablate`, in the metric's unit:
+
+        - `value`: metric(cut) - metric(base), mean over prompts, with the ends `low` and `high` of its 95 % interval
+          and the number of prompts `n`.
+        - `each` [prompt, ...]: effect in every prompt. `base` [prompt]: metric without the cut.
+        - `changed`: False where no such edge exists, as in a causal model from an earlier query to a later key.
 
     Raises:
         ValueError: a query that would be left without any key, padding, or masks with `query` or `key` in `by`.
         IndexError: a token, layer or head that does not exist.
         KeyError: an unknown dim.
+
+    Source:
+        Geva et al. 2023, "Dissecting Recall of Factual Associations" (arXiv:2304.14767), section 4; windows of layers,
+        because the loss of one layer is made good by its neighbours.
+
+    See also:
+        `short_circuit`: every token attends to itself alone.
 
     Example:
         >>> answer = interp.logit_difference(" Mary", " John")
@@ -119,7 +136,7 @@ knock_out = of_data(KnockOut)
 
 @dataclass(frozen=True)
 class Cuts:
-    """Which edges are cut together, and in which layers and heads."""
+    """The edges that are cut together, by layer and head."""
 
     by: tuple[str, ...]
     layers: tuple[int, ...]
@@ -173,7 +190,7 @@ class Cuts:
 
 
 def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
-    """Each item for itself, or all together."""
+    """Groups of the items: each on its own, or all together."""
     return [[item] for item in items] if singly else [items]
 
 
@@ -230,12 +247,12 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
 
 
 def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
-    """Which keys a query sees: the same for all heads."""
+    """Mask of the keys that a query sees, which is the same for all heads."""
     return scores[:, 0].isfinite()
 
 
 def _columns(given: ColumnChoice, batch: Batch, what: str) -> list[tuple[int, ...]]:
-    """The columns of each prompt."""
+    """Columns of each prompt that an argument names."""
     if isinstance(given, Tensor):
         mask = rows_of_mask(given, batch, f"{what} columns")
         return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]

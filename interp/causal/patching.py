@@ -128,23 +128,24 @@ patch = of_pairs(Patch)
 
 @dataclass(frozen=True)
 class PatchedCells:
-    """Which cells of which sites make one variant each."""
+    """The cells of sites that make one variant each."""
 
     names: tuple[str, ...]
     """The site in every layer."""
     dims: tuple[str, ...]
-    """What tells variants apart, `layer` first."""
+    """The dims that tell variants apart, `layer` first."""
 
     @classmethod
     def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> PatchedCells:
-        """The cells that `patch` was asked for, see there."""
+        """The cells of `patch`'s arguments."""
         names = site_names(site, config)
         possible = site_dims(names)
         return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
 
     def variants(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[list[Variant], tuple[int, ...]]:
-        """One variant per cell in the order of `dims`, and the length of every dim; those of positions that some of the
-        rows lack leave these as they are.
+        """One variant per cell in the order of `dims`, and the length of every dim.
+
+        Variants of positions that some rows lack leave these rows as they are.
         """
         shape = self._shape(values)
         return self.some(values, batch, range(prod(shape))), shape
@@ -212,7 +213,7 @@ PRESETS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyTyp
         "block_every": tuple((site, ("layer", "pos")) for site in ("resid_pre", "attn_out", "mlp_out")),
     }
 )
-"""TransformerLens' ready sweeps, by what follows `get_act_patch_` in their names: the sites and dims of each."""
+"""TransformerLens' ready sweeps: the sites and dims of each, under the part of its name after `get_act_patch_`."""
 
 
 @public()
@@ -225,13 +226,26 @@ def patch_preset(
     metric: Metric | LogitFunction | None = None,
     direction: Direction = "denoise",
 ) -> dict[str, xr.Dataset]:
-    """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
+    """The results of `patch` for every site of a ready sweep of TransformerLens, by site.
 
     Keys and values are patched per key/value head (dim `kv_head`), which heads may share. "block_every" of Macaron
     blocks has `mlp_before_out` too.
 
+    Args:
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        preset: a key of `PRESETS`, which are the names of TransformerLens after `get_act_patch_`: "block_every",
+            "resid_pre", ...
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts.
+        direction: "denoise" patches clean values into the corrupted run, "noise" the other way round.
+
+    Returns:
+        The Dataset of `patch` for each site.
+
     Raises:
-        KeyError: an unknown preset, and those of `patch`.
+        KeyError: an unknown preset, or a site that the model does not have.
+        ValueError: as in `patch`.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -249,7 +263,7 @@ def patch_preset(
 
 
 def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The first MLP of Macaron blocks, which "block_every" has besides: TransformerLens does not know it."""
+    """The MLP before attention of Macaron blocks, unknown to TransformerLens: an addition to "block_every"."""
     return (
         (("mlp_before_out", ("layer", "pos")),)
         if preset == "block_every" and "mlp_before" in config.mlps
@@ -258,5 +272,5 @@ def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str,
 
 
 def _own_dims(site: str, by: Sequence[str]) -> list[str]:
-    """Heads of keys and values have a dim of their own."""
+    """The dims with `kv_head` for heads of keys and values."""
     return ["kv_head" if dim == "head" and site in ("k", "v") else dim for dim in by]

@@ -38,51 +38,68 @@ if TYPE_CHECKING:
     pass
 
 INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
-"""The kinds of what a head reads."""
+"""Kinds of the inputs of a head."""
 
 
 @dataclass(frozen=True, eq=False)
 class PathPatch(Question):
-    """What each sender's value of the other run does to the metric if it reaches only the receivers directly.
+    """Effect of each sender on direct paths: how far the metric moves when only the receivers see its patched value.
 
-    Like `patch`, but the new value is seen by the chosen readers only: it shows who tells whom.
+    For each sender:
 
-    denoise: into the corrupted run, from the clean one; noise: the other way round (Wang et al. 2022). For each sender
-    1. the sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are
-       computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs;
-    2. the receivers get those inputs in an untouched run, and everything after them is computed.
-    For `logits` the first run is the result. All senders are two planned sweeps.
+    1. The sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are
+       computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs.
+    2. The receivers get those inputs in an untouched run, and everything after them is computed.
 
-    Senders: `L0.resid` (the stream entering layer 0), heads `L0H1` (their z), MLPs `L2.mlp` (what they add); None = all
-    that come before a receiver. Receivers: `L1H2.q`, `.k`, `.v` (the head's own query, ... ; `L1G0.k` where heads share
-    keys), `L3.mlp` (the stream that the MLP reads, before its norm), or `logits` alone. Several receivers get their
-    inputs together, each of the first run: what one does to another is not passed on. A receiver MLP gets its patched
-    input; MLPs on the way to it pass the change on.
-
-    Returns Dataset[part], over the senders, with the variables of `patch`: `value`, the metric of the patched run minus
-    that of the untouched one, mean over prompts with the ends `low` and `high` of its 95 % interval and `n`;
-    `normalised`; `each` [prompt, part]; `changed`, whether the sender differs between the runs in any prompt, and the
-    receivers with it (where not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt]. The
-    coordinates `layer` and `kind` ("head", "mlp", "resid") tell senders apart.
+    For the receiver `logits` the first run is the result. All senders are two planned sweeps.
 
     Args:
-        receivers: Inputs of heads and MLPs, or the logits.
-        senders: Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver.
-        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
-            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-        direction: denoise: clean values into the corrupted run; noise: the other way round.
-        by: ("part", "pos") replaces the sender at one position at a time. Effects of positions do not sum.
-        freeze_mlps: hold MLPs too: the effect of the sender's own vector in the receiver's input, nothing in between.
-        each: False keeps only the moments over prompts, for data of any size.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        receivers: inputs that see the patched value: of heads `L1H2.q`, `.k`, `.v` (the head's own query, ...) or
+            `L1G0.k` (where heads share keys), of MLPs `L3.mlp` (the stream before its norm), or "logits" only. Several
+            receivers get their inputs together, each of the first run: what one does to another is not passed on. A
+            receiver MLP gets its patched input; MLPs on the way to it pass the change on.
+        senders: parts whose value is patched: `L0.resid` (the stream that enters layer 0), heads `L0H1` (their z),
+            MLPs `L2.mlp` (what they add); None: all that come before a receiver.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        direction: "denoise" patches clean values into the corrupted run, "noise" the other way round.
+        by: dims of the result: ("part",), or ("part", "pos"), which patches the sender at one position at a time.
+            Effects of positions do not sum.
+        freeze_mlps: whether MLPs keep their values too: the effect of the sender's own vector in the receiver's input,
+            nothing in between.
+        each: False keeps no values of single prompts, which data of any size requires.
+
+    Returns:
+        Dataset over `part`, the senders (and `pos`), in the metric's unit. The coordinates `layer` and `kind` ("head",
+        "mlp", "resid") tell senders apart.
+
+        - `value`: metric of the patched run minus that of the untouched one, mean over prompts, with the ends `low`
+          and `high` of its 95 % interval and the number of prompts `n`.
+        - `normalised`: (patched - corrupt) / (clean - corrupt) of the mean metrics.
+        - `each` [prompt, part]: effect in every prompt.
+        - `changed`: whether the sender differs between the runs in any prompt, and the receivers with it. Where not,
+          the effect is 0 because nothing was done.
+        - `clean`, `corrupt` [prompt]: metric of the two runs.
 
     Raises:
-        KeyError, IndexError: a part that the model lacks, or that neither sends nor receives.
-        ValueError: pairs that do not align, a sender after all receivers, `logits` beside other receivers,
+        KeyError: a part that the model lacks, or that neither sends nor receives.
+        IndexError: a layer or head that does not exist.
+        ValueError: pairs that do not align, a sender after all receivers, `logits` together with other receivers,
             cross-attention, positions of prompts of several lengths, or a metric that is the same for both runs in
             every prompt.
 
     Memory:
         The receivers' sites (all heads of their layer) once per sender and prompt of a batch.
+
+    Source:
+        Wang et al. 2022, arXiv:2211.00593, section 3.1 and appendix B; Goldowsky-Dill et al. 2023, arXiv:2304.05969.
+
+    See also:
+        `patch`: all that follows from a part's patched value. `interp.circuits.edge_effects`: the edges of a whole
+        graph.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -130,7 +147,7 @@ path_patch = of_pairs(PathPatch)
 
 @dataclass(frozen=True)
 class Routes:
-    """Which senders are patched into which receivers, and what is held on the way."""
+    """The senders that are patched into receivers, and the sites held fixed on the way."""
 
     graph: EdgeGraph
     receivers: tuple[Part, ...]
@@ -147,7 +164,7 @@ class Routes:
         *,
         freeze_mlps: bool = False,
     ) -> Routes:
-        """The routes that `path_patch` was asked for, see there."""
+        """The routes of `path_patch`'s arguments."""
         graph = _graph(config)
         if any(Part.of(end).kind in INTO_HEADS for end in receivers) and not reads_by_qkv(config):
             raise ValueError(
@@ -180,7 +197,7 @@ class Routes:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The sites that keep the own run's values, but for the sender."""
+        """The sites that keep the values of the run that is patched, except at the sender."""
         kinds = ("attn.hook_z", *["hook_mlp_out"] * (self.freeze_mlps and self.graph.mlp))
         return tuple(f"blocks.{layer}.{kind}" for layer in range(self.graph.n_layers) for kind in kinds)
 
@@ -210,7 +227,7 @@ def _node(given: PartName, known: Sequence[str], config: ModelConfig, what: str)
 
 
 def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
-    """What a receiver reads: the site, and which head of it."""
+    """The site that a receiver reads, and the head of it."""
     if receiver.kind == "mlp":
         return f"blocks.{receiver.layer}.hook_mlp_in", {}
     letter = receiver.kind.removeprefix("group_")[0]
@@ -241,7 +258,7 @@ class PathRuns:
 
     @property
     def reads(self) -> list[Read]:
-        """What is needed of both runs."""
+        """The sites that are read in both runs."""
         return [
             Read(site) for site in sorted({part.site for part in self.routes.senders} | set(self.routes.held))
         ]
@@ -265,7 +282,7 @@ class PathRuns:
         return MeasuredEffects.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
-        """Senders to receivers: each sender's variant, and what is held in every run, below them."""
+        """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
         held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
@@ -291,7 +308,7 @@ class PathRuns:
         return [{"pos": pos} for pos in cells_along("pos", own, own.tokens.shape[1])] if self.by_pos else [{}]
 
     def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
-        """Whether each variant puts anything new; rounding in later runs must not look like a change."""
+        """Mask of the variants that change a value; rounding in later runs must not look like a change."""
         unlike = {}
         for site in {part.site for part in self.routes.senders}:
             here, there = values[site]

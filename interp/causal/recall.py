@@ -1,4 +1,4 @@
-"""Does a model still recite what it memorised? Given continuations, token by token, whole and short-circuited.
+"""Recall of memorised text: given continuations, token by token, by the whole and the short-circuited model.
 
 Memorised is what greedy decoding writes exactly (Carlini et al. 2023, arXiv:2202.07646). Under an intervention the
 share of continuations that survive, and of their tokens, says how much of the memory needs what was taken away. Menta
@@ -43,29 +43,42 @@ NOT_FINITE = "the whole model predicts some prompt with NaN or infinity"
 
 @dataclass(frozen=True, eq=False)
 class Recall(Question):
-    """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
-
-    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the
-    coordinate `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each
-    the change, such as `loss_change`, the number minus that of the whole model, with the interval of that difference
-    over prompts:
-
-        exact_match     1 where every token of the continuation is the most probable one, else 0
-        token_accuracy  the share of its tokens that are
-        loss            the mean of -log p over its tokens, nats
-        entropy         the mean entropy of the distributions that predict its tokens, nats
+    """Recall of given continuations, token by token, by the whole model and with attention short-circuited.
 
     The model reads the true continuation (teacher forcing); greedy decoding writes it exactly if `exact_match` is 1.
 
     Args:
         data: prompts with their continuations.
-        span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
-        layers: as in `short_circuit`. each=False keeps only the moments over prompts, for data of any size.
-        each: Whether every prompt's numbers are kept.
+        span: mask [prompt, pos], True at the continuation; `continuations` makes both.
+        layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone.
+        each: False keeps no values of single prompts, which data of any size requires.
+
+    Returns:
+        Dataset over `part`, the whole model as "none" and the variants, and `score`:
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval, `n`, and the coordinate
+          `unit`. For each score there is its change, such as `loss_change`: the number minus that of the whole model,
+          with the interval of that difference over prompts.
+        - `each` [prompt, part, score]: score of every prompt.
+
+        Scores:
+
+            exact_match     1 where every token of the continuation is the most probable one, else 0
+            token_accuracy  the share of its tokens that are
+            loss            the mean of -log p over its tokens, nats
+            entropy         the mean entropy of the distributions that predict its tokens, nats
 
     Raises:
-        ValueError: a span of another shape, without a token in some prompt, in the first column or at padding; and
-            those of `short_circuit`.
+        ValueError: a span of another shape, without a token in some prompt, in the first column or at padding; an
+            empty range of layers, or a variant given twice.
+        IndexError: a layer that does not exist.
+
+    Source:
+        Memorisation as greedy decoding that is exact: Carlini et al. 2023, arXiv:2202.07646; the measures under short
+        circuits: Menta et al. 2025, arXiv:2501.05078.
+
+    See also:
+        `short_circuit`: the same interventions with any metric.
 
     Example:
         >>> found = recall(model, *continuations(model, [("The cat sat", " on the mat")]), layers=[0, range(1, 3)])
@@ -100,7 +113,7 @@ def _rows(
     span: Bool[Tensor, "prompt p"],
     groups: Mapping[str, list[int]],
 ) -> Steps[Values]:
-    """By measure: its value of every row in the run as it is and in every variant, and by how much each moves it."""
+    """Value of each measure in every row, for the run as it is and every variant, and the changes."""
     mine = rows_of_mask(span, batch, "span")
     real = batch.host().real
     before = real.roll(1, 1) & real
@@ -141,9 +154,18 @@ def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
 
 @public()
 def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch, Bool[Tensor, "b p"]]:
-    """Prompts with their continuations as one batch (BOS first), and where the continuations stand.
+    """Prompts with their continuations as one batch (BOS first), and the mask of the continuations.
 
-    Both are tokenised apart, as if the model had been given the prompt alone.
+    Prompt and continuation are tokenised apart, as if the model had been given the prompt alone.
+
+    Args:
+        pairs: texts (prompt, continuation).
+
+    Returns:
+        The batch, and the mask [b, p], True at the continuations.
+
+    Raises:
+        ValueError: no pair, or an empty continuation.
 
     Example:
         >>> batch, span = continuations(model, [("The cat sat", " on the mat")])
@@ -162,13 +184,13 @@ def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch
 
 @dataclass(frozen=True)
 class RecallMeasure:
-    """How well the tokens of a span are predicted: a score per token, and what becomes of the scores of a prompt."""
+    """How well the tokens of a span are predicted: a score per token, and its reduction over a prompt."""
 
     unit: str
     score: Callable[[Float[Tensor, "r n v"], Int[Tensor, "r n"]], Float[Tensor, "r n"]]
-    """From logits and the tokens that they should predict."""
+    """Function of logits and the tokens that they should predict."""
     whole: bool = False
-    """Whether the worst token counts instead of the mean."""
+    """Whether the worst token counts instead of the mean over tokens."""
 
     def metric(self, span: Bool[Tensor, "b p"]) -> Metric:
         """The measure as a metric of prompts with these spans."""
@@ -186,17 +208,41 @@ class RecallMeasure:
 
 
 def hits(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-    """1 where the token is the most probable one, else 0."""
+    """1 where the token is the most probable one, else 0.
+
+    Args:
+        logits: [r, n, v], each at the position that predicts a token.
+        tokens: the tokens to predict, [r, n].
+
+    Returns:
+        [r, n].
+    """
     return (logits.argmax(-1) == tokens).to(logits)
 
 
 def losses(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-    """-log p of every token, in nats."""
+    """Loss of every token: -log p, in nats.
+
+    Args:
+        logits: [r, n, v], each at the position that predicts a token.
+        tokens: the tokens to predict, [r, n].
+
+    Returns:
+        [r, n], in nats.
+    """
     return F.cross_entropy(logits.mT, tokens, reduction="none")
 
 
 def entropies(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-    """The entropy over the vocabulary at every position, in nats; the tokens do not matter."""
+    """Entropy of the predicted distribution over the vocabulary at every position, in nats.
+
+    Args:
+        logits: [r, n, v].
+        tokens: not used; all scores have the same arguments.
+
+    Returns:
+        [r, n], in nats.
+    """
     return torch.special.entr(logits.softmax(-1)).sum(-1)
 
 
@@ -208,4 +254,4 @@ MEASURES: Mapping[str, RecallMeasure] = MappingProxyType(
         "entropy": RecallMeasure("nats per token", entropies),
     }
 )
-"""What `recall` measures."""
+"""The scores of `recall`, by name."""

@@ -1,8 +1,8 @@
-"""Attention short-circuit: every token attends to itself alone, in some layers, and everything else stays.
+"""Attention short-circuit: in some layers every token attends to itself only, and everything else stays.
 
 Menta et al. 2025 (arXiv:2501.05078): the pattern after the softmax becomes the identity, so a layer's attention adds
-x_i W_V W_O (with its norms and biases) and moves nothing between positions. That is not the removal of attention, which
-adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
+x_i W_V W_O (with its norms and biases) and moves nothing between positions. That is not the removal of attention,
+which adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
 """
 
 from __future__ import annotations
@@ -34,16 +34,22 @@ if TYPE_CHECKING:
     pass
 
 Layers = Sequence[int | Sequence[int]]
-"""Which layers are short-circuited in each variant: one, or several at once, such as a range."""
+"""The layers that each variant short-circuits: one, or several at once, such as a range."""
 INTERVENTION = "attention pattern = identity"
 
 
 @public()
 def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """Every query attends to itself alone: 1 at its own column, 0 elsewhere.
+    """The attention pattern in which every query attends to itself only: 1 at its own column, 0 elsewhere.
 
     As a change it short-circuits a layer in any pass; attention to the memory of an encoder stays as it is. With a
     key/value cache the queries are the last of the keys, so a single query attends to the last key.
+
+    Args:
+        pattern: attention probabilities; only shape, dtype and device count.
+
+    Returns:
+        [b, h, q, k], a view that shares memory between rows and heads.
 
     Example:
         >>> identity(torch.rand(1, 1, 1, 3)).flatten().tolist()
@@ -58,19 +64,28 @@ def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
 
 @dataclass(frozen=True, eq=False)
 class ShortCircuit(Question):
-    """How far the metric moves when attention is short-circuited: Dataset[part], in the metric's unit.
+    """Effect of short-circuiting attention: how far the metric moves when every token attends to itself only.
 
-    Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`
-    [prompt, part], `base` and `changed`. With all layers short-circuited the logits at a position depend on its token
-    and place alone; the first token of a causal model never changes.
+    The pattern after the softmax becomes the identity, so a layer's attention adds x_i W_V W_O (with its norms and
+    biases) and moves nothing between positions. With all layers short-circuited the logits at a position depend on its
+    token and place alone; the first token of a causal model never changes. In a pass of your own, a layer is
+    short-circuited by `Edit("L2.pattern", identity)`.
 
     Args:
+        data: prompts, token ids, a batch, files or a stream of any size.
         layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone.
-            Parts are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
-        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One
-            that compares compares with the whole model. For memorised continuations see `recall`.
-        each: False keeps only the moments over prompts, for data of any size. In a pass of your own, a layer is
-            short-circuited by `Edit("L2.pattern", identity)`.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            data's answers. A metric that compares, such as the KL divergence, compares with the whole model.
+        each: False keeps no values of single prompts, which data of any size requires.
+
+    Returns:
+        Dataset over `part`, the attention of the layers of each variant (`L2.attn`, or `L2.attn+L3.attn` together),
+        with the variables of `ablate`, in the metric's unit:
+
+        - `value`: metric(short-circuited) - metric(base), mean over prompts, with the ends `low` and `high` of its 95
+          % interval and the number of prompts `n`.
+        - `each` [prompt, part]: effect in every prompt. `base` [prompt]: metric of the whole model.
+        - `changed`: whether a pattern changes in any prompt and can reach the metric.
 
     Raises:
         IndexError: a layer that does not exist.
@@ -78,6 +93,12 @@ class ShortCircuit(Question):
 
     Caveats:
         A model with attention sinks loses what the sink took, at the first token too.
+
+    Source:
+        Menta et al. 2025, arXiv:2501.05078.
+
+    See also:
+        `recall`: the same interventions on memorised continuations. `ablate`: attention that adds nothing at all.
 
     Example:
         >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
@@ -111,7 +132,16 @@ short_circuit = of_data(ShortCircuit)
 
 
 def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:
-    """One variant per group of layers."""
+    """One variant per group of layers, whose patterns become the identity.
+
+    Args:
+        groups: the layers of each variant, by label.
+        n_heads: heads of a layer.
+        columns: width of the batch, in tokens.
+
+    Returns:
+        The variants, labelled, in the order of the groups.
+    """
     own = Set(identity(torch.empty(()).expand(1, n_heads, columns, columns)))
     return [
         Variant([Edit(f"blocks.{layer}.attn.hook_pattern", own) for layer in layers], label)
@@ -120,7 +150,19 @@ def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> lis
 
 
 def layer_groups(entries: Layers | None, n_layers: int) -> dict[str, list[int]]:
-    """Label -> layers of every entry. IndexError for a layer that does not exist, ValueError for none or one twice."""
+    """The layers of every variant by label, such as `L1.attn+L2.attn`.
+
+    Args:
+        entries: layers, or ranges of layers that go together; None: each layer alone.
+        n_layers: layers of the model.
+
+    Returns:
+        Label -> layers, ascending.
+
+    Raises:
+        IndexError: a layer that does not exist.
+        ValueError: none, or a variant given twice.
+    """
     found: dict[str, list[int]] = {}
     for entry in range(n_layers) if entries is None else entries:
         layers = sorted(chosen_layers([entry] if isinstance(entry, int) else list(entry), n_layers))

@@ -1,4 +1,4 @@
-"""Where the words of a question stand in its tokens, and the role that each token plays beside them.
+"""Places of a question's words in its tokens, and the role of each token relative to them.
 
 Words are sought in the decoded text, so that any tokenizer will do: a token belongs to a word if it holds any of its
 characters, or a part of one.
@@ -33,12 +33,12 @@ _PART = "\N{REPLACEMENT CHARACTER}"
 @public()
 @dataclass(frozen=True)
 class Mention:
-    """One of several mentions of a word."""
+    """One of several mentions of a word in a prompt."""
 
     word: str
-    """As the prompt spells it."""
+    """The word as the prompt spells it."""
     which: int
-    """From 0; negative ones count from the end."""
+    """Number of the mention, from 0; negative ones count from the end."""
 
 
 SpanPlace = str | Mention | range
@@ -48,13 +48,14 @@ SpanPlace = str | Mention | range
 def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> Int[Tensor, "b 2"]:
     """The columns of each row's words: the first, and one past the last.
 
+    Words are found anywhere in the text, inside longer words too.
+
     Args:
-        where: one for all rows, or one for each. Words are found anywhere in the text, inside longer words too.
+        where: the words, one for all rows, or one for each.
 
     Raises:
-        ValueError: a word that the text does not hold, or holds several times, and for another number of words than
-            rows.
-        IndexError: a mention or a token that it does not have.
+        ValueError: a word that the text does not hold, or holds several times, and another number of words than rows.
+        IndexError: a mention or a token that a row does not have.
 
     Example:
         >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
@@ -98,7 +99,7 @@ def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Boo
 
 
 def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
-    """Which columns play which of the `ROLES`, given the subjects' spans."""
+    """Mask of the columns of each of the `ROLES`, given the subjects' spans."""
     column = torch.arange(batch.tokens.shape[1], device=span.device)
     begin, end, last = span[:, :1], span[:, 1:], batch.last().to(span.device)[:, None]
     earlier = (
@@ -112,7 +113,7 @@ def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
 
 
 def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
-    """The tokens of the subject, among the row's own."""
+    """First column of the word among the row's own tokens, and one past the last."""
     if isinstance(where, range):
         if where.step != 1 or not 0 <= where.start < where.stop <= len(ids):
             raise IndexError(f"a range of the prompt's {len(ids)} tokens is required, got {where}")
@@ -125,7 +126,7 @@ def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
 
 
 def _characters(written: str, where: str | Mention) -> tuple[int, int]:
-    """Where the word begins in the text, and where it ends."""
+    """Places in the text where the word begins and ends."""
     word = where if isinstance(where, str) else where.word
     starts = [match.start() for match in re.finditer(re.escape(word), written)] if word else []
     if not starts:
@@ -141,7 +142,7 @@ def _characters(written: str, where: str | Mention) -> tuple[int, int]:
 
 
 def _held(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int]]:
-    """The characters that each token holds a part of: the first, and one past the last."""
+    """Range of the characters that each token holds a part of: the first, and one past the last."""
     prefixes = [tokenizer.decode(ids[:n]) if n else "" for n in range(len(ids) + 1)]
     whole = [len(prefix.rstrip(_PART)) for prefix in prefixes]
     partial = [n + prefix.endswith(_PART) for n, prefix in zip(whole, prefixes, strict=True)]

@@ -1,9 +1,9 @@
-"""What stands in for an ablated part: nothing, a mean, or what the part says on another prompt.
+"""Values that replace an ablated part: zero, a mean, or the part's values on another prompt.
 
 The three answer different questions. Zero takes the part away, its mean included, which may leave a stream that the
-model never sees; a mean takes away what the part says about this prompt and leaves the rest (per template and position,
-as Wang et al. 2022, arXiv:2211.00593, also what the template says); resampling puts a value there that the model does
-see. Which one was used belongs to the number, so it is a record that results carry.
+model never sees; a mean takes away what the part says about this prompt and leaves the rest (per template and
+position, as Wang et al. 2022, arXiv:2211.00593, also what the template says); resampling puts a value there that the
+model does see. Which one was used belongs to the number, so it is a record that results carry.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from interp.passes.observe import observe
 StandIn = Zero | Mean | Resample
 """The changes that take a part away."""
 Recorder = Callable[[Transformer, Batch], Mapping[str, Float[Tensor, "b p ..."]]]
-"""What everything that may be taken away says on some prompts, by name."""
+"""Function that records the values of everything that may be taken away, on some prompts, by name."""
 
 
 def said(change: StandIn) -> str:
-    """A stand-in as messages name it."""
+    """Name of a change in messages."""
     return f"Mean(over={change.over!r})" if isinstance(change, Mean) else f"{type(change).__name__}()"
 
 
@@ -43,7 +43,7 @@ def group_numbers(groups: Sequence[str]) -> Int[Tensor, "b"]:
 def completed(
     change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
 ) -> tuple[Batch, Batch | None]:
-    """Prompts in memory with what stands in for their parts: values of another prompt, or prompts to take means of.
+    """Prompts in memory with the data that a change requires: corrupted prompts, or prompts to take means of.
 
     Returns:
         The prompts, with a corrupted prompt each for `Resample`, and the reference of `Mean` (the prompts themselves
@@ -74,7 +74,7 @@ def completed(
 def _missing(
     change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
 ) -> str | None:
-    """What it requires and did not get."""
+    """Text about data that the change requires and did not get; None if nothing is missing."""
     if isinstance(change, Zero):
         return None
     over = change.over if isinstance(change, Mean) else None
@@ -92,7 +92,11 @@ def _missing(
 
 
 def useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
-    """What it has no use for. given: whether reference prompts are."""
+    """Text about data that the change has no use for; None if there are none.
+
+    Args:
+        given: whether there are reference prompts.
+    """
     zero, over = isinstance(change, Zero), getattr(change, "over", None)
     if given and zero:
         return "takes no values from anywhere: reference prompts have no meaning"
@@ -105,13 +109,13 @@ def useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> st
 
 @dataclass(frozen=True, eq=False)
 class StandIns:
-    """What is put in place of what is taken away, batch by batch: nothing, or means."""
+    """Values that replace ablated ones, batch by batch: zeros, or means."""
 
     change: StandIn
     means: Mapping[str, Float[Tensor, "group p ..."]] = field(default_factory=dict)
-    """By name: of each group and column, or of one for all."""
+    """By name: the mean of each group and column, or one for all."""
     known: Bool[Tensor, "group p"] | None = None
-    """Where there was a token to take the mean of; None = the same mean stands everywhere."""
+    """True where there was a token to take the mean of; None: the same mean everywhere."""
     group_of_row: Int[Tensor, "n"] | None = None
 
     @classmethod
@@ -125,7 +129,7 @@ class StandIns:
         *,
         batch_size: int = 32,
     ) -> StandIns:
-        """Means looked up over the reference prompts. ValueError for a mean without them."""
+        """The stand-ins of a change, with means over the reference prompts. ValueError for a mean without them."""
         if not isinstance(change, Mean):
             return cls(change)
         if reference is None:
@@ -147,12 +151,13 @@ class StandIns:
         return cls(change, by_group, known, numbers)
 
     def values(self, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
-        """The means that stand in on these prompts, by name; None where nothing does. What a corrupted prompt says is a
-        pass that the question needs.
+        """The means that replace values on these prompts, by name; None for other changes.
+
+        The values on a corrupted prompt are a pass that the question needs.
 
         Raises:
-            ValueError: prompts that have tokens where the reference has none, or that are not as wide and have
-                padding on the left.
+            ValueError: prompts that have tokens where the reference has none, or that are not as wide and have padding
+                on the left.
         """
         if isinstance(self.change, Zero):
             return None
@@ -175,7 +180,7 @@ class StandIns:
 
 
 def _as_wide(value: Float[Tensor, "n p ..."], columns: int) -> Float[Tensor, "n q ..."]:
-    """So many columns of a value; 0 beyond its own, where there is padding alone."""
+    """The first so many columns of a value; 0 beyond its own, where there is padding only."""
     missing = columns - value.shape[1]
     return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :columns]
 
@@ -213,7 +218,7 @@ def slot_means(
     *,
     batch_size: int = 32,
 ) -> tuple[dict[str, Float[Tensor, "n ..."]], Int[Tensor, "n"]]:
-    """The mean of every value over the real tokens that fall into each slot, and how many did; 0 where none did."""
+    """Mean of every value over the real tokens of each slot, and their number; 0 where there is none."""
     totals: dict[str, Tensor] = {}
     for part, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
         for name, value in recorder(model, part).items():
@@ -228,6 +233,6 @@ def slot_means(
 
 
 def recorded(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """What these sites hold in a run, by name."""
+    """Values of these sites in a run, by name."""
     trace = observe(model, batch, [Read(name) for name in names], answers_only=True).trace
     return {name: trace[name] for name in names}

@@ -1,9 +1,9 @@
-"""Steering: the direction that tells two kinds of prompts from each other, and what adding it does, at what price.
+"""Steering: directions that tell two kinds of prompts apart, the effect of adding them, and what it costs elsewhere.
 
-d_l = mean of the positive - mean of the negative states of layer l (Marks and Tegmark 2023; Rimsky et al. 2023), or the
-same difference along one axis: a principal component (Zou et al. 2023), the normal of a probe, a feature's decoder row.
-What a dose does is measured beside random directions of the same length at the same place: any long vector moves a
-model, and what it costs elsewhere is a number too.
+d_l = mean of the positive - mean of the negative states of layer l (Marks and Tegmark 2023; Rimsky et al. 2023), or
+the same difference along one axis: a principal component (Zou et al. 2023), the normal of a probe, a feature's decoder
+row. The effect of a dose is compared with that of random directions of the same length at the same place: any long
+vector moves a model, and what it costs elsewhere is a number too.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 SteeringMethod = Literal["mean difference", "pca", "probe", "sae"]
 """How a direction is found; `steering` says what each is."""
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
-"""The doses of a curve, unless told otherwise: multiples of the direction."""
+"""The default doses of a curve: multiples of the direction."""
 RANDOM = 39
-"""Random directions beside each: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
+"""Default number of random directions: the fewest whose extremes are a band of 95 %, 1 - 2 / (39 + 1)."""
 
 
 # --- the direction ----------------------------------------------------------------------------------------------------
@@ -60,13 +60,9 @@ RANDOM = 39
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steering(Brief, Question):
-    """The direction in every layer that tells positive prompts from negative ones, and how well it tells new ones.
+    """Steering direction of every layer from positive and negative prompts, and how well it separates held-out ones.
 
-    Returns Dataset[layer]: `directions` [layer, direction (one), d_model], which `Subspace.of_result(found, layer=2)`
-    makes an edit of; `norm`, their length, beside `stream`, the mean length of the states they were found in; and
-    `value`, the share of the prompts set aside that lie on their side of the midpoint (the mean of both shares:
-    balanced accuracy), with `low` and `high` (95 %, Newcombe), `n` and `null`, 0.5. The coordinate `site` is the full
-    name of each. With d = mean of the positive - mean of the negative states, and (d u) u its part along an axis u:
+    With d = mean of the positive - mean of the negative states, and (d u) u its part along an axis u, the direction is
 
         mean difference  d
         pca              u = first principal component of the states about the midpoint of both means, each kind
@@ -75,30 +71,45 @@ class Steering(Brief, Question):
         sae              (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
                          attrs `feature` names it
 
-    so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
+    so that adding 1 times the direction moves a negative state to where positive ones are, along u.
 
     Args:
-        positive: Prompts that have what is to be steered towards.
-        negative: prompts, which need be neither aligned nor equally many.
-        site: The site in every layer, or one by its full name.
-        method: How the direction is found.
-        pos: the token whose state stands for a prompt, or "mean", over its tokens but BOS.
-        sae: The autoencoder of the site, for the method "sae".
-        test_share: of each kind, not used for the direction; 0 takes all prompts for the direction and leaves no
+        positive: prompts that have what is to be steered towards.
+        negative: prompts that have it not; they need be neither aligned nor equally many.
+        site: where states are read: a site in every layer, or one by its full name.
+        method: how the direction is found: "mean difference", "pca", "probe" or "sae".
+        pos: token whose state represents a prompt, or "mean": the mean over its tokens but BOS.
+        sae: the autoencoder of the site, for the method "sae".
+        test_share: share of each kind set aside for the score; 0 uses all prompts for the direction and leaves no
             score (NaN).
-        shuffles: `shuffled` [layer, draw, d_model] are directions that the method finds in the same prompts where
-            which is which is shuffled: they know the prompts, and nothing of what is to be steered. As `beside` of
-            `steering_curve` they are a harder null than random directions. Not so of "pca": kinds decide little but
-            the sign of a component, whose shuffles are nearly the direction itself.
-        seed: Of the split and the shuffles.
+        shuffles: number of directions that the method also finds with the two kinds of the same prompts shuffled. They
+            know the prompts, and nothing of what is to be steered: as `beside` of `steering_curve` they are a harder
+            null than random directions. Not so of "pca": kinds decide little but the sign of a component, whose
+            shuffles are nearly the direction itself.
+        seed: seed of the split and of the shuffles.
+
+    Returns:
+        Dataset over `layer`; the coordinate `site` is the full name of each.
+
+        - `directions` [layer, direction (one), d_model]: an edit is made by `Subspace.of_result(found, layer=2)`.
+        - `value`: balanced accuracy: mean of the shares of both kinds set aside that lie on their side of the midpoint
+          of the means; with `low` and `high` (95 %, Newcombe), `n`, and `null`, 0.5.
+        - `norm`: length of the direction. `stream`: mean length of the states that it was found in.
+        - `shuffled` [layer, draw, d_model], with `shuffles`: the directions of the shuffled prompts.
 
     Raises:
-        ValueError: a site without one vector of the stream's width per position, too few prompts to set some aside,
-            an unknown method, or a method without its autoencoder.
+        ValueError: a site without one vector of the stream's width per position, too few prompts to set some aside, an
+            unknown method, or a method without its autoencoder.
         KeyError: an unknown site.
 
     Caveat:
         Prompts that differ in something else too, such as their last token, are told apart by that.
+
+    Source:
+        Mean differences: Marks and Tegmark 2023; Rimsky et al. 2023. Principal components: Zou et al. 2023.
+
+    See also:
+        `steering_curve`: what adding the directions does, and what it costs.
 
     Example:
         >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.25)
@@ -133,7 +144,7 @@ class Steering(Brief, Question):
         return Staged(self.name, partial(_found, model, self, names), data="none")
 
     def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
-        """ValueError unless there is an autoencoder where one is asked for, and it can say what is asked."""
+        """ValueError for a method "sae" without an autoencoder, and for one that does not fit the site."""
         if (self.sae is None) == (self.method == "sae"):
             raise ValueError("an autoencoder (sae=) goes with method='sae', and with no other")
         if self.sae is None:
@@ -153,7 +164,7 @@ steering = of_weights(Steering)
 
 
 def _sites(site: str, config: ModelConfig) -> list[str]:
-    """The site in every layer, or the one that is named in full. Errors: see `steering`."""
+    """The site in every layer, or the one that is named in full; errors as in `steering`."""
     one = site.startswith(("blocks.", "L"))
     names = [Part.of(site).site] if one else [full_name(site, layer) for layer in range(config.n_layers)]
     for name in names:
@@ -191,14 +202,14 @@ class States(NamedTuple):
         return cls(torch.cat(found), labels, test)
 
     def shuffled(self, generator: torch.Generator) -> States:
-        """These states, with the kinds of the prompts that directions are made from in another order."""
+        """The states with the kinds of the prompts that directions are made from in another order."""
         labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
         labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
         return self._replace(labels=labels)
 
     @property
     def kinds(self) -> tuple[Float[Tensor, "p l d"], Float[Tensor, "q l d"]]:
-        """The positive and the negative ones that directions are made from."""
+        """The positive and the negative states that directions are made from."""
         return self.x[self.labels & ~self.test], self.x[~self.labels & ~self.test]
 
     def confusion(self, directions: Float[Tensor, "l d"]) -> Int[Tensor, "l 4"]:
@@ -255,7 +266,7 @@ def _found(model: Subject, asked: Steering, names: Sequence[str], has_data: bool
 
 
 def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
-    """The direction of every layer, and the number of the feature whose it is, where it is one's."""
+    """The direction of every layer, and the index of its feature for the method "sae"."""
     if asked.sae is None:
         return direction(*states.kinds, asked.method), None
     return by_feature(*states.kinds, asked.sae)
@@ -264,7 +275,7 @@ def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], i
 def _separation(
     states: States, directions: Float[Tensor, "l d"], seed: int
 ) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """How well the prompts set aside are told apart: balanced accuracy, its interval, its rows and its null."""
+    """Separation of the prompts set aside: balanced accuracy, its interval, its rows and its null."""
     n, layers = int(states.test.sum()), len(directions)
     nothing = torch.full((layers,), torch.nan, dtype=torch.float64)
     value, low, high = nothing, nothing, nothing
@@ -279,7 +290,15 @@ def _separation(
 def direction(
     positive: Float[Tensor, "p l d"], negative: Float[Tensor, "q l d"], method: SteeringMethod
 ) -> Float[Tensor, "l d"]:
-    """The direction from negative to positive states in each layer; `steering` says what each method is.
+    """The direction from negative to positive states in each layer, by one of the methods of `steering`.
+
+    Args:
+        positive: states of the positive prompts, [p, l, d].
+        negative: states of the negative prompts, [q, l, d].
+        method: "mean difference", "pca" or "probe".
+
+    Returns:
+        [l, d], in the units of the states.
 
     Example:
         >>> one, other = torch.tensor([[[2.0, 1.0]]]), torch.tensor([[[0.0, 0.0]]])
@@ -318,7 +337,16 @@ def _normal(positive: Float[Tensor, "p d"], negative: Float[Tensor, "q d"]) -> F
 def by_feature(
     positive: Float[Tensor, "p 1 d"], negative: Float[Tensor, "q 1 d"], sae: SAE
 ) -> tuple[Float[Tensor, "1 d"], int]:
-    """The decoder row of the feature whose mean activation differs most, times the difference; and its number."""
+    """Decoder row of the feature whose mean activation differs most, times the difference.
+
+    Args:
+        positive: states of the positive prompts at one layer, [p, 1, d].
+        negative: states of the negative prompts, [q, 1, d].
+        sae: the autoencoder of the layer's site.
+
+    Returns:
+        The direction [1, d], and the index of the feature.
+    """
     mean = [sae.encode(x[:, 0].to(sae.W_enc)).double().mean(0).cpu() for x in (positive, negative)]
     difference = mean[0] - mean[1]
     feature = int(difference.abs().argmax())
@@ -330,33 +358,42 @@ def by_feature(
 
 @dataclass(frozen=True, eq=False)
 class SteeringCurve(Question):
-    """What adding `strength` times a direction does in every layer, and what it costs, beside random directions.
-
-    Returns Dataset[layer, strength, score]: `value`, the mean over rows, `low` and `high` (95 %; NaN below the rows
-    that hold it), `n`, the coordinate `unit`, and what chance does: `null`, the mean over the random directions, `band`
-    [.., end], the ends of its middle 95 %, and `p`, two-sided, how often a random direction does as much. `random`
-    [.., draw] has each of them, `norm` [layer] the length of the directions. Scores:
-
-        effect  metric with the steering - metric without it
-        kl      KL(without || with) of the next-token distributions at the last token, nats
-        loss    with `loss_on`: mean next-token loss of those texts with the steering - without it, nats
+    """Effect of adding multiples of a direction in every layer, and its cost, compared with random directions.
 
     The null is a direction that knows nothing: isotropic, of the same length, at the same place and strength, its mean
-    effect over the same rows; each score is compared with its own. `beside` puts others in its place, one tensor of R
-    rows for each direction, which are scaled to its length: `shuffled` of `steering`, say, which know the prompts but
-    not which is which (a permutation test). The band ends at the draws' 0.025 (R + 1)-th smallest and largest, so that
-    with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer draws give a narrower one,
-    1 - 2 / (R + 1). p is at least 2 / (R + 1).
+    effect over the same rows; each score is compared with its own.
 
     Args:
-        directions: one per layer, as `Subspace.of_result` gives them: `[Subspace.of_result(found, layer=i) for i in
-            ...]`. They are added at the cells that they name, else at every position, BOS included.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        directions: one `Subspace` per layer, as `Subspace.of_result` gives them,
+            `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at
+            every position, BOS included.
         strengths: multiples of each direction, 0 among them if you want the origin.
-        metric: as in `ablate`; `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
-        loss_on: texts that have nothing to do with it.
-        random: How many random directions of the same length stand beside each.
-        beside: Directions that stand there instead, for each; they get its length.
-        seed: Of the random directions.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
+        loss_on: texts unrelated to the direction, on which the loss is measured too; None leaves `loss` out.
+        random: number of random directions R of the same length for each direction.
+        beside: directions that replace the random ones, one tensor [r, d] for each direction, which are scaled to its
+            length: `shuffled` of `steering`, say, which know the prompts but not which is which (a permutation test).
+        seed: seed of the random directions.
+
+    Returns:
+        Dataset over `layer`, `strength` and `score`:
+
+        - `value`: mean over rows, with `low` and `high` (95 %; NaN below the rows that hold it), `n`, and the
+          coordinate `unit`.
+        - `null`: mean over the random directions. `random` [..., draw]: each of them.
+        - `band` [..., end]: ends of the middle 95 % of the random directions, the draws' 0.025 (R + 1)-th smallest and
+          largest, so that with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer
+          draws give a narrower one, 1 - 2 / (R + 1).
+        - `p`: two-sided, how often a random direction does as much; at least 2 / (R + 1).
+        - `norm` [layer]: length of the directions.
+
+        Scores:
+
+            effect  metric with the steering - metric without it
+            kl      KL(without || with) of the next-token distributions at the last token, nats
+            loss    with `loss_on`: mean next-token loss of those texts with the steering - without it, nats
 
     Raises:
         ValueError: several directions at one place or layer, outside the blocks, of length 0 in all layers, or at one
@@ -365,6 +402,9 @@ class SteeringCurve(Question):
     Caveats:
         Prompts from which the direction was made flatter it; a direction with an effect need not be what the model
         uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
+
+    See also:
+        `steering`: finds the directions.
 
     Example:
         >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.0)
@@ -415,7 +455,7 @@ class SteeringCurve(Question):
 
     @property
     def _said(self) -> dict[str, str | int | float]:
-        """What the result says of it."""
+        """Attrs of the result."""
         kind = "random directions" if self.beside is None else "the directions that were given"
         return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
 
@@ -425,7 +465,7 @@ steering_curve = of_data(SteeringCurve)
 
 @dataclass(frozen=True, eq=False)
 class Doses:
-    """What is added, where and how much of it: the cells of a curve, each with its random directions."""
+    """The cells of a curve: vectors to add, their places and strengths, each with its random directions."""
 
     subspaces: tuple[Subspace, ...]
     layers: tuple[int, ...]
@@ -435,7 +475,7 @@ class Doses:
 
     @classmethod
     def of(cls, asked: SteeringCurve, config: ModelConfig) -> Doses:
-        """The directions that were asked for, checked. Errors: see `steering_curve`."""
+        """The doses of `steering_curve`'s arguments, checked, with its errors."""
         layers = []
         for each in asked.directions:
             if len(each.directions) != 1:
@@ -476,7 +516,7 @@ class Doses:
 
 
 def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
-    """What stands beside every direction, of any length. ValueError for a shape that does not fit, or a length of 0."""
+    """Comparison vectors of every direction, of any length. ValueError for another shape, or a length of 0."""
     if asked.beside is None:
         draw = torch.Generator().manual_seed(asked.seed)
         return torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
@@ -517,7 +557,7 @@ def _curve(
     elsewhere: Mapping[str, Moments],
     attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:
-    """The curve of every measure beside its null."""
+    """The curve of every measure with its null."""
     assert isinstance(merged, Means)
     moments, cells = {**merged.moments, **elsewhere}, ("layer", "strength", "score")
     random = {score: moments[f"{score} random"].mean for score in measures}
@@ -541,10 +581,16 @@ def _curve(
 
 
 def band(draws: Float[Tensor, "*n r"]) -> Float[Tensor, "*n 2"]:
-    """The middle 95 % of some draws: their 0.025 (r + 1)-th smallest and largest value, between two neighbours in
-    proportion, the smallest and largest themselves of fewer than 39; NaN of none.
+    """The middle 95 % of some draws: their 0.025 (r + 1)-th smallest and largest value.
 
-    One more draw lies outside 2 times in 40, for r = 39, 79, ... exactly (Weibull's plotting positions).
+    Between two neighbours it is interpolated in proportion; of fewer than 39 draws it is the smallest and largest
+    themselves. One more draw lies outside 2 times in 40, for r = 39, 79, ... exactly (Weibull's plotting positions).
+
+    Args:
+        draws: values [..., r] of r draws.
+
+    Returns:
+        [..., 2], the lower and the upper end; NaN of no draws.
 
     Example:
         >>> band(torch.arange(1.0, 80.0)).tolist()

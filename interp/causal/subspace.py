@@ -1,4 +1,4 @@
-"""A few directions at one place of a model, whatever found them, and the edits that use them."""
+"""A few directions at one site of a model, found by any method, and the edits that use them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ FORMAT = "interp subspace 1"
 @public(unchecked=("at", "about"))
 @dataclass(frozen=True, eq=False, repr=False)
 class Subspace(Brief):
-    """Directions at one site, as a method found them: to add, to remove, to swap between two runs.
+    """Directions at one site, to add, to remove, or to swap between two runs.
 
     Args:
-        site: the full name of the site, whose last axis is as wide as the directions.
-        directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as they are).
-        at: which cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
-        about: how it was found, by word.
+        site: full name of the site, whose last axis is as wide as the directions.
+        directions: one per row, [k, d]; they need not be orthogonal nor of length 1 (`add` adds them as they are).
+        at: cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
+        about: attributes that say how the directions were found.
 
     Example:
         >>> found = Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1], {"pos": -1})
@@ -81,25 +81,29 @@ class Subspace(Brief):
 
     @cached_property
     def basis(self) -> Float[Tensor, "k d"]:
-        """Orthonormal rows that span it."""
+        """Orthonormal rows that span the subspace."""
         return orthonormal(self.directions)
 
     def add(self, strength: float = 1.0) -> Edit:
-        """The edit that adds `strength` times its direction: steering. ValueError for several directions."""
+        """The edit that adds `strength` times the direction: steering. ValueError for several directions."""
         if len(self.directions) > 1:
             raise ValueError(f"one direction is required to add, got {len(self.directions)}")
         return Edit(self.site, Add(self.directions[0], strength), self.at)
 
     def remove(self) -> Edit:
-        """The edit that removes what lies in it."""
+        """The edit that removes the part of a state in the subspace."""
         return Edit(self.site, Project(self.directions), self.at)
 
     def swap(self, values: Float[Tensor, "..."]) -> Edit:
-        """The edit that puts the part of other values (as in `interp.edits.Set`) that lies in it into the run."""
+        """The edit that replaces the part of a state in the subspace by that of other values.
+
+        Args:
+            values: as in `interp.edits.Set`.
+        """
         return Edit(self.site, Swap(self.directions, values), self.at)
 
     def angles(self, other: Subspace) -> Float[Tensor, "k"]:
-        """The principal angles between two subspaces of one space, ascending, in radians.
+        """Principal angles between two subspaces of one space, ascending, in radians.
 
         Example:
             >>> one, two = (Subspace("blocks.0.hook_resid_post", torch.eye(4)[i : i + 2]) for i in (0, 1))
@@ -110,7 +114,7 @@ class Subspace(Brief):
         return overlaps.clamp(0, 1).arccos()
 
     def save(self, path: Path | str, model: Model) -> None:
-        """Write it to a safetensors file, with what its model is recognised by."""
+        """Write the subspace to a safetensors file, with a sample that its model is recognised by."""
         from safetensors.torch import save_file
 
         tensors = {"directions": self.directions, "sample": sample_of(as_network(model))}

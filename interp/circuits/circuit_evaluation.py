@@ -1,17 +1,4 @@
-"""How good a circuit is: faithfulness over its size (CPR, CMD), completeness, minimality, beside random circuits.
-
-Faithfulness, CPR and CMD as in the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151, and its released code,
-`evaluate_area_under_curve`); completeness and minimality as in Wang et al. 2022 (arXiv:2211.00593, section 4). All are
-in shares of what the metric loses between the whole model M and no edge at all:
-
-    f(C) = (m(C) - m(empty)) / (m(M) - m(empty)),    m = mean of the metric over prompts
-
-f is a ratio of two means over the same prompts. Its interval is that of the mean of n pseudo-values, one per prompt,
-
-    f + ((m_i(C) - m_i(empty)) - f (m_i(M) - m_i(empty))) / (m(M) - m(empty)),
-
-whose mean is f (the delta method, linear in the prompts) by Student's t; areas and differences of f are sums of them.
-"""
+"""Quality of a circuit: faithfulness over its size (CPR, CMD), completeness and minimality, with random controls."""
 
 from __future__ import annotations
 
@@ -49,9 +36,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FRACTIONS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0)
-"""The shares of all edges at which a curve is evaluated unless others are given."""
+"""Default shares of all edges at which a curve is evaluated."""
 MIB_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""The shares of all edges at which the MIB benchmark evaluates."""
+"""Shares of all edges at which the MIB benchmark evaluates."""
 KINDS = ("found", "random", "degree-matched")
 """The circuits themselves; as many random edges; random edges with the same degrees in every layer."""
 SWAPS = 10
@@ -61,28 +48,42 @@ SHARE = "share of the metric's difference between the whole model and no edge"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitCurve(Brief, Question):
-    """The faithfulness of the best edges by their scores, over the share of edges kept.
+    """Faithfulness of the circuits of the best edges by score, as a function of the share of edges kept.
 
-    Returns Dataset[circuit, fraction, score] in shares of the whole effect: `value` with the ends `low` and `high` of
-    its 95 % interval over prompts, `n`, and `null`, that of as many random edges. Circuits are `KINDS`: the one found,
-    random edges, and random ones with its degrees in every layer. Scores: `faithfulness`, f of the circuit; `cpr`, the
-    area under f from the first fraction up to this one, and `cmd`, the area between f and 1: at the last fraction
-    they are those of MIB. CPR is 1 for the whole model's, random edges have less; CMD 0 is best. Both by trapezoids
-    between the given fractions, so with MIB's a perfect CPR is 0.999. `edges` [fraction], how many are left once loose
-    ends are pruned; `each` [prompt, circuit, fraction], `full` and `empty` [prompt], the metric itself, of the whole
-    model and of no edge.
-    The best int(fraction * all) edges are taken, as there. rank: MIB takes "helpful" for CPR (what helps first, what
-    hinders last) and "magnitude" for CMD. greedy: grown from the logits backwards instead (`find_circuit`).
+    The best int(fraction * all) edges are taken, and those on no path from the input to the logits pruned.
 
     Args:
-        scores: of `edge_attribution` or `edge_effects`, better on other prompts than these. The controls are means
-            over `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
-        metric, replacement, reference: see `interchange`.
-        rank: By what the best edges are the best: the absolute score, or what helps first.
-        greedy: Whether circuits are grown from the logits backwards.
-        fractions: The shares of all edges that are kept, rising within (0, 1].
-        draws: Random circuits of either kind for each share; 0 = none.
-        seed: Of the random circuits.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        scores: table of edge scores from `edge_attribution` or `edge_effects`, better on other prompts than these.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        rank: by what edges are the best: "magnitude", the absolute score, or "helpful", what helps first and what
+            hinders last. MIB takes "helpful" for CPR and "magnitude" for CMD.
+        greedy: whether circuits are grown from the logits backwards, as by `find_circuit(..., search="greedy")`.
+        fractions: shares of all edges that are kept, rising within (0, 1].
+        draws: number of random circuits of either kind for each share; 0: no controls.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
+        seed: seed of the random circuits.
+
+    Returns:
+        Dataset over `circuit`, `fraction` and `score`, in shares of the whole effect. Circuits are "found", "random"
+        (as many random edges) and "degree-matched" (random edges with its degrees in every layer); the controls are
+        means over `draws` random circuits with as many edges as the pruned one, not pruned themselves.
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval, and `n`. Scores:
+          `faithfulness`, f of the circuit; `cpr`, the area under f from the first fraction up to this one, and `cmd`,
+          the area between f and 1: at the last fraction they are those of MIB. CPR is 1 for the whole model's, random
+          edges have less; CMD 0 is best. Both by trapezoids between the given fractions, so with MIB's a perfect CPR
+          is 0.999.
+        - `null`: the value of as many random edges.
+        - `edges` [fraction]: number of edges left once loose ends are pruned.
+        - `each` [prompt, circuit, fraction]: the metric itself. `full`, `empty` [prompt]: that of the whole model and
+          of no edge.
 
     Raises:
         ValueError: scores of another graph, fractions that do not rise within (0, 1], or a metric that is the same in
@@ -92,6 +93,12 @@ class CircuitCurve(Brief, Question):
         On a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the chance of
         the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`). Fewer
         than three prompts have no interval: NaN.
+
+    Source:
+        CPR and CMD: the MIB benchmark, Mueller et al. 2025, arXiv:2504.13151.
+
+    See also:
+        `evaluate_circuit`: one circuit, its completeness and its nodes.
 
     Example:
         >>> from interp.circuits import edge_effects
@@ -115,7 +122,7 @@ class CircuitCurve(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -134,52 +141,64 @@ circuit_curve = of_pairs(CircuitCurve)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluateCircuit(Brief, Question):
-    """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
+    """Faithfulness, completeness and minimality of a circuit, with random circuits as controls.
 
-    Is the task still done with only these edges, is it lost without them, and is each of them needed?
-
-    Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
-    interval over prompts (below three: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.
-    Circuits: `found`, the one asked about; `random` and `degree-matched`, the means of `draws` random ones of either
-    kind (`KINDS`); `without L0H1`, the circuit without one of its nodes, for as many as `nodes` says (None: all of
-    them), evenly spaced from the least to the most by the size of their edges' scores; `without K1`, without random
-    subsets K of its nodes, each node in K with probability 1/2 (all subsets, if there are no more than `subsets`).
-    Scores:
-    `faithfulness`, f of this circuit;
-    `minimality`, f(C) - f(C without the nodes): what they do;
-    `difference`, of the subsets, f(M without K) - f(C without K), and `incompleteness`, its size: a complete circuit
-    breaks as the model does.
-    `removed` [circuit, part] says which nodes are taken out; `estimate` [part] is the minimality of every node to first
-    order, where some are not taken out: replaced minus current output of the node on its edges, against the gradient
-    where they end, in the run of the circuit. A note says how far it agrees with the nodes that are. `needed` [part] is
-    |f(C) - f(C without the node)|, with `deeper` the largest such step that it makes in C or in C without a subset that
-    leaves it: 0 says that the node does nothing; NaN for nodes that are not taken out;
-    `overlap` [circuit], the share of the circuit's edges that this one has (where degrees leave little choice, matched
-    ones have most); `each` [prompt, circuit], `full` and `empty` [prompt], the metric itself, of the whole model and of
-    no edge.
-    Nodes are knocked out by dropping every edge out of them. metric, replacement, reference: see `interchange`.
+    Is the task still done with only these edges, is it lost without them, and is each of them needed? Nodes are
+    knocked out by dropping every edge out of them.
 
     Args:
-        circuit: The circuit, of the model's own graph.
-        metric: None = the logit difference of the answers that the data bring.
-        replacement: What the edges outside carry: values of the corrupted run, means over `reference`, or nothing.
-        reference: The prompts that means are taken over.
-        subsets: Random subsets of the circuit's nodes.
-        draws: Random circuits of either kind; 0 = none.
-        nodes: How many nodes are taken out one by one; the others' part is estimated to first order. None = all.
-        deeper: Whether these nodes are also taken out of what is left without each subset, for `needed`.
-        seed: Of the subsets and the random circuits.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        circuit: the circuit, of the model's own graph.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
+        subsets: number of random subsets K of the circuit's nodes, each node in K with probability 1/2; all subsets,
+            if there are no more than this.
+        draws: number of random circuits of either kind; 0: none.
+        nodes: number of nodes that are taken out one by one, evenly spaced from the least to the most by the size of
+            their edges' scores; None: all. The others' part is estimated to first order.
+        deeper: whether these nodes are also taken out of what is left without each subset, for `needed`.
+        seed: seed of the subsets and the random circuits.
+
+    Returns:
+        Dataset over `circuit` and `score`, in shares of the whole effect. Circuits: "found", the one that was given;
+        "random" and "degree-matched", the means of `draws` random ones of either kind; "without L0H1", the circuit
+        without one of its nodes; "without K1", without a random subset K of its nodes.
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval (below three: NaN), and `n`.
+          Scores: `faithfulness`, f of this circuit; `minimality`, f(C) - f(C without the nodes): what they do;
+          `difference`, of the subsets, f(M without K) - f(C without K), and `incompleteness`, its size: a complete
+          circuit breaks as the model does.
+        - `null`: for the circuit's faithfulness, that of as many random edges.
+        - `removed` [circuit, part]: which nodes are taken out.
+        - `estimate` [part]: minimality of every node to first order, where some are not taken out: replaced minus
+          current output of the node on its edges, against the gradient where they end, in the run of the circuit. A
+          note says how far it agrees with the nodes that are taken out.
+        - `needed` [part]: |f(C) - f(C without the node)|, with `deeper` the largest such step that it makes in C or in
+          C without a subset that leaves it: 0 says that the node does nothing; NaN for nodes that are not taken out.
+        - `overlap` [circuit]: share of the circuit's edges that this one has (where degrees leave little choice,
+          matched ones have most).
+        - `each` [prompt, circuit]: the metric itself. `full`, `empty` [prompt]: that of the whole model and of no
+          edge.
 
     Raises:
         ValueError: a circuit of another graph, or a metric that is the same in the whole model and without any edge.
 
-    Cost:
-        About a forward pass of the pairs for each of 3 + 2 draws + nodes + 2 subsets circuits, 23 by default, and
-        with `deeper` nodes x subsets more; the estimate is a pass and its gradient.
-
     Caveats:
         Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. A first-order
         estimate misses what saturates.
+
+    Cost:
+        About a forward pass of the pairs for each of 3 + 2 draws + nodes + 2 subsets circuits, 23 by default, and with
+        `deeper` nodes x subsets more; the estimate is a pass and its gradient.
+
+    See also:
+        `circuit_curve`: faithfulness of circuits of every size. `interchange`: the metric under any circuits.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -203,7 +222,7 @@ class EvaluateCircuit(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -225,12 +244,12 @@ evaluate_circuit = of_pairs(EvaluateCircuit, renamed={"task": "model, clean, cor
 
 
 def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:
-    """All edges and none before the others."""
+    """Masks of all edges and of none, before the others."""
     return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *others))
 
 
 def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
-    """The best edges for every fraction, and random circuits of either kind beside."""
+    """Masks of the best edges for every fraction, then of random circuits of either kind."""
     generator = np.random.default_rng(asked.seed)
     values = worth(asked.scores, asked.rank)
     sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
@@ -282,7 +301,7 @@ def _curve(
 def _by_kind(
     values: Float[Tensor, "b n"], count: int, change: Callable[[Tensor], Tensor] | None = None
 ) -> Float[Tensor, "b kind f"]:
-    """What is found of every kind of circuit, random ones averaged over the draws; `change` comes before."""
+    """Values of every kind of circuit, random ones averaged over the draws; `change` is applied before."""
     own, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
     own, drawn = (own, drawn) if change is None else (change(own), change(drawn))
     return torch.stack((own, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
@@ -290,7 +309,7 @@ def _by_kind(
 
 @dataclass(frozen=True, eq=False)
 class _Knocked:
-    """The circuits that say how good one is: itself, random ones, itself without nodes, and the model without them."""
+    """The circuits of `evaluate_circuit`: itself, random ones, itself without nodes, and the model without them."""
 
     masks: Bool[Tensor, "c sender receiver"]
     """All edges, no edge, the circuit, and the others."""
@@ -388,7 +407,7 @@ def _rows(values: Float[Tensor, "b n"], draws: int, others: int) -> Float[Tensor
 
 
 def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[int, ...]:
-    """The places of so many nodes, from the least to the most by the size of the scores of the edges out of them."""
+    """Indices of so many nodes, from the least to the most by the size of the scores of the edges out of them."""
     if count is None or count >= len(nodes):
         return tuple(range(len(nodes)))
     size = dict.fromkeys(nodes, 0.0)
@@ -402,7 +421,7 @@ def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[
 
 
 def _of_estimate(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes: int) -> str:
-    """How far the estimate agrees with the nodes that were taken out."""
+    """Note about the agreement of the estimate with the nodes that were taken out."""
     said = f"{len(exact)} of {nodes} nodes were taken out one by one (nodes=None: all), the others' part is estimated"
     if len(exact) < 3:
         return said
@@ -417,7 +436,7 @@ def _needed(
     deeper: Float[Tensor, "kn"],
     removed: Bool[Tensor, "k n"],
 ) -> Float[Tensor, "n"]:
-    """The largest step that taking a node out makes: out of the circuit, or out of what is left without a subset."""
+    """The largest change from taking a node out of the circuit, or out of the circuit without a subset."""
     if not len(deeper):
         return alone.abs()
     steps = (
@@ -427,10 +446,16 @@ def _needed(
 
 
 def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
-    """The pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
+    """Pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
 
     Args:
         values: every prompt's metric of the whole model, without edges, and of each circuit.
+
+    Returns:
+        [b, c], in shares of the whole effect.
+
+    Raises:
+        ValueError: the whole model and no edge have the same mean metric.
     """
     full, empty, each = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
     effect = (full - empty).mean()
@@ -449,7 +474,7 @@ def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tens
 
 
 def _size(score: Score) -> Score:
-    """The absolute value of a score, whose interval is the absolute values of all that the score's own holds."""
+    """The absolute value of a score; its interval holds the absolute values of all numbers in the score's own."""
     low, high = score.low, score.high
     nearest = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
     return score._replace(
@@ -460,7 +485,7 @@ def _size(score: Score) -> Score:
 
 
 def _random_first(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"]:
-    """What the circuit that was found has by chance: the value of the random ones; NaN for the others."""
+    """Null of the found circuit: the mean value of the random ones; NaN for the other circuits."""
     null = torch.full_like(values[0], torch.nan)
     if len(null) > 1:
         null[0] = values[:, 1].mean(0)
@@ -514,7 +539,7 @@ def _attrs(
 
 
 def _count(name: str, value: int, least: int = 0) -> int:
-    """A number of things, checked."""
+    """A number of things, at least `least`, else ValueError."""
     if value < least:
         raise ValueError(f"{name} must be a number, at least {least}, got {value!r}")
     return value
@@ -547,7 +572,7 @@ def random_circuit(
 def degree_matched(
     graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], generator: np.random.Generator
 ) -> Bool[Tensor, "sender receiver"]:
-    """Random edges with the degrees of these: heads of every layer trade places, then edges are switched.
+    """Random edges with the degrees of a circuit: heads of a layer trade places, then edges are switched.
 
     As many edges leave the input and every MLP, and enter every MLP and the logits, as before; the same numbers leave
     the heads of a layer, and enter their queries, keys and values, though not the same heads'. (Degrees that each head
@@ -582,7 +607,7 @@ def heads_shuffled(
 def switched(
     graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], generator: np.random.Generator
 ) -> Bool[Tensor, "sender receiver"]:
-    """Random edges with as many out of every sender, and into every receiver, as these.
+    """Random edges with as many out of every sender, and into every receiver, as a circuit.
 
     Pairs of edges u -> v, x -> y become u -> y, x -> v wherever both are edges of the graph and not there yet, ten
     attempts per edge (the switching chain of Milo et al. 2003, arXiv:cond-mat/0312028). A circuit in which no switch is

@@ -1,4 +1,4 @@
-"""Finding a circuit: score edges, keep the largest, or those that lead to the logits, or those that cannot go."""
+"""Circuit discovery: score edges, keep the largest, or those that lead to the logits, or those that cannot go."""
 
 from __future__ import annotations
 
@@ -40,52 +40,63 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Scoring = EdgeMethod | Literal["exact"]
-"""What scores edges: a method of edge attribution, or their exact effects."""
+"""How edges are scored: a method of edge attribution, or their exact effects."""
 SearchMethod = Literal["top_n", "threshold", "greedy", "iterative"]
 BLOCK = 0.25
 """The share of the remaining edges that one round of the iterative search tries to drop."""
 SLACK = 0.01
-"""How much more than its edges one by one, in shares of the whole effect, a block may cost."""
+"""Cost that a block may have beyond its edges one by one, in shares of the whole effect."""
 MASKS = 256
-"""Circuits that the iterative search asks about at once."""
+"""Circuits that the iterative search runs at once."""
 ENOUGH = 0.8
-"""The faithfulness that is aimed at where neither a number of edges nor a threshold is given."""
+"""Target faithfulness where neither a number of edges nor a threshold is given."""
 SMALLEST = 4
-"""Edges of the smallest circuit that is tried for it; each further one has twice as many."""
+"""Edges of the smallest circuit that is run for the target; each further one has twice as many."""
 BETWEEN = 3
-"""Sizes that are tried between the largest that is too small and the next, at equal ratios."""
+"""Number of sizes tried between the largest that is too small and the next, at equal ratios."""
 POOR = 0.5
-"""The faithfulness below which the other direction is tried, to say whether it would do better."""
+"""Faithfulness below which the other direction is tried, to say whether it would do better."""
 ONE_WAY: tuple[Scoring, ...] = ("exact", "eap", "eap-ig-activations")
 """The scorings whose two directions find other edges; those of the others differ in sign alone."""
 CANCELLED = 3
-"""How many times smaller the mean of an edge's effects must be than their size, for it to count as cancelled."""
+"""Ratio of the size of an edge's effects to their mean from which they count as cancelled."""
 LARGE = 0.1
-"""The share of the largest size of any edge's effects that such effects must have to be named."""
+"""Share of the largest size of any edge's effects from which cancelled effects are named."""
 MaskEvaluation = Callable[[Bool[Tensor, "c sender receiver"]], "xr.Dataset"]
-"""From circuits to the answer of `Interchange`."""
+"""Function from circuits to the result of `Interchange`."""
 
 
 @dataclass(frozen=True, eq=False)
 class FindCircuit(Question):
-    """The scores of all edges and those that a search by score keeps; asked of pairs of prompts.
+    """Scores of all edges, and the edges that a search by score keeps, for pairs of prompts in data of any size.
 
-    Its answer is that of `EdgeAttribution` (or `EdgeEffects`) with `kept` [sender, receiver]; `Circuit.of_result` makes
-    a circuit of it, as `find_circuit` does. The searches by score are one pass over the data of any size; the iterative
-    one asks the same data again in every round, so only `find_circuit` has it.
+    The searches by score are one pass over the data; the iterative one needs the same data again in every round, so
+    only `find_circuit` has it.
 
     Args:
-        metric: None = the logit difference of the answers that the data bring.
-        method: What scores the edges: a method of edge attribution, or "exact".
-        edges: How many are kept, before loose ends are pruned.
-        threshold: The least absolute score that is kept, in the metric's unit.
-        search: How edges are picked by their scores: top_n, threshold or greedy.
-        replacement: What the edges outside carry, as a note for whoever evaluates the circuit: these searches run
-            none.
-        direction: What a score is the effect of: denoise, clean edges in the corrupted run; noise, the other way
-            round.
-        task: The task, noted in the record.
-        seed: The seed of the prompts, noted in the record.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts.
+        method: how edges are scored: a method of edge attribution, or "exact".
+        edges: number of edges kept, before loose ends are pruned.
+        threshold: least absolute score that is kept, in the metric's unit.
+        search: how edges are picked by their scores: "top_n", "threshold" or "greedy".
+        replacement: what the edges outside carry, noted for whoever evaluates the circuit: these searches run none.
+        direction: run that a score is an effect in: "denoise" puts clean edges into the corrupted run, "noise"
+            corrupted edges into the clean run.
+        task: name of the task, noted in the record.
+        seed: seed of the prompts, noted in the record.
+
+    Returns:
+        The Dataset of `edge_attribution` (or `edge_effects`), with
+
+        - `kept` [sender, receiver]: the edges of the circuit. `Circuit.of_result` makes a circuit of it.
+
+    Raises:
+        ValueError: neither `edges` nor `threshold`, both, a number of edges outside 1 to all, the iterative search,
+            and models whose stream is no sum.
+
+    See also:
+        `find_circuit`: chooses the size, runs the circuit and says how faithful it is.
     """
 
     metric: Metric | LogitFunction | None = None
@@ -99,7 +110,7 @@ class FindCircuit(Question):
     seed: int | None = None
 
     def bind(self, model: Subject) -> ByRow:
-        """The question of the edges' scores; the search comes last."""
+        """The question about the edges' scores; the search follows at the end."""
         graph = EdgeGraph.of(model.transformer.config)
         if self.edges is None and self.threshold is None:
             raise ValueError(
@@ -120,7 +131,7 @@ class FindCircuit(Question):
     def protocol(
         self, prompts: int, method: str | None = None, faithfulness: float | None = None
     ) -> CircuitProtocol:
-        """How the circuit is found, for so many pairs, and how faithful it is to them."""
+        """Record of how the circuit is found, for so many pairs, and how faithful it is to them."""
         metric = self.metric
         assert isinstance(metric, Metric), "the metric is resolved where the model is known"
         return CircuitProtocol(
@@ -154,35 +165,56 @@ def find_circuit(
     task: str = "",
     seed: int | None = None,
 ) -> Circuit:
-    """The circuit that makes the difference of a metric between clean and corrupted prompts, without loose ends.
+    """The circuit of edges that make the difference of a metric between clean and corrupted prompts.
 
-    Of all connections from part to part, the few that carry what tells the two prompts apart.
-    Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`), and kept by absolute score: `edges` of
-    them, or all of at least `threshold`, or, where neither is given, as many as keep `faithfulness` (None: 0.8) of the
-    metric's difference between the whole model and no edge, on these prompts: circuits of 4, 8, 16, ... edges are run,
-    and three sizes between the last that falls short and the next. The circuit's `notes` say why it has so many.
-    search:
-    top_n       the `edges` largest.
-    threshold   all of at least `threshold`, in the metric's unit.
-    greedy      from the logits backwards: again and again the largest edge into a node that is already in, until there
-                are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
-    iterative   from the whole model: again and again the exact effect of dropping each edge that is left, in the
-                circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they
-                do together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold`
-                (in the spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per
-                edge and round: for small models.
-    Edges of score 0, and those on no path from the input to the logits, are pruned in the end, so there may be fewer
-    than `edges`. The circuit is then run on the pairs: `protocol.faithfulness`. Its `notes` say what was pruned and
-    what that changed, which edges have effects that cancel over the prompts, and, where the circuit keeps less than
-    half, whether the other direction would do better: parts all of which are needed (AND) show under "noise", parts
-    each of which is enough (backups) under "denoise".
+    Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`) and kept by absolute score. Edges of score
+    0, and those on no path from the input to the logits, are pruned in the end, so there may be fewer than `edges`.
+    The circuit is then run on the pairs.
+
+    The searches:
+
+    - top_n: the `edges` largest.
+    - threshold: all of at least `threshold`, in the metric's unit.
+    - greedy: from the logits backwards, again and again the largest edge into a node that is already in, until there
+      are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
+    - iterative: from the whole model, again and again the exact effect of dropping each edge that is left, in the
+      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do
+      together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the
+      spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round:
+      for small models.
+
+    `interp.run([FindCircuit(...)], model, Pairs(...))` finds a circuit on data of any size, but for the iterative
+    search.
 
     Args:
-        direction: what a score is the effect of. denoise: positive where the clean edge raises the metric (found
-            iteratively: in the circuit without it); noise: positive where the corrupted edge does.
-        replacement, reference: see `interchange`; only the iterative search runs circuits.
-        task, seed: noted in the record. `interp.run([FindCircuit(...)], model, Pairs(...))` finds one on data of any
-            size, but for the iterative search.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        method: how edges are scored: a method of `edge_attribution`, or "exact" by `edge_effects`.
+        edges: number of edges kept, before pruning.
+        threshold: least absolute score that is kept, in the metric's unit.
+        faithfulness: share of the metric's difference between the whole model and no edge, on these prompts, that
+            decides the number of edges where neither `edges` nor `threshold` is given; None: 0.8. Circuits of 4, 8,
+            16, ... edges are run, and three sizes between the last that falls short and the next. The circuit's
+            `notes` say why it has so many.
+        search: "top_n", "threshold", "greedy" or "iterative", as above.
+        replacement: values of the edges outside a circuit, wherever one is run: "resample", of the corrupted run,
+            "mean", over the `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of
+            the same pair; means are taken position by position.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
+        direction: run that a score is an effect in. "denoise": positive where the clean edge raises the metric (found
+            iteratively: in the circuit without it); "noise": positive where the corrupted edge does.
+        task: name of the task, noted in the record.
+        seed: seed of the prompts, noted in the record.
+
+    Returns:
+        A `Circuit` with the scores of its edges. `protocol.faithfulness` is the share of the metric's difference that
+        it keeps on the pairs. Its `notes` say what was pruned and what that changed, which edges have effects that
+        cancel over the prompts, and, where the circuit keeps less than half, whether the other direction would do
+        better: parts all of which are needed (AND) show under "noise", parts each of which is enough (backups) under
+        "denoise".
 
     Raises:
         ValueError: pairs that do not align, a number of edges outside 1 to all, more than one limit, the iterative
@@ -195,6 +227,10 @@ def find_circuit(
     Cost:
         That of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
         size is looked for.
+
+    See also:
+        `evaluate_circuit`: is the circuit faithful, complete and minimal? `edge_stability`: do its edges depend on the
+        prompts?
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -232,7 +268,7 @@ def scoring(
     direction: Direction = "denoise",
     each: bool = False,
 ) -> EdgeAttribution | EdgeEffects:
-    """The question of the scores of all edges by any method: `EdgeAttribution`, or, "exact", `EdgeEffects`."""
+    """The question about the scores of all edges by any method: `EdgeAttribution`, or, "exact", `EdgeEffects`."""
     if method == "exact":
         return EdgeEffects(metric, direction, each)
     return EdgeAttribution(
@@ -253,7 +289,25 @@ def score_edges(
     direction: Direction = "denoise",
     each: bool = False,
 ) -> xr.Dataset:
-    """The scores of all edges by any method: `edge_attribution`'s, or the exact ones of `edge_effects`."""
+    """Scores of all edges by any method: estimates of `edge_attribution`, or the exact effects of `edge_effects`.
+
+    Args:
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts.
+        method: a method of `edge_attribution`, or "exact".
+        steps: points of the integrated methods.
+        rule: how these points lie: as in the released code, or by a quadrature rule.
+        direction: "denoise" puts clean values into the corrupted run, "noise" the other way round.
+        each: whether every prompt's scores are kept.
+
+    Returns:
+        The Dataset of `edge_attribution` over `sender` and `receiver`, in the metric's unit.
+
+    Raises:
+        ValueError: as in `edge_attribution` and `edge_effects`.
+    """
     data = paired(text_of(model), clean, corrupt)
     question = scoring(method, metric=metric, steps=steps, rule=rule, direction=direction, each=each)
     return answered(question, model, data)
@@ -262,7 +316,10 @@ def score_edges(
 def backwards(
     graph: EdgeGraph, values: Float[Tensor, "sender receiver"], n: int
 ) -> Bool[Tensor, "sender receiver"]:
-    """n edges from the logits backwards: always the largest of those into a node that sends already, or the logits."""
+    """Mask of n edges grown from the logits backwards.
+
+    The next edge is always the largest of those into a node that sends already, or into the logits.
+    """
     computes, found = computing(graph), torch.zeros_like(graph.exists)
     waiting: list[tuple[float, int, int]] = []
     inside: set[int] = set()
@@ -326,7 +383,7 @@ def _by_scores(
     faithfulness: float | None,
     model: str,
 ) -> Circuit:
-    """The circuit of the best edges by their scores, run once, with all that is to be said of it."""
+    """The circuit of the best edges by their scores, run once, with all its notes."""
     limits = [each for each in (asked.edges, asked.threshold, faithfulness) if each is not None]
     if len(limits) > 1 or (not limits and asked.search == "threshold"):
         raise ValueError(
@@ -358,7 +415,7 @@ def _by_scores(
 def _enough(
     ask: MaskEvaluation, graph: EdgeGraph, values: Float[Tensor, "s r"], asked: FindCircuit, target: float
 ) -> tuple[Bool[Tensor, "s r"], str]:
-    """The fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
+    """Mask of the fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
     if not 0 < target <= 1:
         raise ValueError(f"a faithfulness above 0 and at most 1 is required, got {target}")
 
@@ -412,7 +469,7 @@ def _of_pruned(
     asked: FindCircuit,
     faithful: tuple[float, float],
 ) -> list[str]:
-    """What is to be said of edges that were asked for and are not there."""
+    """Notes about edges that were required and are not in the circuit."""
     found = []
     n, picks, left = asked.edges, int(picked.sum()), int(kept.sum())
     if n is not None and picks < n:
@@ -437,7 +494,7 @@ def _of_pruned(
 
 
 def _of_cancelled(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]) -> list[str]:
-    """Which edges are left out although they matter in single prompts, since their effects cancel in the mean."""
+    """Notes about edges left out whose effects in single prompts cancel in the mean."""
     n = int(table.n.max())
     if n < FEWEST:
         return []
@@ -465,7 +522,7 @@ def _of_other_direction(
     n: int,
     faithful: float,
 ) -> list[str]:
-    """Whether as many edges of the other direction keep more, for a circuit that keeps little."""
+    """Note about the faithfulness of as many edges of the other direction, for a circuit that keeps little."""
     other: Direction = "noise" if asked.direction == "denoise" else "denoise"
     size = max(n, asked.edges or 0, 1)
     turned = replace(asked, direction=other, edges=size, threshold=None, search="greedy")
@@ -484,7 +541,7 @@ def _of_other_direction(
 
 
 def _iterative(ask: MaskEvaluation, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
-    """What the iterative search leaves; scores are signed as `direction` says."""
+    """The circuit of the iterative search; scores are signed as `direction` says."""
     check_search(graph, asked.search, asked.edges, asked.threshold)
     kept, changes = pruned(ask, graph, asked.edges or 1, asked.threshold)
     scores = changes if asked.direction == "noise" else -changes
@@ -515,7 +572,7 @@ def _changes(ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]) -> tupl
 def _picked_from(
     merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, asked: FindCircuit
 ) -> xr.Dataset:
-    """The table of scores with the edges that are kept, and with all that makes a circuit of them."""
+    """The table of scores with the edges that are kept, and everything else that a circuit needs."""
     from interp.core.viewer import ANALYSIS
 
     table = inner(merged)

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     pass
 
 ROWS = 32
-"""Rows of a differentiated pass, pairs times points of a line, that small batches are packed to."""
+"""Rows of a differentiated pass, pairs times points of a line, up to which small batches are packed."""
 EdgeMethod = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"]
 LineRule = Literal["released", "midpoint", "gauss"]
 
 
 @dataclass(frozen=True)
 class GradientLine:
-    """Where on the line from the corrupted run (0) to the clean run (1) the gradient is taken, and how it is averaged.
+    """Points on the line from the corrupted run (0) to the clean run (1), and weights, of the mean gradient.
 
     eap: at the run that is intervened on, whichever it is. clean-corrupted: the mean of both ends. eap-ig-inputs: the
     stream entering block 0 moves. eap-ig-activations: the output of one sublayer moves, in the run that is intervened
@@ -56,7 +56,7 @@ class GradientLine:
 
     method: EdgeMethod = "eap"
     steps: Count = 5
-    """Points of the integrated methods, equally far apart as in the released code, or by a quadrature rule."""
+    """Number of points of the integrated methods, equally far apart, or by a quadrature rule."""
     rule: LineRule = "released"
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
 
@@ -80,7 +80,7 @@ class GradientLine:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """One sublayer as a group of senders: where its output enters the stream, and who reads it."""
+    """One sublayer as a group of senders: the site of its output in the stream, and the layers that read it."""
 
     site: str
     senders: slice
@@ -92,53 +92,73 @@ class Sublayer:
 
 @dataclass(frozen=True, eq=False)
 class EdgeAttribution(Question):
-    """The estimated change of the metric when one edge carries the other run's value, for every edge.
+    """First-order estimate of each edge's effect on the metric when it carries the other run's value.
 
-    Returns Dataset[sender, receiver] in the metric's unit: `value` (the mean over prompts), `low` and `high` (its 95 %
-    interval) and `n`, NaN and 0 where there is no edge; `normalised`, as a share of the difference between the runs;
-    `changed`, whether the estimate is not 0 in any prompt; `clean` and `corrupt`, the metric of both runs. The
-    coordinate `edge` names every edge ("" where there is none), and `interp.frame` has one row for each that exists.
-    `each` adds every prompt's scores, [prompt, sender, receiver], and `clean` and `corrupt` are then [prompt]. Names
-    and their order are those of `EdgeGraph`, positions are summed over.
+    score(u, v) = sum_pos (u_other - u_own) . mean gradient at v's input, before v's norm. In "denoise" own is the
+    corrupted run and other the clean one, and the score is positive where the clean edge raises the metric; in "noise"
+    the other way round. x(a) = corrupt + a (clean - corrupt), a from 0 to 1, is the line between them; g_own the
+    gradients of the run that is intervened on. The methods differ in the mean gradient:
 
-    score(u, v) = sum_pos (u_other - u_own) . mean gradient at v's input, before v's norm. denoise: own is the corrupted
-    run, other the clean one, and the score is positive where the clean edge raises the metric. noise: the other way
-    round. x(a) = corrupt + a (clean - corrupt), a from 0 to 1, is the line between them; g_own the gradients of the run
-    that is intervened on:
-    eap                 g_own, at the clean run in noise and at the corrupted run in denoise.
-    clean-corrupted     the mean of both ends, g(x(0)) and g(x(1)): alike in both directions but for the sign.
-    eap-ig-inputs       mean over a of g(x(a)), x the embedding: the whole run moves, so that the gradients are the same
-                        in both directions, and the scores differ in their sign alone.
-    eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run: gradients
-                        of either run, so that the scores of one direction do not give those of the other.
+        eap                 g_own, at the clean run in noise and at the corrupted run in denoise
+        clean-corrupted     mean of both ends, g(x(0)) and g(x(1)): alike in both directions but for the sign
+        eap-ig-inputs       mean over a of g(x(a)), x the embedding: the whole run moves, so that the gradients are the
+                            same in both directions, and the scores differ in their sign alone
+        eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run:
+                            gradients of either run, so that one direction's scores do not give the other's
+
     With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
-    to the exact effect of changing it. `integral_error` in attrs says by how much the former miss it, summed over
-    prompts and relative to how far the metric moves; where that is more than .05 a note says so. Points are those of
-    the released code in both directions, a = k/m (`GradientLine`).
-    (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
-    particular.)
+    to the exact effect of changing it. Points are those of the released code in both directions, a = k/m. (That code
+    averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in particular.)
 
     Args:
-        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
-            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-        method: Where on the line between the two runs the gradient is taken (`GradientLine`).
-        steps: Points of the integrated methods.
-        rule: How these points lie: as in the released code, or by a quadrature rule.
-        direction: denoise: clean values into the corrupted run; noise: the other way round.
-        each: Whether every prompt's scores are kept.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        method: where the gradient is taken: "eap", "clean-corrupted", "eap-ig-inputs" or "eap-ig-activations".
+        steps: number of points of the integrated methods.
+        rule: how these points lie: "released", as in the released code, or by a quadrature rule, "midpoint" or
+            "gauss".
+        direction: "denoise" puts clean values into the corrupted run, "noise" the other way round.
+        each: whether every prompt's scores are kept.
         rules: backward rules under which gradients are taken, or a preset of them, as in `attribution_patch`; "relp"
             gives EAP-RelP, under which edges into queries and keys score 0.
+
+    Returns:
+        Dataset over `sender` and `receiver`, in the metric's unit, positions summed over. Names and their order are
+        those of `EdgeGraph`. The coordinate `edge` names every edge ("" where there is none), and `interp.frame` has
+        one row for each that exists.
+
+        - `value`: estimate, mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN where there is
+          no edge) and `n` (0 there).
+        - `normalised`: `value` as a share of the difference between the runs.
+        - `changed`: whether the estimate is not 0 in any prompt.
+        - `clean`, `corrupt`: metric of both runs; [prompt] with `each`.
+        - `each` [prompt, sender, receiver], with `each`: every prompt's scores.
+
+        `attrs["integral_error"]` says by how much the scores of "eap-ig-inputs" miss the exact effect, summed over
+        prompts and relative to how far the metric moves; where that is more than .05 a note says so.
 
     Raises:
         ValueError: pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a metric
             that compares with the very run it is differentiated at, and a metric without any gradient.
 
+    Memory:
+        What a backward pass keeps, and the activations of heads, d_head wide; no `[batch, pos, head, d_model]`.
+
     Cost:
         One forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
-        methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of
-        a line is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the
-        activations of heads, d_head wide; no `[batch, pos, head, d_model]`. Heads after a norm of their sum (sandwich
-        and output norms): see `edge_scores.Change`.
+        methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a
+        line is a row, and no pass has more rows than the batch (or 32). Heads after a norm of their sum (sandwich and
+        output norms): see `edge_scores.Change`.
+
+    Source:
+        Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery" (eap); Hanna et al. 2024,
+        "Have Faith in Faithfulness" (the integrated methods).
+
+    See also:
+        `edge_effects`: the exact effects. `find_circuit`: keeps the best edges.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -238,7 +258,7 @@ class PairedRuns:
 
     @cached_property
     def change(self) -> SenderChange:
-        """From the own run to the other one."""
+        """Change of every sender from the own run to the other one."""
         return SenderChange.between(self.own.model, self.own.trace, self.other.trace)
 
     def moved(
@@ -260,8 +280,9 @@ class PairedRuns:
 
 @dataclass(frozen=True, eq=False)
 class Between:
-    """The change of a pass whose rows are every example at every point of the line from its corrupted to its clean
-    value; rows are `example, point`.
+    """Change of a pass: the site's value at points of the line from each example's corrupted to its clean value.
+
+    The rows of the pass are `example, point`.
     """
 
     corrupt: Float[Tensor, "b p d"]
@@ -269,14 +290,14 @@ class Between:
     points: Float[Tensor, "k"]
 
     def __call__(self, value: Float[Tensor, "r p d"]) -> Float[Tensor, "r p d"]:
-        """What stands at the site instead of its value."""
+        """The values that replace the site's own."""
         start, end = (wide(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))
         share = sent(self.points.to(start.dtype), value.device)[:, None, None]
         return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)
 
 
 def _reads(model: Transformer, graph: EdgeGraph, line: GradientLine) -> tuple[Read, ...]:
-    """What both runs record: senders, and under eap-ig-activations what moves."""
+    """Reads of both runs: senders, and under eap-ig-activations the outputs that move."""
     moving = [each.site for each in _sublayers(graph)] if line.method == "eap-ig-activations" else []
     return tuple(dict.fromkeys((*SenderChange.reads(model), *map(Read, moving))))
 

@@ -1,4 +1,4 @@
-"""A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
+"""A circuit: some edges of a model's graph with their scores, and a record of how they were found; kept in JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SHOWN = 5
-"""Edges that a circuit's text names: the largest."""
+"""Number of largest edges that a circuit's text names."""
 FORMAT = 3
 """Version of the file. Version 1, which spelled parts otherwise and scored in the other direction, and version 2, which
 had neither faithfulness nor notes, are read too."""
@@ -35,23 +35,25 @@ had neither faithfulness nor notes, are read too."""
 
 @dataclass(frozen=True)
 class CircuitProtocol:
-    """How a circuit was found: enough to find it again."""
+    """Record of how a circuit was found, enough to find it again."""
 
     metric: str
     unit: str
     method: str
-    """What scored the edges: a method of edge attribution, "exact", or a word of your own."""
+    """How edges were scored: a method of edge attribution, "exact", or a word of your own."""
     search: str
     """How edges were picked by their scores."""
     replacement: str
-    """What the edges outside carry: "resample", "mean" or "zero"."""
+    """Values of the edges outside: "resample", "mean" or "zero"."""
     n: int
-    """Pairs of prompts."""
+    """Number of pairs of prompts."""
     seed: int | None = None
-    """The seed that the prompts were drawn with, if somebody said so."""
+    """Seed that the prompts were drawn with; None: not said."""
     direction: Direction = "denoise"
-    """What a score is the effect of: "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the
-    clean run."""
+    """Run that a score is an effect in.
+
+    "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the clean run.
+    """
     faithfulness: float | None = None
     """The share of the metric's difference between the whole model and no edge that the circuit keeps on those pairs;
     None where no circuit was run."""
@@ -60,11 +62,11 @@ class CircuitProtocol:
 @public()
 @dataclass(frozen=True, repr=False)
 class Circuit(Viewable):
-    """Edges of a model with their scores, in the order of the graph, by name in any spelling.
+    """A circuit: edges of a model with their scores, in the order of the graph, by name in any spelling.
 
     Raises:
         KeyError: an edge that the graph does not have.
-        ValueError: a score that is no number, or an edge that comes twice.
+        ValueError: a score that is no finite number, or an edge that comes twice.
 
     Example:
         >>> graph = EdgeGraph.of(model.cfg)
@@ -80,7 +82,7 @@ class Circuit(Viewable):
     task: str = ""
     protocol: CircuitProtocol | None = None
     notes: tuple[str, ...] = ()
-    """What the circuit is other or less than asked, in sentences: edges pruned, a size that was chosen, ..."""
+    """Sentences about how the circuit differs from what was requested: edges pruned, a size that was chosen, ..."""
     _known: Bool[Tensor, "sender receiver"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +116,7 @@ class Circuit(Viewable):
 
     @classmethod
     def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
-        """The circuit in the answer to `FindCircuit`. ValueError for another result."""
+        """The circuit in the result of `FindCircuit`. ValueError for another result."""
         if "kept" not in result or "circuit" not in result.attrs:
             raise ValueError("the result of FindCircuit is required, with the edges that it kept")
         held = json.loads(result.attrs["circuit"])
@@ -124,7 +126,7 @@ class Circuit(Viewable):
         return cls.of(graph, kept, scores, model=model, task=held["task"], protocol=how, notes=notes)
 
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
-        """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
+        """Arguments that make the circuit again in another process: its read-only scores cannot be pickled."""
         return type(self), (
             self.graph,
             dict(self.scores),
@@ -178,13 +180,13 @@ class Circuit(Viewable):
         return tuple(node for node in (*self.graph.senders, LOGITS) if node in ends)
 
     def pruned(self) -> Circuit:
-        """Without the edges that are on no path from the input to the logits."""
+        """The circuit without the edges that are on no path from the input to the logits."""
         kept = connected(self.graph, self._known)
         left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
         return Circuit(self.graph, left, self.model, self.task, self.protocol, self.notes)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a JSON file."""
+        """Write the circuit to a JSON file."""
         held = {
             "format": FORMAT, "model": self.model, "task": self.task, "graph": asdict(self.graph),
             "protocol": None if self.protocol is None else asdict(self.protocol), "edges": dict(self.scores),
@@ -195,7 +197,7 @@ class Circuit(Viewable):
 
     @classmethod
     def load(cls, path: str | Path) -> Circuit:
-        """Read it from a JSON file, one of the first edition (format 1) too.
+        """The circuit in a JSON file, in any version of the format.
 
         Raises:
             ValueError: a file that holds something else, or another version.
@@ -218,9 +220,9 @@ class Circuit(Viewable):
 
 
 def protocol_of(held: object, version: object) -> CircuitProtocol | None:
-    """The protocol in a file; ValueError for what is none.
+    """The protocol in a file. ValueError for something else.
 
-    Those of version 1 were always scored by what corrupting an edge changes; before version 3 no circuit was run.
+    Protocols of version 1 were always scored by what corrupting an edge changes; before version 3 no circuit was run.
     """
     if held is None:
         return None
@@ -229,18 +231,18 @@ def protocol_of(held: object, version: object) -> CircuitProtocol | None:
 
 
 def graph_of(held: object) -> EdgeGraph:
-    """The graph of edges in a file; ValueError for what is none."""
+    """The edge graph in a file. ValueError for something else."""
     return built(EdgeGraph, held)  # type: ignore[arg-type]
 
 
 def connected(
     graph: EdgeGraph, kept: Bool[Tensor, "*c sender receiver"]
 ) -> Bool[Tensor, "*c sender receiver"]:
-    """The edges on a path from the input to the logits inside these edges; of one set of edges, or of each of several.
+    """Mask of the edges that are on a path from the input to the logits inside the given edges.
 
     A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
-    input is, or are heard by nobody: with resampled replacements, dropping them changes no number, unless a norm of the
-    sum of a layer's heads (sandwich and output norms) hears them all.
+    input is, or nothing reads them: with resampled replacements, dropping them changes no number, unless a norm of the
+    sum of a layer's heads (sandwich and output norms) reads them all.
     """
     computes, kept = computing(graph), kept & graph.exists
     while True:
@@ -257,7 +259,7 @@ def connected(
 
 @functools.cache
 def computing(graph: EdgeGraph) -> Bool[Tensor, "receiver sender"]:
-    """Which senders compute with each input: one, or the heads that share it, or, for the logits, none."""
+    """Mask of the senders that compute with each input: one, or the heads that share it, or, for the logits, none."""
     found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
     places = {name: i for i, name in enumerate(graph.senders)}
     for receiver in range(len(graph.receivers) - 1):

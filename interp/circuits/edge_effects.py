@@ -1,4 +1,4 @@
-"""The exact effect of changing edges one at a time, all of a small model's or some: what edge attribution estimates."""
+"""Exact effect of changing edges one at a time, all of a small model's or some: what edge attribution estimates."""
 
 from __future__ import annotations
 
@@ -45,20 +45,31 @@ if TYPE_CHECKING:
 
 
 MANY = 5_000
-"""Edges beyond which a call says beforehand that there are so many."""
+"""Edges from which a call notes beforehand that there are so many."""
 PRESELECTING: EdgeMethod = "eap-ig-inputs"
-"""The estimate by which the largest edges are found: it sees what a sure softmax hides from a single gradient."""
+"""The estimate that finds the largest edges: it sees effects that a saturated softmax hides from one gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeEffects(Question):
-    """The exact effect of edges; `edge_effects` describes the result. Asked of pairs of prompts.
+    """Exact effect of each edge on the metric when it carries the other run's value, for pairs of prompts.
 
     Args:
-        metric: None = the logit difference of the answers that the data bring.
-        direction: denoise: clean values into the corrupted run; noise: the other way round.
-        each: Whether every prompt's effects are kept.
-        edges: The edges that are changed, by name; None = all.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts.
+        direction: "denoise" puts clean values into the corrupted run, "noise" the other way round.
+        each: whether every prompt's effects are kept.
+        edges: edges that are changed, by name; None: all.
+
+    Returns:
+        The Dataset of `edge_effects`.
+
+    Raises:
+        ValueError: models (or edits) whose stream is no sum.
+        KeyError: an edge that the model does not have.
+
+    See also:
+        `edge_effects`: the function, which also takes a number of edges.
     """
 
     metric: Metric | LogitFunction | None = None
@@ -88,34 +99,52 @@ def edge_effects(
     each: bool = False,
     edges: Count | Sequence[str] | None = None,
 ) -> xr.Dataset:
-    """The exact change of the metric when one edge carries the other run's value, for every edge or some.
+    """Exact effect of each edge, or of some, on the metric when it carries the other run's value.
 
     Edge u -> v: v reads u's output of the other run, all else as in the own run, and everything after v is recomputed
-    (path patching of a single edge: Goldowsky-Dill et al. 2023, arXiv:2304.05969). denoise: the clean run's values into
-    the corrupted run, positive where the clean edge raises the metric; noise: the other way round.
+    (path patching of a single edge).
 
     Args:
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        direction: "denoise" puts the clean run's values into the corrupted run, so that the effect is positive where
+            the clean edge raises the metric; "noise" the other way round.
+        each: whether every prompt's effects are kept.
         edges: which edges are changed: by name ("L0.mlp->L3H1.q"), or how many, those of the largest estimates by
-            `edge_attribution` (method "eap-ig-inputs") on the same pairs; None = all. An edge that the estimate takes
-            for small is then not looked at, and a note says how many were not.
-        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
-            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+            `edge_attribution` (method "eap-ig-inputs") on the same pairs; None: all. An edge that the estimate takes
+            for small is then not measured, and a note says how many were not.
 
     Returns:
-        What `edge_attribution` returns, which estimates it: Dataset[sender, receiver] with `value`, `low`, `high`
-        (NaN where there is no edge, or none that was asked for) and `n`, `normalised`, `changed` (whether the edge
-        carries anything else in any prompt), `clean` and `corrupt`, the coordinate `edge`; with `each`, every
-        prompt's effects.
+        Dataset over `sender` and `receiver`, in the metric's unit, as from `edge_attribution`, which estimates it. The
+        coordinate `edge` names every edge.
+
+        - `value`: effect, mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN where there is
+          no edge, or none that was changed) and `n`.
+        - `normalised`: `value` as a share of the difference between the runs.
+        - `changed`: whether the edge carries anything else in any prompt.
+        - `clean`, `corrupt`: metric of both runs. `each` [prompt, sender, receiver], with `each`: every prompt's
+          effects.
 
     Raises:
-        ValueError: pairs that do not align, models (or edits) whose stream is no sum (`EdgeGraph.of`), and a number
-            of edges outside 1 to all.
+        ValueError: pairs that do not align, models (or edits) whose stream is no sum (`EdgeGraph.of`), and a number of
+            edges outside 1 to all.
         KeyError: an edge that the model does not have.
+
+    Memory:
+        What every sender adds, in d_model.
 
     Cost:
         One planned sweep per input site; an edge is a pass from its receiver's block on, half a pass on the average.
-        All 32 491 of GPT-2 small are for patient people; a note says so, and a bar how long it will be. Memory: what
-        every sender says in d_model.
+        All 32 491 of GPT-2 small are for patient people; a note says so, and a bar how long it will be.
+
+    Source:
+        Goldowsky-Dill et al. 2023, arXiv:2304.05969.
+
+    See also:
+        `edge_attribution`: estimates of all edges from one backward pass.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -151,7 +180,7 @@ def _measured(
     metric: Metric,
     direction: Direction,
 ) -> Steps[MeasuredEffects]:
-    """The effects in some pairs, 0 for edges that are not asked for, and the metric of both runs."""
+    """The effects in some pairs, 0 for edges that are not measured, and the metric of both runs."""
     pair, reads = Contrast.of(batch, direction), SenderChange.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
@@ -182,7 +211,7 @@ def _measured(
 
 
 def _read(site: str, edited: set[str]) -> str:
-    """Where the stream that an input reads can be recorded once, without a copy for every head."""
+    """Site where the stream that an input reads can be recorded once, without a copy for every head."""
     block, _, name = site.rpartition(".")
     own = not name.startswith(("hook_q", "hook_k", "hook_v")) or site in edited
     return site if own else f"{block}.hook_resid_pre"
@@ -195,7 +224,12 @@ def _variants(
     cells: Int[Tensor, "n 2"],
     heads: int,
 ) -> list[Variant]:
-    """One per sender and input (`cells`), which reads the stream with that sender's change; 0 heads: no head axis."""
+    """One variant per sender and input, which reads the stream with that sender's change.
+
+    Args:
+        cells: senders and inputs.
+        heads: heads of the input's site; 0: it has no head axis.
+    """
     found, dim = [], "head" if "hook_q" in site else "kv_head"
     for sender, some in groupby(cells.tolist(), key=itemgetter(0)):
         moved = change[:, sender]

@@ -1,4 +1,4 @@
-"""What a ranking of edges is worth: how well it knows a planted circuit, and how much it depends on the prompts."""
+"""Quality of a ranking of edges: how well it finds a planted circuit, and how much it depends on the prompts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,23 @@ Rank = Literal["magnitude", "helpful"]
 def edge_stability(
     scores: xr.Dataset, top: int, *, rank: Rank = "magnitude", resamples: Count = 200, seed: Seed = 0
 ) -> xr.Dataset:
-    """How much the best edges depend on the prompts that scored them.
+    """Overlap of the best edges between bootstrap resamples of the prompts that scored them.
 
     Args:
-        scores: with every prompt's, `edge_attribution(..., each=True)`.
+        scores: table of edge scores with every prompt's, from `edge_attribution(..., each=True)`.
+        top: number of best edges that are compared.
+        rank: by what edges are the best: "magnitude", the absolute score, or "helpful", what helps first.
+        resamples: number of bootstrap resamples of the prompts.
+        seed: seed of the resamples.
 
     Returns:
-        Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
-        `top` edges (the Jaccard index; 1: always the same ones), `null`, that of two random sets (of their expected
-        overlap), and `kept` [sender, receiver], the share of resamples in which an edge is among the best; NaN where
-        there is no edge. `interp.frame(result, "kept")` has a row for each edge.
+        Dataset with
+
+        - `value`: mean over all pairs of resamples of |A and B| / |A or B| of their best `top` edges (the Jaccard
+          index; 1: always the same ones).
+        - `null`: that of two random sets (of their expected overlap).
+        - `kept` [sender, receiver]: share of resamples in which an edge is among the best; NaN where there is no edge.
+          `interp.frame(result, "kept")` has a row for each edge.
 
     Raises:
         ValueError: scores without `each`, a number of edges outside 1 to all, or fewer than 2 resamples.
@@ -97,7 +104,7 @@ def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
 
 
 def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
-    """`edge_auroc`, and how often as many random edges have as large a one."""
+    """The area `edge_auroc`, and the p-value: how often as many random edges have as large a one."""
     from scipy.stats import mannwhitneyu
 
     values = torch.from_numpy(abs(scores.value).values)
@@ -115,19 +122,27 @@ def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, 
 
 @public()
 def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Dataset:
-    """How well each table of scores knows a planted circuit.
+    """How well the scores of each table find a planted circuit, with p-values against random edges.
 
     Args:
-        planted: the edges, in any spelling.
+        tables: tables of edge scores, from `edge_attribution` or `edge_effects`.
+        planted: edges of the planted circuit, in any spelling.
 
     Returns:
-        Dataset[attribution, score]: `value` with its `null`, what random scores have, and `p`, one-sided, how often
-        as many edges drawn at random are known as well. They are no means over prompts: `low` and `high` are the
-        value itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute score than another one
-        (`edge_auroc`; p: Mann and Whitney). `recall`: the share of the planted edges among as many largest absolute
-        scores (p: the hypergeometric law, exact; a whole number of edges, so at most a twentieth of random circuits
-        have p <= .05). `attribution` is the method of each table. (A dim called `method` could not be selected from:
-        xarray's `sel` has an option of that name.)
+        Dataset over `attribution`, the method of each table, and `score`. (A dim called `method` could not be selected
+        from: xarray's `sel` has an option of that name.)
+
+        - `value`: `auroc`, the chance that a planted edge has a larger absolute score than another one (`edge_auroc`);
+          `recall`, the share of the planted edges among as many largest absolute scores. They are no means over
+          prompts: `low` and `high` are the value itself, n = 0.
+        - `null`: the value of random scores.
+        - `p`: one-sided, how often as many edges drawn at random are found as well. For `auroc` by Mann and Whitney;
+          for `recall` by the hypergeometric law, exact (a whole number of edges, so at most a twentieth of random
+          circuits have p <= .05).
+
+    Raises:
+        ValueError: no table, one without scores of edges, or planted edges that are none or all of a table's.
+        KeyError: a planted edge that a table does not have.
 
     Example:
         >>> from interp.circuits import edge_effects
@@ -160,7 +175,7 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
 
 
 def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
-    """The share of the planted edges among the best ones, and how often as many random edges have as large a one."""
+    """Share of the planted edges among the best ones, and the p-value: how often random edges have as large a one."""
     from scipy.stats import hypergeom
 
     best = largest(worth(table), len(planted)).nonzero().tolist()
@@ -170,7 +185,7 @@ def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
 
 
 def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:
-    """The weight of each of n prompts: all alike, then that of bootstrap resamples; NaN for a single prompt."""
+    """Weights of n prompts: all alike in the first row, then bootstrap resamples; NaN for a single prompt."""
     counts = (
         generator.multinomial(n, np.full(n, 1 / n), size=resamples)
         if n > 1
@@ -180,10 +195,10 @@ def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[T
 
 
 def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
-    """What each edge is ranked by, from a table of scores; -inf where there is no edge.
+    """Value by which each edge is ranked, from a table of scores; -inf where there is no edge.
 
-    magnitude: the absolute score. helpful: the score signed such that an edge that moves the metric the way the run
-    does that its value comes from stands first, and one that does the contrary last.
+    magnitude: the absolute score. helpful: the score, signed so that an edge that moves the metric towards the run
+    that values come from ranks first, and one that moves it away ranks last.
     """
     return valued(torch.from_numpy(table.value.values), rank, towards(table))
 
@@ -195,7 +210,7 @@ def towards(table: xr.Dataset) -> int:
 
 
 def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, "*n"]:
-    """`worth` of scores, given what `towards` says of their table."""
+    """The values of `worth` for scores, given the sign from `towards` of their table."""
     values = scores.abs() if rank == "magnitude" else scores * sign
     return values.nan_to_num(nan=-torch.inf)
 
@@ -203,7 +218,7 @@ def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, 
 def largest(
     values: Float[Tensor, "sender receiver"], n: int | Sequence[int]
 ) -> Bool[Tensor, "*n sender receiver"]:
-    """The n largest, or those of each of several n; of equal ones those that come first in the graph."""
+    """Mask of the n largest values, or of those of each of several n; ties go to the first in the graph."""
     place = values.flatten().argsort(descending=True, stable=True).argsort()
     found = place < torch.tensor(n)[..., None]
     return found.unflatten(-1, values.shape) & ~values.isneginf()

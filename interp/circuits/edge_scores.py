@@ -1,10 +1,10 @@
-"""The kernel of edge attribution: what every sender changed, against the gradient at every receiver.
+"""The kernel of edge attribution: the change of every sender against the gradient at every receiver.
 
-The score of an edge u -> v is the sum over positions of (u's change) . (gradient at v's input), both d_model wide. Kept
-are only the changes of z and the gradients of q, k, v, d_head wide per head; both sides are carried to d_model for a
-few positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions and
-d_model is one matrix product per layer. Memory is linear in heads * d_head, and in d_model, per layer and position;
-what is d_model wide per head has a fixed size (`experiments/bench/attribution_patching.py`).
+The score of an edge u -> v is the sum over positions of (u's change) . (gradient at v's input), both d_model wide.
+Kept are only the changes of z and the gradients of q, k, v, d_head wide per head; both sides are carried to d_model
+for a few positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions
+and d_model is one matrix product per layer. Memory is linear in heads * d_head, and in d_model, per layer and
+position; what is d_model wide per head has a fixed size (`experiments/bench/attribution_patching.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,18 +31,21 @@ _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 _SUMMED = (
     "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_in", "ln1_post.hook_normalized",
 )  # fmt: skip
-"""Sites of a block that hold sums of what senders say: a constant may be added there, and nothing else be done."""
+"""Sites of a block that hold sums of senders' outputs: a constant may be added there, and nothing else be done."""
 _INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
 _BY_HAND = ("ln1.hook_normalized", *_HEADS)
 """Sites through which the gradients of edge attribution are carried by hand."""
 
 
 def check_edits(model: Transformer, *, gradients: bool = False) -> None:
-    """ValueError for an edited model whose edges mean nothing: inputs that are no sums of what its senders say.
+    """ValueError for edits under which edges mean nothing: inputs that are no sums of the senders' outputs.
 
-    Edits of embeddings, inside attention and MLPs, and of what heads (z) and MLPs add are what the senders say; what is
-    added to the stream is the same in both runs. gradients: whether gradients are carried from queries, keys and values
-    to the stream by hand, as edge attribution does, past what may be edited between them.
+    Edits of embeddings, inside attention and MLPs, and of what heads (z) and MLPs add are the senders' outputs; what
+    is added to the stream is the same in both runs.
+
+    Args:
+        gradients: whether gradients are carried from queries, keys and values to the stream by hand, as edge
+            attribution does, past what may be edited between them.
     """
     added = (*_SUMMED, *(_BY_HAND if gradients else _INPUTS))
     never = ("attn.hook_result", *((*_INPUTS, "ln1.hook_scale") if gradients else ()))
@@ -57,7 +60,7 @@ def check_edits(model: Transformer, *, gradients: bool = False) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SenderChange:
-    """What every sender adds to the stream in another run minus the run itself; heads as z, d_head wide.
+    """Change of each sender's addition to the stream, another run minus the run itself; heads as z, d_head wide.
 
     The share of a head whose layer norms the sum of its heads (sandwich and output norms) is what the norm makes of its
     z W_O at the scale of the run itself: shares, and b_O's, sum to what the layer adds in either run. b_O's share then
@@ -71,7 +74,7 @@ class SenderChange:
 
     @classmethod
     def reads(cls, model: Transformer) -> tuple[Read, ...]:
-        """What both runs have to record."""
+        """The sites that both runs have to record."""
         names = ["attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
         sites = [START]
         for layer in range(model.config.n_layers):
@@ -95,7 +98,7 @@ class SenderChange:
         return cls(model, change(START), tuple(heads(layer) for layer in layers), tuple(mlp))
 
     def vectors(self, graph: EdgeGraph, rows: slice, columns: slice) -> Float[Tensor, "b s c d"]:
-        """What every sender changed at some positions of some rows."""
+        """Change of every sender's addition to the stream at some positions of some rows."""
         start = self.start[rows, columns]
         b, c, d = start.shape
         found = start.new_empty(b, len(graph.senders), c, d)
@@ -116,19 +119,19 @@ class SenderChange:
 class Gradients:
     """d metric / d input of receivers at k points of each example, already weighted; heads' as of q, k and v.
 
-    Layers whose receivers see none of the senders asked about may be missing.
+    Layers may be missing if their receivers see none of the senders in question.
     """
 
     model: Transformer
     heads: Mapping[int, Float[Tensor, "b k p r e"]]
     stream: Mapping[int, Float[Tensor, "b k p d"]]
-    """What the heads of a layer read, before their norm."""
+    """Input of the heads of a layer, before their norm."""
     mlp: Mapping[int, Float[Tensor, "b p d"]]
     end: Float[Tensor, "b p d"]
 
     @classmethod
     def reads(cls, model: Transformer, layers: range, mlps: range) -> tuple[Read, ...]:
-        """What a differentiated pass has to answer for the heads of some layers, and the MLPs of some."""
+        """The reads of a differentiated pass for the heads of some layers, and the MLPs of some."""
         heads = [Read(f"blocks.{layer}.{name}", grad=True) for layer in layers for name in _HEADS]
         mlp = [Read(f"blocks.{layer}.hook_mlp_in", grad=True) for layer in mlps]
         streams = [Read(f"blocks.{layer}.hook_resid_pre") for layer in layers]
@@ -136,7 +139,7 @@ class Gradients:
 
     @classmethod
     def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":
-        """The answers of a pass whose rows are `example, point`, with the weight of every point."""
+        """The gradients from a pass whose rows are `example, point`, with the weight of every point."""
         asked = {read.site for read in trace if read.grad}
         layers = range(model.config.n_layers)
 
@@ -190,7 +193,7 @@ def edge_scores(
 def _received(
     graph: EdgeGraph, gradients: Gradients, rows: slice, columns: slice
 ) -> Iterator[tuple[slice, int, Float[Tensor, "b r c d"]]]:
-    """Receivers, how many senders the furthest-seeing of them sees, and the gradients at their inputs."""
+    """Receivers, the number of senders that the furthest-seeing of them sees, and the gradients at their inputs."""
     for layer in range(graph.n_layers):
         parts, inputs = [], graph.inputs(layer)
         first = last = inputs.stop

@@ -33,40 +33,41 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TOOL, FORMAT = "interp", 2
-"""By what we know a file of ours, and the version of what we add to the format. Version 1, which spelled parts
-otherwise, is read too."""
+"""Name that marks a file of ours, and the version of what we add to the format. Version 1, which spelled parts
+otherwise, is read too.
+"""
 WEIGHT = {
     "denoise": "the estimated change of the corrupted prompt's metric when the edge carries the clean prompt's value",
     "noise": "minus the estimated change of the metric when the edge carries the corrupted prompt's value",
 }
-"""What a weight is, by the direction of the scores: positive weights speak for the answer in both."""
+"""Meaning of a weight, by the direction of the scores: positive weights speak for the answer in both."""
 PLACES = "all positions together; every node stands at the last token because the format requires a place"
 GROUP = re.compile(r"L(\d+)G(\d+)")
-"""The node that stands for the keys and values of a group of heads: what their inputs have in common as a name."""
+"""Pattern of the node for keys and values of a group of heads: the name that its inputs have in common."""
 
 
 @public()
 @dataclass(frozen=True)
 class GraphPrompt:
-    """The one prompt that a graph is about: what the format requires beside the circuit."""
+    """The prompt of a graph, which the file format requires besides the circuit."""
 
     prompt: str
     tokens: tuple[str, ...]
     answer: str
     probability: float
-    """Of the answer as next token."""
+    """Probability of the answer as next token."""
     wrong: str | None = None
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node of a file: a token, a feature, an error, a logit; or of ours a head, an MLP, the input, the logits."""
+    """One node of a file: a token, a feature, an error, a logit; in our files a head, an MLP, input or logits."""
 
     name: str
     kind: str
     """The format's `feature_type`."""
     layer: str
-    """As the file says it: a number, or E for embeddings."""
+    """The layer as the file says it: a number, or E for embeddings."""
     position: int
     label: str
     feature: int | None = None
@@ -76,7 +77,7 @@ class GraphNode:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph(Brief):
-    """A graph as its file has it: every node by name, every link with its weight."""
+    """An attribution graph from a file: every node by name, every link with its weight."""
 
     slug: str
     model: str
@@ -86,11 +87,14 @@ class AttributionGraph(Brief):
     links: pd.DataFrame
     """source, target, weight; in the order of the file."""
     supernodes: tuple[tuple[str, ...], ...] = ()
-    """Groups that somebody made: a label, then names of nodes."""
+    """Groups that a user made: a label, then names of nodes."""
     ours: Mapping[str, object] | None = None
-    """What `write_attribution_graph` noted; None in files of others."""
+    """Notes of `write_attribution_graph`; None in files of other tools."""
     parts: tuple[Mapping[str, float], ...] = ()
-    """Of our files for each link its weight by what it enters (`q`, `k`, `v`, or nothing for MLPs and logits)."""
+    """For each link of our files, its weight by the input that it enters.
+
+    `q`, `k`, `v`, or nothing for MLPs and logits.
+    """
 
     def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
@@ -105,8 +109,8 @@ class AttributionGraph(Brief):
         """The circuit that `write_attribution_graph` wrote, bit for bit.
 
         Raises:
-            ValueError: a graph of others: transcoder features, errors and tokens are no nodes of an edge graph, and
-                their weights no changes of a metric.
+            ValueError: a graph of another tool: transcoder features, errors and tokens are no nodes of an edge graph,
+                and their weights no changes of a metric.
         """
         if self.ours is None:
             kinds = Counter(node.kind for node in self.nodes)
@@ -129,19 +133,27 @@ class AttributionGraph(Brief):
 
 @public()
 def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
-    """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
+    """Write a circuit of one prompt as an attribution graph for Neuronpedia's viewer or `read_attribution_graph`.
 
     A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
-    into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each is
-    kept in `parts`). Keys and values that heads share enter a node of their own (`L1G0`), from which no link goes on.
-    The node `logits` stands for the metric.
+    into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each
+    is kept in `parts`). Keys and values that heads share enter a node of their own (`L1G0`), from which no link goes
+    on. The node `logits` stands for the metric.
+
+    Args:
+        circuit: the circuit, scored on one pair of prompts.
+        asked: the prompt, its tokens, and its answer with its probability.
+        path: JSON file to write.
 
     Raises:
         ValueError: a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
 
     Caveats:
-        Weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
-        requires a layer above 0, so a model of one layer cannot be shown there.
+        Weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer requires
+        a layer above 0, so a model of one layer cannot be shown there.
+
+    Source:
+        Ameisen et al. 2025, "Circuit Tracing".
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
@@ -177,9 +189,19 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
 def read_attribution_graph(path: str | Path) -> AttributionGraph:
     """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
 
+    Args:
+        path: the file.
+
+    Returns:
+        The graph with all its nodes and links.
+
     Raises:
         ValueError: a file that is no such graph: a required key missing, two nodes of one name, a link to a node that
             is not there or without a finite weight, parts that do not sum to their link, another version of ours.
+        FileNotFoundError: no file.
+
+    See also:
+        `AttributionGraph.circuit`: the circuit of a file that `write_attribution_graph` wrote.
     """
     required = f"an attribution graph in JSON is required, {path} is"
     try:
@@ -204,7 +226,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
 
 
 def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
-    """By sender and receiving node the weights of what enters there."""
+    """Weights of the edges between each sender and receiving node, by the input that they enter."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     sign = _sign(circuit.protocol)
     for edge, score in circuit.scores.items():
@@ -215,12 +237,12 @@ def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _sign(how: CircuitProtocol | None) -> float:
-    """What turns a score into a weight that speaks for the answer."""
+    """Sign that turns a score into a weight that speaks for the answer."""
     return -1.0 if how is not None and how.direction == "noise" else 1.0
 
 
 def _entered(receiver: Part) -> tuple[str, str]:
-    """The node that a receiver belongs to, and which of its inputs it is: "" where it has only one."""
+    """The node that a receiver belongs to, and the letter of its input: "" where it has only one."""
     letters = {"query": "q", "key": "k", "value": "v", "group_key": "k", "group_value": "v"}
     if receiver.kind in ("group_key", "group_value"):
         return f"L{receiver.layer}G{receiver.index}", letters[receiver.kind]
@@ -255,7 +277,7 @@ def _metadata(circuit: Circuit, asked: GraphPrompt, slug: str) -> dict[str, obje
 
 
 def _order(name: str) -> tuple[int, int, int]:
-    """Where a node comes in the forward pass."""
+    """Sort key of a node: its place in the forward pass."""
     if name in (INPUT, LOGITS):
         return (-1 if name == INPUT else 1 << 30), 0, 0
     kind, layer, index = _placed(name)
@@ -272,7 +294,7 @@ def _placed(name: str) -> tuple[str, int, int | None]:
 
 
 def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
-    """One node in the format's words; a head's number is its index in the layer, what has none says null."""
+    """One node as the format has it; a head's number is its index in the layer, other nodes have null."""
     feature = None
     if name == INPUT:
         kind, label, where = "input", "embeddings", "E"
@@ -306,7 +328,7 @@ def _check_keys(held: object, wanted: Sequence[str], where: object) -> None:
 
 
 def _check_kinds(held: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
-    """ValueError for an entry of another kind; whether it has to be there is for `_check_keys` to say."""
+    """ValueError for an entry of another kind; whether it has to be there is checked by `_check_keys`."""
     for key, kind in kinds.items():
         if key in held and not isinstance(held[key], kind):
             raise ValueError(f"{key} of {where} must be {kind.__name__}, got {shown(held[key])}")
@@ -324,7 +346,7 @@ def _words(held: object, what: str, path: object) -> tuple[str, ...]:
 
 
 def _groups(held: object, path: object) -> tuple[tuple[str, ...], ...]:
-    """The groups that somebody made in the viewer, whose settings are not required."""
+    """Groups that a user made in the viewer, whose settings are not required."""
     groups = {} if held is None else held
     _check_kinds({"qParams": groups}, {"qParams": dict}, path)
     assert isinstance(groups, dict)
@@ -361,7 +383,7 @@ def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNod
 
 
 def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | None:
-    """What we noted when we wrote the file; None if others did."""
+    """Our notes in the file; None if another tool wrote it."""
     note = about.get("generation_settings")
     if not isinstance(note, Mapping) or note.get("tool") != TOOL:
         return None

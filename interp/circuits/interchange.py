@@ -1,9 +1,9 @@
 """Running a model with the edges of some circuits only: the metric of every pair under every circuit.
 
-What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. The
-input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of what the kept senders
-say in THIS run, in which they themselves hear the circuit only, and of what the dropped ones said in the run that
-replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
+What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing.
+The input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of the kept
+senders' outputs in THIS run, in which they themselves read the circuit only, and of the dropped ones' outputs in the
+run that replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
 arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replaced_u - current_u) added to each input
 (`DroppedEdges`); all circuits of one question are rows of common passes.
 """
@@ -53,21 +53,34 @@ if TYPE_CHECKING:
 
 
 ReadValues = Mapping[Read, Tensor]
-"""Answers to `edge_scores.Change.reads`."""
+"""Values of the reads of `edge_scores.SenderChange.reads`."""
 
 
 def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
-    """What every sender adds to the stream on some prompts, by the site where it is read; heads as z, d_head wide.
+    """Addition of every sender to the stream on some prompts, by the site where it is read; heads as z, d_head wide.
 
-    After a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its
-    own run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
+    After a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its own
+    run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
     whose z is 1 / scale.
+
+    Args:
+        batch: the prompts.
+
+    Returns:
+        By site: [b, p, d], or [b, p, h, e] for heads.
     """
     return said_in(model, observe(model, batch, SenderChange.reads(model), answers_only=True).trace)
 
 
 def said_in(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "b p ..."]]:
-    """What every sender adds to the stream in a pass that was recorded, see `said_by_senders`."""
+    """Addition of every sender to the stream in a pass that was recorded.
+
+    Args:
+        values: the pass's answers to `SenderChange.reads`.
+
+    Returns:
+        By site, as from `said_by_senders`.
+    """
     found = {START: wide(values[Read(START)])}
     for layer in range(model.config.n_layers):
         found[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
@@ -77,7 +90,13 @@ def said_in(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "
 
 
 def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
-    """Nothing, for all examples and positions; a bias after a norm is no head's, it stays what it is."""
+    """Zero additions of all senders, the replacement "zero", for all examples and positions.
+
+    A bias after a norm is no head's, it stays what it is.
+
+    Returns:
+        By site: zeros [1, 1, 1], or [1, 1, h, 1] for heads.
+    """
     stream = wide(model.embed.weight[:0]).new_zeros(1, 1, 1)
     z = stream.expand(1, 1, model.config.n_heads)[..., None]
     sites = [read.site for read in SenderChange.reads(model)]
@@ -85,7 +104,15 @@ def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
 
 
 def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Tensor, "n p h e"]:
-    """What the heads of a layer say, see `said_by_senders`."""
+    """Outputs of the heads of a layer in a recorded pass, d_head wide, as in `said_by_senders`.
+
+    Args:
+        values: the pass's answers to `SenderChange.reads`.
+        layer: the layer.
+
+    Returns:
+        [n, p, h, e]; with an output norm and a bias b_O, that is one head more.
+    """
     z, post = wide(values[Read(f"blocks.{layer}.attn.hook_z")]), Read(f"blocks.{layer}.ln1_post.hook_scale")
     if post not in values:
         return z
@@ -98,7 +125,14 @@ def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Te
 
 
 def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
-    """What turns the `head_outputs` of a layer into what is added to the stream."""
+    """Matrices that carry the `head_outputs` of a layer to the stream.
+
+    Args:
+        layer: the layer.
+
+    Returns:
+        [h, e, d].
+    """
     out, norm = wide(Weights(model).layer(layer).W_O), output_norm(model, layer, "attn_out")
     bias = model.block(layer).attn.out.bias
     if norm.sites and bias is not None:
@@ -109,13 +143,22 @@ def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
 
 
 def mlp_output(values: ReadValues, layer: int) -> Float[Tensor, "n p d"]:
-    """What the MLP of a layer adds to the stream."""
+    """Addition of the MLP of a layer to the stream in a recorded pass.
+
+    Args:
+        values: the pass's answers to `SenderChange.reads`.
+        layer: the layer.
+
+    Returns:
+        [n, p, d].
+    """
     return wide(values[Read(f"blocks.{layer}.hook_mlp_out")])
 
 
 Replacement = Literal["resample", "mean", "zero"]
-"""What a dropped edge carries: its sender's value in the corrupted run of the same pair; its mean over reference
-prompts, position by position; nothing."""
+"""Value of a dropped edge: its sender's value in the corrupted run of the same pair; its mean over reference prompts,
+position by position; nothing.
+"""
 STAND_INS: Mapping[Replacement, StandIn] = MappingProxyType(
     {"resample": Resample(), "mean": Mean(), "zero": Zero()}
 )
@@ -127,38 +170,54 @@ LEAST_ROOM = 128 << 20
 """Bytes of a pass below which products of few rows cost more than they need to: GPT-2's shape with 16 tokens takes 1.26
 s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_passes.py`)."""
 _HELD = "corrections of a layer"
-"""Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
+"""Key in the memory of a pass: corrections of a layer's queries, keys and values, until the last is visited."""
 _LIVE = "what senders say, for gradients"
-"""Where a pass with gradients keeps what its senders say."""
+"""Key in the memory of a pass with gradients: the outputs of its senders."""
 _PARTS = "changes of senders, for gradients"
-"""Where a pass with gradients keeps what is carried to the stream, sender by sender: once a pass."""
+"""Key in the memory of a pass with gradients: changes carried to the stream, sender by sender, once a pass."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
-"""Where it keeps replaced - current of every sender so far, carried to the stream, and how many that is."""
+"""Keys in its memory: replaced - current of every sender so far, carried to the stream, and how many that is."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interchange(Brief, Question):
-    """What the metric is when the model has the edges of a circuit only, for one circuit or many.
+    """The metric of a model that has the edges of a circuit only, for one circuit or many.
 
-    Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
-    95 % interval and `n`; `each` [prompt, circuit]. With all edges it is the clean run, with none, resampled, the
-    corrupted one. Cells of a mask that are no edge do not count.
+    With all edges it is the metric of the clean run, with none, resampled, that of the corrupted one.
 
     Args:
-        circuits: A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges
-            kept.
-        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
-            that the clean prompts bring. One that compares (KL divergence) compares with the clean run.
-        replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same
-            pair; "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position;
-            "zero", nothing. Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per
-            position, about 8 [head, d_model] (the heads' own copies of the stream) and every sender's change [sender,
-            d_model], projected once a pass.
-        reference: The prompts that means are taken over.
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        circuits: a circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept.
+            Cells of a mask that are no edge do not count.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
+
+    Returns:
+        Dataset over `circuit`, in the metric's unit:
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval, and `n`.
+        - `each` [prompt, circuit]: metric of every prompt.
 
     Raises:
-        ValueError: pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
-            circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
+        ValueError: pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement, circuits
+            of another graph, a reference without a mean, or one that lacks positions of the prompts.
+
+    Memory:
+        Circuits and pairs are rows of common passes, as many as memory allows. A row holds, per position, about 8
+        [head, d_model] (the heads' own copies of the stream) and every sender's change [sender, d_model], projected
+        once a pass.
+
+    Source:
+        The evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025, arXiv:2504.13151.
+
+    See also:
+        `evaluate_circuit`: faithfulness, completeness and minimality of one circuit.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -177,7 +236,7 @@ class Interchange(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -199,7 +258,20 @@ def reference_of(
     pairs: DataSource | Data | Pairs,
     metric: Metric | LogitFunction | None,
 ) -> Batch | None:
-    """What means are taken over: the reference, or, for a mean over none, the corrupted prompts of a batch of pairs."""
+    """The prompts that means are taken over: the reference, or the corrupted prompts of a batch of pairs.
+
+    Args:
+        replacement: what dropped edges carry; only "mean" has reference prompts.
+        reference: the prompts that were named, if any.
+        pairs: the data of the question.
+        metric: the metric, whose answers the prompts must bring.
+
+    Returns:
+        The batch; None where there are no means, or where pairs are not in memory.
+
+    Raises:
+        ValueError: reference prompts without means.
+    """
     check_reference(replacement, reference)
     if reference is not None:
         return text_of(model).batch(reference)
@@ -209,13 +281,29 @@ def reference_of(
 
 
 def check_reference(replacement: str, reference: Prompts | None) -> None:
-    """ValueError for reference prompts where nothing takes means."""
+    """ValueError for reference prompts where nothing takes means.
+
+    Args:
+        replacement: what dropped edges carry.
+        reference: the prompts that were named, if any.
+    """
     if reference is not None and replacement != "mean":
         raise ValueError(f"reference prompts belong to replacement='mean', got {replacement!r}")
 
 
 def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender receiver"]:
-    """The edges that each circuit keeps. ValueError for masks of another shape, or circuits of another graph."""
+    """Masks of the edges that each circuit keeps.
+
+    Args:
+        circuits: a circuit, several, or the masks themselves.
+        graph: the model's edge graph.
+
+    Returns:
+        [c, sender, receiver], True at the edges kept.
+
+    Raises:
+        ValueError: masks of another shape, no circuit, or circuits of another graph.
+    """
     if isinstance(circuits, Tensor):
         if circuits.shape[1:] != graph.exists.shape:
             raise ValueError(
@@ -234,19 +322,19 @@ def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender recei
 
 @dataclass(frozen=True, eq=False)
 class CircuitPasses:
-    """How a model is run with some edges only, and what is watched: everything but the circuits and the pairs."""
+    """Settings of passes with some edges only: everything but the circuits and the pairs."""
 
     graph: EdgeGraph
     metric: Metric
     replacement: Replacement
     fill: StandIns
-    """What replaces the senders of the edges outside."""
+    """Values that replace those of the senders of the edges outside."""
 
     @classmethod
     def of(
         cls, model: Subject, metric: Metric, replacement: Replacement, reference: Prompts | None
     ) -> CircuitPasses:
-        """Checked against the model, with the means looked up.
+        """The settings, checked against the model, with the means taken.
 
         Raises:
             ValueError: models or edits whose stream is no sum, a mean without reference prompts, or reference prompts
@@ -269,11 +357,11 @@ class CircuitPasses:
         finish: Callable[[Partial], xr.Dataset],
         estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None = None,
     ) -> ByRow:
-        """The question of every pair's metric under every circuit, as rows `value` [circuit].
+        """The question about every pair's metric under every circuit, as rows `value` [circuit].
 
         Args:
-            estimated: a circuit and some senders of it, for rows `estimate` [sender]: what taking each out of the
-                circuit changes the metric by, to first order.
+            estimated: a circuit and some senders of it, for rows `estimate` [sender]: the change of the metric when
+                each is taken out of the circuit, to first order.
         """
         return ByRow(
             name,
@@ -286,7 +374,7 @@ class CircuitPasses:
 
     @property
     def attrs(self) -> dict[str, str | float | int]:
-        """What a result says of them."""
+        """Attrs of a result of the passes."""
         return {"metric": self.metric.name, "unit": self.metric.unit, "replacement": self.replacement}
 
     def values(
@@ -317,7 +405,7 @@ class CircuitPasses:
         return seen.reference(self.metric)
 
     def _replaced(self, model: Transformer, batch: Batch) -> Steps[Mapping[str, Tensor]]:
-        """What dropped edges carry on some pairs, by the site where their senders are read."""
+        """Values of dropped edges on some pairs, by the site where their senders are read."""
         if self.replacement == "resample":
             seen = yield from recorded(batch.pair()[1], SenderChange.reads(model), exact=True)
             return said_in(model, seen.trace)
@@ -327,7 +415,7 @@ class CircuitPasses:
     def first_order(
         self, model: Transformer, batch: Batch, kept: Bool[Tensor, "sender receiver"]
     ) -> Steps[Float[Tensor, "b sender receiver"]]:
-        """What dropping each edge of one circuit changes the metric by, to first order, in each of some pairs.
+        """Change of the metric when each edge of one circuit is dropped, to first order, in each of some pairs.
 
         The change of the receiver's input, replaced - current, against the gradient there in the run of the circuit,
         into which what the circuit drops does not enter. 0 where the circuit has no edge.
@@ -396,7 +484,15 @@ def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
 
 
 def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int:
-    """How many rows `circuit, pair` one pass may have; everywhere: for a metric that looks at every column."""
+    """Number of rows `circuit, pair` that one pass may have in the memory that is left.
+
+    Args:
+        columns: width of the batch, in tokens.
+        everywhere: whether the metric looks at every column.
+
+    Returns:
+        At least one row.
+    """
     config, graph = model.config, EdgeGraph.of(model.config)
     inside = config.d_model * (8 * config.n_heads + 8 + len(graph.senders))
     said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
@@ -408,7 +504,7 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
 
 
 def _remembered(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
-    """The value of a sender as it is, kept with its gradient for the inputs that hear it."""
+    """The value of a sender as it is, kept with its gradient for the inputs that read it."""
     live = memory.setdefault(_LIVE, {})
     assert isinstance(live, dict)
     live[Read(site)] = value
@@ -416,7 +512,7 @@ def _remembered(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
 
 
 class ReceiverInput(NamedTuple):
-    """Receivers whose inputs are one site."""
+    """One input site and its receivers."""
 
     site: str
     receivers: slice
@@ -427,7 +523,14 @@ class ReceiverInput(NamedTuple):
 
 
 def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[ReceiverInput]:
-    """Every input site, in the order of the pass."""
+    """Every input site of a graph's receivers, in the order of the pass.
+
+    Args:
+        graph: the model's edge graph.
+
+    Returns:
+        The sites with their receivers.
+    """
     for layer in range(graph.n_layers):
         block, first = graph.inputs(layer), graph.inputs(layer).start
         for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
@@ -449,14 +552,14 @@ class KnownSenders(NamedTuple):
     layer: int | None
     senders: slice
     rows: slice
-    """Their places among all that is said: a bias after the norm of a layer's heads comes after these."""
+    """Their rows among all outputs: a bias after the norm of a layer's heads comes after these."""
 
 
 @dataclass(frozen=True, eq=False)
 class DroppedEdges:
-    """A change of one pass over rows `circuit, pair`, at every input that some circuit drops an edge into.
+    """Change of one pass over rows `circuit, pair`: corrections at inputs that some circuit drops an edge into.
 
-    The pass must answer `DroppedEdges.reads`: what senders say in it is what it has answered so far.
+    The pass must answer `DroppedEdges.reads`: the outputs of its senders are its answers so far.
     """
 
     model: Transformer
@@ -464,13 +567,13 @@ class DroppedEdges:
     dropped: Bool[Tensor, "c sender receiver"]
     """The edges that each circuit drops; on the host, which decides by them what is computed."""
     replaced: Mapping[str, Tensor]
-    """What those carry instead, of every pair, or of all alike."""
+    """The values that dropped edges carry instead, of every pair, or of all alike."""
     differentiable: bool = False
-    """Whether gradients go through what the senders say in this pass; answers to reads have none."""
+    """Whether gradients go through the senders' outputs in this pass; answers to reads have none."""
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """What the pass has to answer."""
+        """The reads that the pass has to answer."""
         return SenderChange.reads(self.model)
 
     @property
@@ -480,7 +583,7 @@ class DroppedEdges:
         return tuple(Edit(site, self) for site in (*heard, *self._inputs))
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
-        """What adds to one input, in this pass; in a differentiable one also what remembers a sender's value."""
+        """The function that corrects one input in this pass, or, with gradients, keeps a sender's value."""
         if site not in self._inputs:
             return partial(_remembered, site=site, memory=memory)
         said = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]
@@ -489,7 +592,7 @@ class DroppedEdges:
 
     @cached_property
     def _inputs(self) -> Mapping[str, ReceiverInput]:
-        """The inputs that differ from the ordinary pass's in some circuit."""
+        """The inputs that differ from those of the ordinary pass in some circuit."""
         every = inputs(self.model, self.graph)
         return MappingProxyType({each.site: each for each in every if any(self._into[each.block])})
 
@@ -505,7 +608,7 @@ class DroppedEdges:
 
     @cached_property
     def _said(self) -> tuple[KnownSenders, ...]:
-        """The senders that speak together, in the order of the pass."""
+        """Groups of senders that write together, in the order of the pass."""
         found = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
         for layer in range(self.graph.n_layers):
             heads, first, z = self.graph.heads(layer), found[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
@@ -533,7 +636,7 @@ class DroppedEdges:
     def _corrected(
         self, x: Tensor, where: ReceiverInput, said: ReadValues, memory: dict[str, object]
     ) -> Tensor:
-        """What these inputs are in the circuits."""
+        """Values of these inputs in the circuits."""
         if where.receivers.start == where.block.start:
             memory[_HELD] = self._correction(where.block, said, memory)
         held, first = memory[_HELD], where.block.start
@@ -569,7 +672,7 @@ class DroppedEdges:
         return (self._shares[:, : len(changes), receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
 
     def _write(self, each: KnownSenders, said: ReadValues, out: Float[Tensor, "s c b p d"]) -> None:
-        """What some senders' share of the stream changes by, written in its place: once a pass."""
+        """Change of some senders' addition to the stream, written into a tensor: once a pass."""
         if not any(self._out_of[each.senders]):
             out.zero_()
         elif each.layer is None or not each.site.endswith("hook_z"):
@@ -579,7 +682,7 @@ class DroppedEdges:
             torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
 
     def _said_by(self, each: KnownSenders, said: ReadValues) -> Float[Tensor, "s c b p d"]:
-        """What some senders' share of the stream changes by, for gradients."""
+        """Change of some senders' addition to the stream, for gradients."""
         if each.layer is None or not each.site.endswith("hook_z"):
             return self._change(each.site, said[Read(each.site)])[None]
         change, matrices = self._heads(each, said)
@@ -588,7 +691,7 @@ class DroppedEdges:
     def _heads(
         self, each: KnownSenders, said: ReadValues
     ) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
-        """What the heads of a layer say differently, and what carries it to the stream."""
+        """Change of the outputs of a layer's heads, and the matrices that carry it to the stream."""
         assert each.layer is not None
         width = each.rows.stop - each.rows.start
         change = self._change(each.site, head_outputs(self.model, said, each.layer)[:, :, :width])

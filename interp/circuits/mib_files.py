@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     import xarray as xr
 
 KEYS = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph", "nodes_in_graph")
-"""What a torch file holds."""
+"""Keys of a torch file."""
 
 
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class MibScores(Brief):
-    """What a file says of every edge of a model, in the order of its `EdgeGraph`."""
+    """Scores and circuit of a file for every edge of a model, in the order of its `EdgeGraph`."""
 
     scores: Float[Tensor, "sender receiver"]
     kept: Bool[Tensor, "sender receiver"]
@@ -54,15 +54,20 @@ def write_mib(
     scores: xr.Dataset | Float[Tensor, "sender receiver"],
     kept: Bool[Tensor, "sender receiver"] | None = None,
 ) -> None:
-    """Write scores of edges as MIB and the EAP-IG library read them: to `.json`, or to `.pt`.
+    """Write scores of edges in the format of MIB and the EAP-IG library: to `.json`, or to `.pt`.
 
     Args:
-        scores: a table as `score_edges` gives it, or a matrix in the order of `EdgeGraph`.
-        kept: the edges of a circuit, such as `Circuit.mask()`; None: all. The score of an edge into keys or values
-            that heads share is split evenly over them, as their graph has one edge per head.
+        path: file to write, ending in .json or .pt.
+        scores: a table as `score_edges` gives it, or a matrix in the order of `EdgeGraph`. The score of an edge into
+            keys or values that heads share is split evenly over them, as their graph has one edge per head.
+        kept: edges of a circuit, such as `Circuit.mask()`; None: all.
 
     Raises:
-        ValueError: another suffix, another shape or a score that is not finite; OSError.
+        ValueError: another suffix, another shape or a score that is not finite.
+        OSError: a file that cannot be written.
+
+    Source:
+        Mueller et al. 2025, arXiv:2504.13151 (MIB).
 
     Example:
         >>> metric = interp.logit_difference(" Mary", " John")
@@ -102,13 +107,24 @@ def write_mib(
 
 @public()
 def read_mib(path: Path | str, model: Model) -> MibScores:
-    """The scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), as they stand in this model's `EdgeGraph`.
+    """Edge scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), in the order of `EdgeGraph`.
 
-    The scores of heads that share keys or values are added up. A torch file is read without running what it may hold.
+    The scores of heads that share keys or values are added up. A torch file is read without running code that it may
+    contain.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The scores, and the mask of the circuit.
 
     Raises:
         ValueError: a file of another format or another shape of model, an edge that this model lacks, a score that is
-            no finite number, or a circuit that has only some heads of a group; OSError.
+            no finite number, or a circuit that has only some heads of a group.
+        OSError: a file that cannot be read.
+
+    Source:
+        Mueller et al. 2025, arXiv:2504.13151 (MIB).
     """
     kind, config = _suffix(path), as_network(model).config
     layout = _Layout(EdgeGraph.of(config))
@@ -142,7 +158,7 @@ def _suffix(path: Path | str) -> str:
 
 
 class _Layout:
-    """Which cell of their matrix is which of ours."""
+    """Correspondence of the cells of a file's matrix with those of the model's graph."""
 
     def __init__(self, graph: EdgeGraph) -> None:
         self.graph = graph
@@ -151,23 +167,23 @@ class _Layout:
 
     @cached_property
     def senders(self) -> tuple[str, ...]:
-        """Their names of its senders."""
+        """Names of the senders in the file."""
         return tuple(_name(sender) for sender in self.whole.senders)
 
     @cached_property
     def receivers(self) -> tuple[str, ...]:
-        """Their names of its receivers."""
+        """Names of the receivers in the file."""
         return tuple(_name(receiver) for receiver in self.whole.receivers)
 
     @cached_property
     def rows(self) -> Int[Tensor, "theirs"]:
-        """Our sender of each of theirs; -1 for an MLP that the model lacks."""
+        """Index of our sender for each of the file's; -1 for an MLP that the model lacks."""
         mine = {name: i for i, name in enumerate(self.graph.senders)}
         return torch.tensor([mine.get(name, -1) for name in self.whole.senders])
 
     @cached_property
     def columns(self) -> Int[Tensor, "theirs"]:
-        """Our receiver of each of theirs; -1 for an MLP that the model lacks."""
+        """Index of our receiver for each of the file's; -1 for an MLP that the model lacks."""
         mine = {name: i for i, name in enumerate(self.graph.receivers)}
         size, found = self.graph.n_heads // self.graph.n_kv_heads, []
         for name in self.whole.receivers:
@@ -179,7 +195,7 @@ class _Layout:
         return torch.tensor(found)
 
     def spread(self, ours: Tensor, *, split: bool = True) -> Tensor:
-        """Our matrix in their cells; the scores of a group divided among its heads."""
+        """Our matrix in the file's cells; the scores of a group divided among its heads."""
         found = ours[self.rows][:, self.columns]
         found[self.rows < 0] = 0
         found[:, self.columns < 0] = 0
@@ -189,7 +205,7 @@ class _Layout:
         return found / counts[self.columns].clamp_min(1)
 
     def gathered(self, path: Path | str, scores: Tensor, kept: Tensor) -> MibScores:
-        """Their matrices in our cells. ValueError for edges of MLPs that the model lacks, or parts of a group."""
+        """The file's matrices in our cells. ValueError for edges of MLPs that the model lacks, or split groups."""
         lacking = (self.rows < 0)[:, None] | (self.columns < 0)
         if bool((scores[lacking] != 0).any()):
             raise ValueError(f"{path} scores edges of MLPs, and this model has none")
@@ -209,7 +225,7 @@ class _Layout:
 
 
 def _name(node: str) -> str:
-    """Their name of a sender or receiver of ours."""
+    """Name in the file of a sender or receiver of ours."""
     part = Part.of(node)
     if part.kind == "resid":
         return "input"
@@ -222,7 +238,7 @@ def _name(node: str) -> str:
 
 
 def _cfg(config: ModelConfig) -> dict[str, object]:
-    """What their graph is made from."""
+    """Numbers that the file's graph is made from."""
     return {
         "n_layers": config.n_layers, "n_heads": config.n_heads, "parallel_attn_mlp": config.parallel,
         "d_model": config.d_model,
@@ -230,7 +246,7 @@ def _cfg(config: ModelConfig) -> dict[str, object]:
 
 
 def _active(layout: _Layout, kept: Tensor) -> list[bool]:
-    """Whether each sender is a node of the circuit: the input, and whatever an edge leads from or to."""
+    """True for senders that are nodes of the circuit: the input, and both ends of its edges."""
     reads = {layout.receivers[i].partition("<")[0] for i in kept.any(0).nonzero()[:, 0].tolist()}
     sends = kept.any(1).tolist()
     return [name == "input" or sends[i] or name in reads for i, name in enumerate(layout.senders)]

@@ -1,4 +1,4 @@
-"""The answers that a question brings, as tokens: of one token or several, and how else they might be spelled."""
+"""The answers of a question as tokens, of one token or several, and their other spellings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from interp.data.text import Text
 
 @dataclass(frozen=True, eq=False)
 class AnswerTokens:
-    """The right next token of each prompt, and the one it is contrasted with: one for all, or one per prompt.
+    """The right next token of each prompt and its wrong one: one for all, or one per prompt.
 
     Of an answer of several tokens it is the last one; the others follow the prompt (`Batch.forced`). Contrasted with a
     wrong answer it ends at the first token in which the two differ, so that both follow the same tokens.
@@ -25,13 +25,13 @@ class AnswerTokens:
     answer: Int[Tensor, "n"]
     wrong: Int[Tensor, "n"] | None = None
     forced: Int[Tensor, "n f"] | None = None
-    """The tokens of each answer before `answer`, -1 after the end of shorter ones; None = answers are of one token."""
+    """The tokens of each answer before `answer`, -1 after the end of shorter ones; None: answers are of one token."""
     spellings: Spellings | None = field(default=None, compare=False, repr=False)
-    """Of answers given as texts, those that have another spelling, with or without a leading space."""
+    """The answers, given as texts, that have another spelling with or without a leading space."""
     keep_wrong: bool = False
     """Whether wrong answers that the data bring stay where none are given here."""
     follow: Batch | None = field(default=None, compare=False, repr=False)
-    """The prompt that they follow, where that is another one than the row's own."""
+    """The prompts that the answers follow, where those are not the rows' own."""
     cut: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """A sentence for each pair of answers of which later tokens are not compared."""
 
@@ -78,7 +78,7 @@ class AnswerTokens:
     def _ending(
         cls, ends: Sequence[tuple[list[int], list[int]]], spellings: Spellings | None, cut: tuple[str, ...]
     ) -> AnswerTokens:
-        """From the tokens before the last one of every answer, and the last one, or those two that are compared."""
+        """The answers, from the tokens before the last one of each, and the last one or the two compared."""
         width = max(len(before) for before, _ in ends)
         forced = torch.tensor([[*before, *[-1] * (width - len(before))] for before, _ in ends])
         last = torch.tensor([both for _, both in ends])
@@ -87,12 +87,12 @@ class AnswerTokens:
 
     @property
     def prompts(self) -> int | None:
-        """How many prompts the answers are for; None for any number."""
+        """Number of prompts that the answers are for; None for any number."""
         count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
         return None if count == 1 else count
 
     def on(self, batch: Batch) -> Batch:
-        """The batch with the answers of its rows, which are looked up by their numbers.
+        """The batch with the answers of its rows, which are found by their numbers.
 
         Raises:
             ValueError: a row that has none; for packed rows, where answers are of several tokens.
@@ -105,7 +105,7 @@ class AnswerTokens:
         return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
 
     def notes(self, batch: Batch) -> tuple[str, ...]:
-        """Sentences about answers of which another spelling may be meant where they follow these prompts."""
+        """Notes about answers whose other spelling may be meant after these prompts."""
         prompts = batch if self.follow is None else self.follow
         return (*self.cut, *(() if self.spellings is None else self.spellings.notes(prompts)))
 
@@ -134,7 +134,7 @@ def _apart(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], 
 
 
 def _cut(text: Text, answer: list[int], wrong: list[int]) -> str:
-    """A sentence where tokens of the answers come after those that are compared; else none."""
+    """Note about tokens of the answers after those that are compared; "" where there are none."""
     shared = _shared(answer, wrong)
     if max(len(answer), len(wrong)) <= shared + 1:
         return ""
@@ -148,7 +148,7 @@ def _cut(text: Text, answer: list[int], wrong: list[int]) -> str:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal tokens two answers begin."""
+    """Number of equal tokens at the beginning of two answers."""
     same = [a == b for a, b in zip(one, other, strict=False)]
     return [*same, False].index(False)
 
@@ -170,13 +170,13 @@ class Spellings:
 
     text: Text
     bare: tuple[str, ...]
-    """Those given without the space."""
+    """The answers given without the space."""
     spaced: tuple[str, ...]
-    """Those given with it."""
+    """The answers given with the space."""
 
     @classmethod
     def of(cls, text: Text, answer: Answers, wrong: Answers | None = None) -> Spellings | None:
-        """Of the answers that are texts; None where no text has two spellings."""
+        """The spellings of the answers that are texts; None where no text has two."""
         given = [
             each for some in (answer, wrong) for each in (some if isinstance(some, list | tuple) else [some])
         ]
@@ -186,7 +186,7 @@ class Spellings:
         return cls(text, tuple(bare), tuple(spaced)) if bare or spaced else None
 
     def notes(self, batch: Batch) -> tuple[str, ...]:
-        """A sentence for each answer without space after a prompt that ends in a word, or with one after a space.
+        """Notes about answers without a space after a prompt that ends in a word, or with one after a space.
 
         By the spelling alone: which of the two is the more probable is not looked at.
         """
@@ -212,6 +212,6 @@ class Spellings:
 
 
 def _is_spelling(text: Text, other: str, word: str) -> bool:
-    """Whether the other spelling is one token too, or the answer is of several, which are spelled in any case."""
+    """Whether a text is another spelling: one token too, or any if the answer is of several tokens."""
     several = [len(text.tokenizer.encode(each)) > 1 for each in (word, other)]
     return several[0] or not several[1]

@@ -1,4 +1,4 @@
-"""A batch of token rows with its padding said explicitly: nothing downstream guesses it from the tokens."""
+"""A batch of token rows with an explicit mask of padding, which nothing else derives from the tokens."""
 
 from __future__ import annotations
 
@@ -33,36 +33,37 @@ Side = Literal["left", "right"]
 @public(unchecked=("tokens",))
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(Brief):
-    """Token rows `[b p]` and which of them are real.
+    """Token rows `[b p]` and the mask of the real ones: the form of prompts that a model runs on.
 
-    What texts become before a model sees them; every function takes texts too and makes it itself.
+    Every function takes texts too and makes the batch itself.
     """
 
     tokens: Int[Tensor, "b p"]
     keep: Bool[Tensor, "b p"] | None = None
-    """True at real tokens; None = no padding anywhere."""
+    """True at real tokens; None: no padding anywhere."""
     bos: bool = False
     """Whether a beginning-of-sequence token was prepended to every row."""
     answer: Int[Tensor, "b"] | None = None
-    """The token each row should be followed by, where a question has one."""
+    """The token that each row should be followed by, where a question has one."""
     wrong: Int[Tensor, "b"] | None = None
-    """The token the answer is contrasted with."""
+    """The token that the answer is contrasted with."""
     documents: Int[Tensor, "b p"] | None = None
-    """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
+    """The text that each column belongs to, in packed rows (-1 at padding); None: one text per row."""
     types: Int[Tensor, "b p"] | None = None
-    """Token types, for models that have them; None = 0 everywhere."""
+    """Token types, for models that have them; None: 0 everywhere."""
     memory: Memory | None = None
-    """What cross-attention reads, for the decoder of an encoder-decoder."""
+    """States that cross-attention reads, for the decoder of an encoder-decoder."""
     row: Int[Tensor, "n"] | None = None
-    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
+    """Number of the prompt of each row, however often rows were split, repeated or reordered; None: not numbered.
 
     In packed rows one entry per text: `documents` holds places in `row`.
     """
     corrupt: Int[Tensor, "b p"] | None = None
     """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
     forced: Int[Tensor, "b"] | None = None
-    """How many of each row's last tokens belong to its answer already (teacher forcing): an answer of several tokens is
-    these and `answer`. None = answers are of one token.
+    """Number of each row's last tokens that belong to its answer already (teacher forcing).
+
+    An answer of several tokens is these and `answer`. None: answers are of one token.
     """
 
     def __post_init__(self) -> None:
@@ -112,10 +113,14 @@ class Batch(Brief):
     ) -> Batch:
         """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
 
+        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
+        that of the text alone.
+
         Args:
-            row: the identity of each text. Longest first, each into the first row with room (first fit decreasing).
-                Every number of a packed text equals that of the text alone. Errors: ValueError for an empty text, or
-                one longer than `width`.
+            row: number of each text; None: counted.
+
+        Raises:
+            ValueError: an empty text, or one longer than `width`.
         """
         lengths = [len(text) for text in texts]
         if not texts or min(lengths) == 0 or max(lengths) > width:
@@ -165,7 +170,7 @@ class Batch(Brief):
 
     @property
     def places(self) -> Int[Tensor, "b p"]:
-        """How many tokens stand before each in its text."""
+        """Number of tokens before each one in its text."""
         return self.layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
@@ -173,7 +178,7 @@ class Batch(Brief):
 
     @property
     def lengths(self) -> Int[Tensor, "b"]:
-        """How many real tokens each row has."""
+        """Number of real tokens of each row."""
         if self.keep is None:
             return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
         return self.keep.sum(1)
@@ -185,7 +190,7 @@ class Batch(Brief):
 
     @property
     def token_ids(self) -> Int[Tensor, "b p"]:
-        """The tokens, -1 at padding: what a result says of its positions (`Text.token_words`)."""
+        """The tokens, -1 at padding, for the coordinate of results about positions (`Text.token_words`)."""
         return self.tokens if self.keep is None else self.tokens.masked_fill(~self.keep, -1)
 
     def last(self) -> Int[Tensor, "b"]:
@@ -197,7 +202,7 @@ class Batch(Brief):
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
     def prompt_ends(self) -> Int[Tensor, "b"]:
-        """Column of the last token of each row that is not forced, which is where its answer begins to be predicted."""
+        """Column of the last token of each row that is not forced, where its answer begins to be predicted."""
         return self.last() if self.forced is None else self.last() - self.forced
 
     def answer_columns(self) -> Int[Tensor, "b k"]:
@@ -230,9 +235,15 @@ class Batch(Brief):
         return torch.where(final, answer[:, None], following).where(there, answer[:, None]), there
 
     def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
-        """The same rows followed by the first tokens of their answers, -1 where a row has fewer; padding on the right.
+        """The batch with each row followed by the first tokens of its answer; padding on the right.
 
-        Corrupted prompts are followed by the same tokens. Errors: ValueError for packed rows.
+        Corrupted prompts are followed by the same tokens.
+
+        Args:
+            tokens: the tokens of each row's answer, -1 where a row has fewer.
+
+        Raises:
+            ValueError: packed rows.
         """
         self._one_text_per_row("an answer of several tokens")
         batch, counts = self.right_aligned(), (tokens >= 0).sum(1)
@@ -259,7 +270,7 @@ class Batch(Brief):
         return self.real & (self.places < (self.lengths - self.forced)[:, None])
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
+        """The batch on another device; the numbers of its rows stay on the host, where they are used."""
         if self.tokens.device == device:
             return self
         found = self._each(lambda x: sent(x, device), lambda row: row)
@@ -267,9 +278,9 @@ class Batch(Brief):
         return found if known is None or found.tokens.is_cpu else found._beside(known)
 
     def host(self) -> Batch:
-        """The same batch on the host: the one that it was made of, or fetched in one copy.
+        """The batch on the host: the one that it was made of, or fetched in one copy.
 
-        What is decided by tokens, lengths or padding is decided there, so that nothing waits for a device.
+        Decisions by tokens, lengths or padding are made there, so that nothing waits for a device.
         """
         known: Batch | None = vars(self).get("_host")
         if known is not None or self.tokens.is_cpu:
@@ -289,12 +300,12 @@ class Batch(Brief):
         return found
 
     def _beside(self, host: Batch) -> Batch:
-        """This batch, whose copy on the host is known."""
+        """The batch with its known copy on the host."""
         object.__setattr__(self, "_host", host)
         return self
 
     def pinned(self) -> Batch:
-        """This batch in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+        """The batch in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
 
         Raises:
             RuntimeError: without an accelerator.
@@ -311,14 +322,14 @@ class Batch(Brief):
             yield self if len(starts) == 1 else self._each(itemgetter(slice(start, start + size)))
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
-        """These rows in this order, one several times if need be; of the same width."""
+        """The batch of some rows in this order, one several times if need be; of the same width."""
         here = sent(index, self.tokens.device)
         found = self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")
         return found if known is None or not index.is_cpu else found._beside(known.rows(index))
 
     def trimmed(self) -> Batch:
-        """The same rows without the last columns that are padding in all of them."""
+        """The batch without the last columns that are padding in all rows."""
         if self.keep is None:
             return self
         width = int(self.keep.any(0).nonzero()[-1]) + 1
@@ -326,14 +337,14 @@ class Batch(Brief):
         return replace(found, keep=None) if bool(found.real.all()) else found
 
     def numbered(self) -> Batch:
-        """This batch with its rows (the texts of packed rows) numbered, if they are not."""
+        """The batch with its rows (the texts of packed rows) numbered, if they are not."""
         if self.row is not None:
             return self
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
         return replace(self, row=torch.arange(count))
 
     def identities(self) -> Int[Tensor, "n"] | None:
-        """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
+        """Number of the prompt of each row; in packed rows of each text, in the order in which they stand there."""
         if self.row is None or self.documents is None:
             return self.row
         flat = self.documents.flatten()
@@ -357,13 +368,13 @@ class Batch(Brief):
         return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
-        """The same rows with the tokens a question is about; on the host, ValueError where both of a row are one."""
+        """The batch with answers and wrong answers; on the host, ValueError where both of a row are one token."""
         if wrong is not None and answer.is_cpu and wrong.is_cpu:  # others were checked on the host
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
     def left_aligned(self) -> Batch:
-        """The same rows with all padding moved to the left, so that every row ends in the last column."""
+        """The batch with all padding moved to the left, so that every row ends in the last column."""
         self._one_text_per_row("alignment")
         if self.keep is None:
             return self
@@ -374,7 +385,7 @@ class Batch(Brief):
         return self._columns(lambda x: x.gather(1, order))
 
     def right_aligned(self) -> Batch:
-        """The same rows with all padding moved to the right, so that every token stands in the column of its position.
+        """The batch with all padding moved to the right, so that the column of every token is its position.
 
         Packed rows stay as they are.
         """
@@ -389,7 +400,7 @@ class Batch(Brief):
 
     @property
     def layout(self) -> Layout:
-        """How its rows are laid out, as a pass is told."""
+        """Layout of the rows, in the form that a pass takes."""
         numbers = self.row if self.documents is None else None
         return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
 
@@ -413,7 +424,7 @@ class Batch(Brief):
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """This batch with everything that has a value per position changed."""
+        """The batch with everything that has a value per position changed."""
         keep, documents, types, corrupt = (
             None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
         )
@@ -423,7 +434,7 @@ class Batch(Brief):
     def _each(
         self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
     ) -> Batch:
-        """This batch with everything changed; numbers: what is done with those of its rows, if it is something else."""
+        """The batch with everything changed; numbers: the change of its rows' numbers, if it is another one."""
 
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
@@ -441,7 +452,7 @@ class Batch(Brief):
 
 
 def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, those without row numbers numbered on from the ones before."""
+    """The batches, with rows without numbers numbered on from the batches before."""
     seen = 0
     for batch in batches:
         if not isinstance(batch, Batch):
@@ -459,7 +470,7 @@ def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def no_prompts(value: object) -> str | None:
-    """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
+    """None for prompts in memory; else advice on how to write what was meant, "" where nothing is close."""
     if isinstance(value, str | Batch):
         return None
     if isinstance(value, Tensor | np.ndarray):
@@ -477,7 +488,7 @@ def no_prompts(value: object) -> str | None:
 
 
 def _no_answers(value: object) -> str | None:
-    """None for what may be answers; else how to write what was meant, "" where nothing is close."""
+    """None for possible answers; else advice on how to write what was meant, "" where nothing is close."""
     if isinstance(value, Tensor):
         return no_ids(value, (0, 1, 2))
     if isinstance(value, np.ndarray):
@@ -500,21 +511,23 @@ Prompts = Annotated[
         "a text, texts, token ids [pos] or [prompt, pos], what a tokenizer returns, or a Batch", no_prompts
     ),
 ]
-"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), what a
-tokenizer of transformers returns (`encoded`), a batch.
+"""Prompts that every analysis accepts.
+
+A text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), the result of a tokenizer of transformers
+(`encoded`), a batch.
 """
 Answers = Annotated[
     str | int | np.integer | Sequence[str | int | np.integer | Tensor | Sequence[int]] | np.ndarray | Tensor,
     Required("a text or an id, one for all prompts or one for each", _no_answers),
 ]
-"""What should follow: one answer for all prompts or one for each, as texts or as ids.
+"""Next tokens: one answer for all prompts or one for each, as texts or as ids.
 
 Metrics take answers of several tokens too, texts or `[(3, 4)]`; where one token is required, an error says so.
 """
 
 
 def is_prompts(data: object) -> TypeGuard[Prompts]:
-    """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
+    """Whether data are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
     if isinstance(data, str | Tensor | np.ndarray | Batch):
         return True
     if isinstance(data, Mapping):
@@ -525,7 +538,7 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
 
 
 def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
-    """What a tokenizer of transformers returned, as a batch: its `attention_mask` becomes `keep`, nothing is prepended.
+    """The batch of a result of a transformers tokenizer: `attention_mask` becomes `keep`, nothing is prepended.
 
     Rows that are padded stay as they are, on either side; rows of other lengths are padded on `side`.
 

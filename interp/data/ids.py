@@ -1,4 +1,4 @@
-"""What counts as token ids: numbers of Python, NumPy or torch, what a tokenizer of transformers returns, answers."""
+"""Recognition of token ids: numbers of Python, NumPy or torch, results of a tokenizer of transformers, answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IdRows = Sequence[Sequence[int]]
 
 
 def no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
-    """None for an array of whole numbers of so many axes; else how to write what was meant."""
+    """None for an array of whole numbers of so many axes; else advice on how to write what was meant."""
     whole = (
         np.issubdtype(value.dtype, np.integer)
         if isinstance(value, np.ndarray)
@@ -30,21 +30,21 @@ def no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
 
 
 def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
-    """Whether this is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
+    """Whether a value is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
     if isinstance(value, Tensor):
         return no_ids(value, (0,)) is None
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
-    """Whether these are the ids of one prompt."""
+    """Whether a value is the ids of one prompt."""
     if isinstance(value, Tensor | np.ndarray):
         return no_ids(value, (1,)) is None
     return isinstance(value, list | tuple) and all(map(is_id, value))
 
 
 def described(value: object) -> str:
-    """A value that was not expected, in short."""
+    """Short text about a value that was not expected."""
     kind = type(value).__name__
     if isinstance(value, list | tuple):
         kinds = sorted({type(each).__name__ for each in value})
@@ -58,12 +58,12 @@ def check_contrast(
     numbers: Int[Tensor, "n"] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
 ) -> None:
-    """ValueError where an answer is its own wrong answer: a difference of the two is 0 whatever the model does.
+    """ValueError where an answer is its own wrong answer, so that their difference is 0 whatever the model does.
 
     Args:
         answer, wrong: token ids on the host, one for all prompts or one for each.
-        numbers: of the prompts, for the message; None = counted from 0.
-        pieces: what says which words tokens are (`Text.pieces`).
+        numbers: numbers of the prompts, for the message; None: counted from 0.
+        pieces: function that gives the texts of tokens (`Text.pieces`).
     """
     same = (answer == wrong).nonzero().flatten().tolist()
     if not same:
@@ -82,7 +82,7 @@ def check_contrast(
 
 @dataclass(frozen=True)
 class Encoding:
-    """The numbers of what a tokenizer of transformers returned (`BatchEncoding`, or a dict of its keys)."""
+    """Numbers that a tokenizer of transformers returned (`BatchEncoding`, or a dict of its keys)."""
 
     ids: IdRows
     """Token ids, row by row, padding included."""
@@ -93,7 +93,7 @@ class Encoding:
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> Encoding:
-        """The rows of a mapping; ValueError, by the key's name, for what is none (`data.batch.encoded`)."""
+        """The rows of a mapping; ValueError, by the key's name, for anything else (`data.batch.encoded`)."""
         if unknown := [name for name in given if name not in (IDS, MASK, TYPES)]:
             raise ValueError(
                 f"of what a tokenizer returns, {IDS}, {MASK} and {TYPES} are prompts, got {unknown[0]!r} too; "
@@ -128,7 +128,7 @@ class Encoding:
 
 
 def _real(row: Sequence[int], mask: Sequence[int]) -> list[int]:
-    """What stands at the real tokens of a row."""
+    """Values at the real tokens of a row."""
     return [each for each, real in zip(row, mask, strict=True) if real]
 
 
@@ -158,7 +158,7 @@ def _listed(row: object) -> list[int]:
 
 
 def _truths(value: object) -> TypeGuard[Tensor | np.ndarray]:
-    """Whether this is an array of booleans."""
+    """Whether a value is an array of booleans."""
     return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
 
 

@@ -1,4 +1,4 @@
-"""Pairs of prompts as data: a clean prompt, its corrupted one, and the answers they are asked for, row by row."""
+"""Pairs of prompts as data: a clean prompt, its corrupted one, and their answers, row by row."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Pairs:
 
     Args:
         clean, corrupt: anything `open_source` takes, with as many rows; a pair must be equally long, token for token.
-        answer, wrong: the right next token of each clean prompt and the one it is contrasted with, as texts of a
-            single token or as ids; None = the metric says them.
-        prepend_bos: whether texts begin with BOS; None = as the model's default says.
+        answer: the right next token of each clean prompt, as a text of a single token or as an id; None: the metric
+            names it.
+        wrong: the token that the answer is contrasted with, given like `answer`.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
 
     Example:
         >>> data = Pairs(["The cat sat", "A cat sat"], ["The dog sat", "A dog sat"])
@@ -39,18 +40,22 @@ class Pairs:
     prepend_bos: bool | None = None
 
     def source(self) -> PairedSource:
-        """The rows. Errors: those of `open_source`; ValueError for parts of different lengths."""
+        """The rows of all parts, side by side.
+
+        Raises:
+            ValueError: parts of different lengths, and as in `open_source`.
+        """
         parts = {name: getattr(self, name) for name in ("clean", "corrupt", "answer", "wrong")}
         return PairedSource({name: _opened(name, part) for name, part in parts.items() if part is not None})
 
     @classmethod
     def of(cls, clean: Batch, corrupt: Batch) -> Batch:
-        """Two batches of the same rows as one that holds both."""
+        """One batch that holds two batches of the same rows."""
         return replace(clean, corrupt=corrupt.tokens)
 
 
 def paired(text: Text, clean: Prompts | Data, corrupt: Prompts | Data) -> Batch | list[Batch] | Pairs:
-    """Clean and corrupted prompts as data: one batch that holds both, or several, or `Pairs` of files and the like.
+    """Clean and corrupted prompts as data: one batch that holds both, or several, or `Pairs` of files.
 
     Raises:
         ValueError: another number of prompts, prompts of different lengths or padding, or a pair whose two prompts
@@ -72,7 +77,7 @@ def _are_batches(data: object) -> TypeGuard[Sequence[Batch]]:
 
 
 def _together(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
-    """Prompts with their corrupted ones. Errors: those of `paired`."""
+    """Prompts with their corrupted ones in one batch; errors as in `paired`."""
     first, second = text.batch(clean), text.batch(corrupt)
     if len(first) != len(second):
         raise ValueError(
@@ -105,12 +110,12 @@ class PairedSource:
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Name for messages and results."""
         return "pairs of " + " and ".join(dict.fromkeys(part.name for part in self.parts.values()))
 
     @property
     def count(self) -> int | None:
-        """How many rows there are; None where only the end will tell."""
+        """Number of rows; None where only the end will tell."""
         return next(iter(self.parts.values())).count
 
     @cached_property

@@ -1,11 +1,11 @@
-"""What rows there are: whatever a user calls his data, as numbered rows that can be asked for by stretch.
+"""Sources of rows: any data of a user as numbered rows, which are read in stretches.
 
 A source is ordered rows with a fingerprint. The number of a row in its source is its identity, whatever is sharded,
 batched or restarted later; `data.stream` turns stretches of rows into batches.
 
 Rows of files and folders: one scan of a text file counts and marks its rows, then any stretch is read without what
-precedes it; a Parquet file is read from the row group that holds the first row asked for. Memory does not grow with the
-file, and a row that cannot be decoded or parsed leaves its neighbours alone.
+precedes it; a Parquet file is read from the row group that holds the first row asked for. Memory does not grow with
+the file, and a row that cannot be decoded or parsed leaves its neighbours alone.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ Plain = str | list[int]
 
 @dataclass(frozen=True)
 class Example:
-    """A row that is a pair of prompts, with what they are asked for."""
+    """A row that is a pair of prompts, with their answers."""
 
     clean: Plain
     corrupt: Plain
     answer: Plain | None = None
-    """The right next token of the clean prompt, if the data say it."""
+    """The right next token of the clean prompt, if the data have it."""
     wrong: Plain | None = None
-    """The token it is contrasted with."""
+    """The token that the answer is contrasted with."""
 
 
 SourceRow = Plain | Example
-"""What a source gives for a good row: a text, token ids, or a pair of them."""
+"""A good row of a source: a text, token ids, or a pair of them."""
 Unit = Literal["line", "paragraph", "file"]
-"""What a row of a text file is."""
+"""The unit that is a row of a text file."""
 STRIDE = 256
-"""How many rows are read together; of a text file, every how many the place is remembered."""
+"""Rows that are read together; the place of every such row of a text file is remembered."""
 BLOCK = 1 << 18
-"""How many bytes of a file are looked at together."""
+"""Bytes of a file that are read together."""
 EXCERPT = 80
-"""How many characters of a rejected row are kept."""
+"""Characters of a rejected row that are kept."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that cannot be used, and why."""
+    """A row that cannot be used, and the reason."""
 
     row: int
-    """Its number in the source."""
+    """Number of the row in the source."""
     reason: str
     excerpt: str
-    """How it begins."""
+    """Beginning of the row."""
 
     @classmethod
     def of(cls, row: int, reason: str, content: object) -> "Rejected":
@@ -84,14 +84,18 @@ class Rejected:
 
 @dataclass(frozen=True)
 class FileReading:
-    """How files are read. Errors: ValueError for an unknown unit or encoding, or one with wide line ends."""
+    """Options for reading files.
+
+    Raises:
+        ValueError: an unknown unit or encoding, or an encoding with wide line ends.
+    """
 
     field: str = "text"
-    """Which field of a record is the row: a text, or a list of token ids."""
+    """Field of a record that is the row: a text, or a list of token ids."""
     rows: Unit = "line"
-    """What a row of a text file is; blank lines separate paragraphs, and are no rows."""
+    """Unit that is a row of a text file; blank lines separate paragraphs, and are no rows."""
     encoding: str = "utf-8"
-    """Of text and JSON; it must write a line end as the one byte it is in ASCII."""
+    """Encoding of text and JSON; it must write a line end as the one byte it is in ASCII."""
 
     def __post_init__(self) -> None:
         try:
@@ -108,7 +112,7 @@ class FileReading:
 
 
 def usable(row: int, value: object, what: str) -> SourceRow | Rejected:
-    """The text or the token ids that a value is, or why it is neither; `what` names it in the reason."""
+    """The text or the token ids of a value, or the reason why it is neither; `what` names it in the reason."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     if isinstance(value, str):
@@ -134,7 +138,7 @@ def digest_of(*parts: str) -> str:
 
 NEWLINE = ord("\n")
 INK = np.array([not bytes([byte]).isspace() for byte in range(256)])
-"""Which bytes are more than white space."""
+"""True for bytes that are more than white space."""
 MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -142,7 +146,7 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""What a file may begin with to say its encoding; UTF-32 stands first because its mark begins with UTF-16's."""
+"""Marks at the beginning of a file that say its encoding; UTF-32 first, whose mark begins with UTF-16's."""
 
 
 def lines(handle: BinaryIO) -> Iterator[bytes]:
@@ -156,7 +160,7 @@ def paragraphs(handle: BinaryIO) -> Iterator[bytes]:
 
 
 def whole(handle: BinaryIO) -> Iterator[bytes]:
-    """Everything."""
+    """The whole file as one row."""
     yield handle.read()
 
 
@@ -172,7 +176,7 @@ PIECES: dict[Unit, Callable[[BinaryIO], Iterator[bytes]]] = {
 
 @dataclass(frozen=True, eq=False)
 class TextFile:
-    """A file of texts or of JSON records: where every 256th row begins, and how many there are."""
+    """A file of texts or of JSON records, with the number of its rows and the place of every 256th."""
 
     path: Path
     reading: FileReading
@@ -216,7 +220,7 @@ class TextFile:
         return self.digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any. Errors: ValueError if the file has changed its size."""
+        """Rows start to stop - 1, as far as there are any; ValueError if the file has changed its size."""
         if start >= self.count:
             return
         with self.path.open("rb") as handle:
@@ -254,7 +258,7 @@ def _field(row: int, line: str, name: str) -> SourceRow | Rejected:
 
 
 def _begin(path: Path, handle: BinaryIO, encoding: str) -> int:
-    """Put the handle after the mark of UTF-8, if there is one, and say where that is."""
+    """Put the handle after the mark of UTF-8, if there is one, and return that place."""
     head = handle.read(4096)
     mark = next((m for m in MARKS if head.startswith(m)), b"")
     if mark and not codecs.lookup(encoding).name.startswith(MARKS[mark]):
@@ -275,7 +279,7 @@ def _hashed(handle: BinaryIO, digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _places(blocks: Iterator[bytes], base: int, unit: Unit) -> tuple[int, np.ndarray]:
-    """How many rows a file has whose text begins at byte `base`, and where rows 0, 256, 512, ... begin."""
+    """Number of rows of a file whose text begins at byte `base`, and the places of rows 0, 256, 512, ..."""
     if unit == "file":
         return int(sum(map(len, blocks)) > 0), np.array([base])
     count, places = 0, [np.empty(0, np.int64)]
@@ -302,7 +306,7 @@ def _places(blocks: Iterator[bytes], base: int, unit: Unit) -> tuple[int, np.nda
 
 
 def _visible(block: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Where each line of a block begins, and whether it has anything but white space in this block."""
+    """Beginnings of the lines of a block, and whether each has anything but white space in this block."""
     data = np.frombuffer(block + b"\n", np.uint8)  # so that no last line is empty
     starts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(data[:-1] == NEWLINE) + 1))
     return starts, np.logical_or.reduceat(INK[data], starts)
@@ -320,7 +324,7 @@ class TableFile:
     starts: Sequence[int]
     """The first row of every row group, and the number of rows."""
     _idle: list[tuple[int, Iterator[object]]] = field(default_factory=list, repr=False)
-    """Where the last reader stopped, to go on there: a row group may be the whole file."""
+    """Reader at the place where the last one stopped, to go on there: a row group may be the whole file."""
 
     @classmethod
     def open(cls, path: Path, reading: FileReading) -> TableFile:
@@ -357,7 +361,7 @@ class TableFile:
 
     @property
     def count(self) -> int:
-        """How many rows the file has."""
+        """Number of rows in the file."""
         return self.starts[-1]
 
     @cached_property
@@ -417,7 +421,7 @@ OPENERS: dict[str, Callable[[Path, FileReading], TextOrTable]] = {
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Files, one after the other."""
+    """Several files as one source, one after the other."""
 
     files: tuple[TextOrTable, ...]
     starts: tuple[int, ...]
@@ -425,7 +429,7 @@ class Files:
 
     @classmethod
     def of(cls, files: Sequence[TextOrTable]) -> Files:
-        """These files in this order."""
+        """The source of these files in this order."""
         return cls(tuple(files), tuple(accumulate((file.count for file in files), initial=0)))
 
     @property
@@ -436,7 +440,7 @@ class Files:
 
     @property
     def count(self) -> int:
-        """How many rows the files have."""
+        """Number of rows in the files."""
         return self.starts[-1]
 
     def fingerprint(self) -> str:
@@ -484,12 +488,12 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Name for messages and results."""
         ...
 
     @property
     def count(self) -> int | None:
-        """How many rows there are; None where only the end will tell."""
+        """Number of rows; None where only the end will tell."""
         ...
 
     def fingerprint(self) -> str | None:
@@ -503,11 +507,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class HuggingFaceColumns(Protocol):
-    """What marks a Hugging Face dataset, said here so that nobody has to import the library to name one."""
+    """Protocol by which a Hugging Face dataset is recognised without importing the library."""
 
     @property
     def features(self) -> Mapping[str, object]:
-        """Its columns by name."""
+        """The columns by name."""
         ...
 
     def __len__(self) -> int: ...
@@ -518,7 +522,7 @@ class HuggingFaceColumns(Protocol):
 
 
 def _no_data(value: object) -> str | None:
-    """None for what may hold rows; else how to write what was meant, "" where nothing is close."""
+    """None for a value that may hold rows; else advice on how to write what was meant, "" where nothing is close."""
     instead = no_prompts(value)
     if instead is None or isinstance(value, Path | HuggingFaceColumns):
         return None
@@ -537,26 +541,32 @@ Data = Annotated[
 
 @public(unchecked=("data",))
 def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encoding: str = "utf-8") -> Source:
-    """The rows of any data.
+    """Source of numbered rows for any data: texts, token ids, batches, files, data sets or iterators.
 
-    - Texts; token ids `[n p]` or `[p]`, or a list of ids or 1-D tensors; a `Batch` (the real tokens of each row, or of
-      each packed text), or a list of them. Ids are taken as they are.
-    - A `Path` to a `.txt`, `.jsonl` or `.parquet` file or to a folder of them, or a list of `Path`s. A `str` is a path
-      if it ends like one of these files, begins with "/", "./", "../" or "~/", or names a folder with a "/" in it;
-      a list of `str` is of paths if all its elements are; every other `str` is a text.
-    - A Hugging Face dataset (one split), or any other iterable of texts, ids, batches or records.
+    Everything but an iterator can be read again, in any order, by any process; an iterator gives each row once. A file
+    is scanned once (hashed and counted) and never loaded; a single row is.
 
     Args:
-        field: of records (`.jsonl`, `.parquet`, data sets, mappings), the one that holds the text or the list of ids.
-        rows: what a row of a `.txt` file is. Lines without text are no rows, blank lines separate paragraphs; all
+        data: the rows, in any of these forms:
+
+            - Texts; token ids `[n p]` or `[p]`, or a list of ids or 1-D tensors; a `Batch` (the real tokens of each
+              row, or of each packed text), or a list of them. Ids are taken as they are.
+            - A `Path` to a `.txt`, `.jsonl` or `.parquet` file or to a folder of them, or a list of `Path`s. A `str`
+              is a path if it ends like one of these files, begins with "/", "./", "../" or "~/", or names a folder
+              with a "/" in it; a list of `str` is of paths if all its elements are; every other `str` is a text.
+            - A Hugging Face dataset (one split), or any other iterable of texts, ids, batches or records.
+        field: field of records (`.jsonl`, `.parquet`, data sets, mappings) that holds the text or the list of ids.
+        rows: unit that is a row of a `.txt` file. Lines without text are no rows, blank lines separate paragraphs; all
             other rows count, and a bad one is `Rejected`.
-        encoding: of `.txt` and `.jsonl`; a mark of UTF-8 is skipped. Everything but an iterator can be read again, in
-            any order, by any process; an iterator gives each row once. A file is scanned once (hashed and counted)
-            and never loaded; a single row is.
+        encoding: encoding of `.txt` and `.jsonl`; a mark of UTF-8 is skipped.
+
+    Returns:
+        The `Source`: ordered rows, which are read when they are asked for.
 
     Raises:
         ValueError: no rows, a field that no record has, files that are not what they seem (the message names the
-            file), a batch with more than tokens; FileNotFoundError.
+            file), a batch with more than tokens.
+        FileNotFoundError: a path that does not exist.
 
     Example:
         >>> list(open_source(["one text", "", "another"]).rows(0, 3))
@@ -595,7 +605,7 @@ class InMemory:
 
     @classmethod
     def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> InMemory:
-        """The rows of a text, of several, of token ids, or of batches. Errors: ValueError for none."""
+        """The rows of a text, of several, of token ids, or of batches; ValueError for none."""
         items: Sequence[object] | Tensor
         if isinstance(data, Tensor):
             if data.is_floating_point() or data.ndim not in (1, 2):
@@ -613,7 +623,7 @@ class InMemory:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.items)
 
     @cached_property
@@ -645,7 +655,7 @@ def _item(row: int, item: object, field: str) -> SourceRow | Rejected:
 
 
 def _spread(items: Iterable[object]) -> Iterator[object]:
-    """The items, and in the place of a batch its rows."""
+    """The items, with each batch replaced by its rows."""
     for item in items:
         if isinstance(item, Batch):
             yield from _real_rows(item)
@@ -677,7 +687,7 @@ class Dataset:
 
     @classmethod
     def of(cls, data: HuggingFaceColumns, field: str) -> Dataset:
-        """The column `field`. Errors: ValueError if there is no such column, or no row."""
+        """The column `field`; ValueError if there is no such column, or no row."""
         known = list(data.features)
         if field not in known:
             raise ValueError(
@@ -690,7 +700,7 @@ class Dataset:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.data)
 
     def fingerprint(self) -> str | None:
@@ -719,7 +729,7 @@ class Arriving:
         self._next = 0
 
     def fingerprint(self) -> str | None:
-        """None: to hash the rows would be to use them up."""
+        """None, since hashing the rows would use them up."""
         return None
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:

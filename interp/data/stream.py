@@ -1,7 +1,7 @@
-"""From rows to batches, one window of consecutive rows at a time, each window a function of its number alone.
+"""Batches of rows, one window of consecutive rows at a time, each window a function of its number alone.
 
-A window of a `Stream` is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little on
-padding and yet every process, in any order, gets the same batches; batches that somebody made are a window each.
+A window of a `Stream` is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little
+on padding and yet every process, in any order, gets the same batches; batches that somebody made are a window each.
 Workers and shards take windows; journals count batches.
 """
 
@@ -31,11 +31,11 @@ RowLayout = Literal["padded", "packed"]
 Numbered = tuple[int, list[int]]
 """Token ids with the number of the row they come from."""
 TOKENS = 2**12
-"""Tokens per batch of a stream, where nobody says another number."""
+"""Default number of tokens per batch of a stream."""
 ROWS = 32
-"""Rows per batch of prompts in memory, at most, where nobody says another number."""
+"""Default for the most rows per batch of prompts in memory."""
 PASS = 64
-"""What another pass costs beside its cells (rows times columns), in cells: so many, or this share of the budget."""
+"""Cost of another pass besides its cells (rows times columns), in cells: so many, or this share of the budget."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +45,11 @@ class Window:
     batches: tuple[Batch, ...]
     rejected: tuple[Rejected, ...]
     rows: int
-    """How many rows of the source it has, those rejected included; 0 = the source has ended."""
+    """Number of rows of the source, those rejected included; 0: the source has ended."""
     tokens: int
-    """How many tokens the batches have, padding not counted."""
+    """Number of tokens of the batches, padding not counted."""
     cut: int
-    """How many rows were truncated or split."""
+    """Number of rows that were truncated or split."""
 
 
 @runtime_checkable
@@ -58,12 +58,12 @@ class DataSource(Protocol):
 
     @property
     def windows(self) -> int | None:
-        """How many there are; None if only the end will tell."""
+        """Number of windows; None if only the end will tell."""
         ...
 
     @property
     def rows(self) -> int | None:
-        """How many rows all windows have together; None if only the end will tell."""
+        """Number of rows of all windows together; None if only the end will tell."""
         ...
 
     def window(self, w: int) -> Window:
@@ -74,16 +74,18 @@ class DataSource(Protocol):
 @public()
 @dataclass(frozen=True)
 class Stream:
-    """The rows of a source as batches for one model.
+    """The rows of a source as batches for one model, for data that do not fit in memory.
 
-    For data that do not fit in memory: rows are read, tokenised and batched as they are needed.
+    Rows are read, tokenised and batched as they are needed.
 
     Every row is in the batches of one window, or among its rejected: rows that the source rejects, ids outside the
     vocabulary, texts without a token, and texts over the context length if those are set aside. Rows are numbered
     (`Batch.row`) as in the source; the pieces of a split text keep its number.
-    Padded: longest first (equal ones in the order of the source), as many rows as fit; padding on the right, and `keep`
-    is None where all are equally long. Packed: `Batch.packed`, texts numbered in the order in which they stand.
-    Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and `Batch.bos` is False.
+
+    Padded layout: longest first (equal ones in the order of the source), as many rows as fit; padding on the right,
+    and `keep` is None where all are equally long. Packed layout: `Batch.packed`, texts numbered in the order in which
+    they stand. Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and `Batch.bos` is
+    False.
 
     Raises:
         ValueError: an option that is not one.
@@ -103,12 +105,12 @@ class Stream:
     """The most columns times rows of a batch; a single longer row still makes one."""
     rows_per_window: int = 256
     too_long: TooLong = "set_aside"
-    """What becomes of a text over the context length: rejected, its beginning kept, or split with BOS on each piece."""
+    """Treatment of a text over the context length: rejected, truncated, or split with BOS on each piece."""
     layout: RowLayout = "padded"
     prepend_bos: bool | None = None
-    """Whether texts begin with BOS; None = as the model's default says."""
+    """Whether texts begin with BOS; None: as the model does by default."""
     max_rows: int | None = None
-    """How many rows of the source to take, from its first; None = all."""
+    """Number of rows of the source to take, from its first; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
@@ -119,13 +121,13 @@ class Stream:
 
     @property
     def rows(self) -> int | None:
-        """How many rows all windows have together; None where only the end will tell."""
+        """Number of rows of all windows together; None where only the end will tell."""
         count = self.source.count
         return count if count is None or self.max_rows is None else min(count, self.max_rows)
 
     @property
     def windows(self) -> int | None:
-        """How many windows there are; None where only the end will tell."""
+        """Number of windows; None where only the end will tell."""
         return None if self.rows is None else -(-self.rows // self.rows_per_window)
 
     def window(self, w: int) -> Window:
@@ -170,7 +172,7 @@ class Stream:
         return Window(batches, tuple(rejected), len(found), tokens, cut)
 
     def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> Paired | Rejected:
-        """What goes with a clean prompt, as ids, or why it cannot."""
+        """The corrupted prompt and answers of a clean prompt, as ids, or the reason why there are none."""
         if self.layout == "packed" or len(clean) > self.text.n_ctx:
             why = (
                 "rows are packed"
@@ -204,7 +206,7 @@ class Stream:
         return ids[0]
 
     def _pieces(self, number: int, row: Plain, ids: list[int]) -> list[list[int]] | Rejected:
-        """What of a row goes to the model: its ids, their beginning or their parts."""
+        """The ids of a row that go to the model: all, their beginning or their parts."""
         text = self.text
         if not ids:
             return Rejected.of(number, "the text has no tokens", row)
@@ -226,7 +228,7 @@ class Stream:
         return pieces if self.too_long == "split" else pieces[:1]
 
     def _framed(self, row: Plain, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
-        """The special tokens before a text, its own, and those after it."""
+        """Special tokens before a text, its own tokens, and special tokens after it."""
         if not isinstance(row, str) or not self.prepend_bos:
             return [], ids, []
         inner = self.text.ids(row, prepend_bos=False)
@@ -254,7 +256,7 @@ class Stream:
 
 
 class Paired(NamedTuple):
-    """What goes with a clean prompt, as ids."""
+    """The corrupted prompt and answers of a clean prompt, as ids."""
 
     corrupt: list[int]
     answer: int | None
@@ -294,7 +296,7 @@ def padded(rows: Sequence[Numbered], budget: int, pad_id: int) -> Iterator[Batch
 
 
 def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Places of rows that make a batch, longest first (equal ones in their order).
+    """Places of the rows of each batch, longest first (equal ones in their order).
 
     A batch has as many rows as its budget of rows times columns and `most` allow, one at least. It ends earlier where
     the padding that this saves costs more than another pass.
@@ -309,7 +311,7 @@ def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None
 
 
 def _ends(lengths: Sequence[int], budget: int, most: int | None) -> list[int]:
-    """Where runs of rows, longest first, end so that they cost least: cells, and `PASS` more for each batch.
+    """Ends of the runs of rows, longest first, that cost least: cells, and `PASS` more for each batch.
 
     The cells of a run are its rows times its longest. Least over all ways to part the lengths, by dynamic programming
     from the shortest.
@@ -355,23 +357,23 @@ def _renumbered(batch: Batch) -> Batch:
 
 @dataclass(eq=False)
 class GivenBatches:
-    """Batches as they are, each a window of its own; those of an iterator only once and in order."""
+    """Batches as they are, each a window of its own; batches of an iterator only once and in order."""
 
     batches: Iterable[Batch]
 
     @staticmethod
     def cut(rows: Batch, most: int) -> GivenBatches:
-        """Rows in their order and columns, so many at a time."""
+        """Batches of the rows in their order and columns, so many at a time."""
         return GivenBatches(list(rows.split(most)))
 
     @property
     def windows(self) -> int | None:
-        """How many batches there are; None for an iterator."""
+        """Number of batches; None for an iterator."""
         return None if self._listed is None else len(self._listed)
 
     @property
     def rows(self) -> int | None:
-        """How many rows they have together; None for an iterator."""
+        """Number of rows of all batches; None for an iterator."""
         return None if self._listed is None else sum(map(_rows, self._listed))
 
     def window(self, w: int) -> Window:
@@ -399,7 +401,7 @@ class PromptBatches(GivenBatches):
 
     prompts: Batch
     most: int
-    """How many rows a batch may have."""
+    """The most rows of a batch."""
 
     @classmethod
     def of(cls, prompts: Batch, most: int) -> PromptBatches:
@@ -409,11 +411,11 @@ class PromptBatches(GivenBatches):
         return cls([here.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
 
     def as_given(self) -> GivenBatches:
-        """The same rows in their order and columns: for edits that tell those of a batch apart."""
+        """The rows in their order and columns, for edits that tell the rows of a batch apart."""
         return GivenBatches.cut(self.prompts, self.most)
 
     def in_order(self) -> GivenBatches:
-        """The same rows in their order, as many at a time as `TOKENS` and `most` allow: for what is written down."""
+        """The rows in their order, as many at a time as `TOKENS` and `most` allow, for values that are saved."""
         here = self.prompts.host().right_aligned()
         found, start, longest = [], 0, 0
         for i, n in enumerate([*here.lengths.tolist(), TOKENS]):
@@ -460,7 +462,8 @@ def prompt_source(
     """Prompts in batches of about the same length, of at most `batch_size` rows; other data as a stream.
 
     Args:
-        prepend_bos: None = as the model's default, or `Pairs`, say.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default, or as `Pairs` say.
+        batch_size: the most rows of a batch.
 
     Raises:
         ValueError: prompts that do not fit the model, or a batch size below 1.
@@ -489,12 +492,12 @@ def by_place(batch: Batch) -> Batch:
 
 
 def _has_pieces(batch: Batch) -> bool:
-    """Whether rows share a number, as pieces of one text do, which a bootstrap draws together."""
+    """Whether rows share a number, as pieces of one text do, so that a bootstrap draws them together."""
     return batch.row is not None and len(batch.row.unique()) < len(batch.row)
 
 
 def about(source: DataSource) -> Json:
-    """What decides the rows and batches of a data source: two that agree in it give the same numbers.
+    """Fingerprint of a data source's rows and batches: two that agree in it give the same numbers.
 
     Raises:
         ValueError: an iterator, which nobody can compare with another.
@@ -540,11 +543,12 @@ def windows_of(
 ) -> Iterator[tuple[int, Window]]:
     """Windows with their numbers, up to `ahead` of them prepared in a thread while the model works on another.
 
+    An exception in a window is raised here, at its turn; the thread ends with the generator.
+
     Args:
-        numbers: which windows, in this order; None = all. Of an iterator, whose windows nobody can count, the first
-            one without rows ends it.
-        pin: put the batches into pinned memory, from which they can be copied to a GPU while it computes. What a
-            window raises is raised here, at its turn; the thread ends with the generator.
+        numbers: numbers of the windows, in this order; None: all. Of an iterator, whose windows cannot be counted, the
+            first one without rows ends it.
+        pin: whether batches are put into pinned memory, from which they can be copied to a GPU while it computes.
     """
     if numbers is None:
         numbers = itertools.count() if source.windows is None else range(source.windows)

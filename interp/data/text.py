@@ -1,4 +1,4 @@
-"""From text to token ids and back, for one model.
+"""Conversion of text to token ids and back, for one model.
 
 One rule for the beginning-of-sequence token: once, or not at all.
 """
@@ -35,11 +35,12 @@ class Text:
     """Tokenisation for one model: prompts in, batches out.
 
     Args:
-        tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
-        special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
-        d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
-        ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
-        prepend_bos: whether texts begin with BOS, where nobody says otherwise and there is one.
+        tokenizer: the tokenizer; one that is still in its files is read when it is first needed (`UnreadTokenizer`).
+        special: whether texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS
+            alone.
+        d_vocab_out: number of the model's outputs, where they are not its tokens; answers are then their numbers.
+        ends: ids at which the model's own generation ends; none: the tokenizer's end of text.
+        prepend_bos: whether texts begin with BOS by default, where there is one.
     """
 
     _why: str | None = None  # the tokenizer cannot be read
@@ -65,7 +66,7 @@ class Text:
         self._wants_special = special
 
     def __getstate__(self) -> dict[str, object]:
-        """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
+        """State for another process: the tokenizer itself, since its files may not be there, without caches."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
         sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
         return given | sizes | {"_ends": self._ends, "prepend_bos": self.prepend_bos}
@@ -100,7 +101,7 @@ class Text:
 
     @property
     def refused(self) -> str | None:
-        """That texts are refused, why, and what to do; None for a model with a tokenizer."""
+        """Reason why texts are refused, and what to do; None for a model with a tokenizer."""
         if self._tokenizer is not None:
             return None
         what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
@@ -108,17 +109,17 @@ class Text:
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool, bool]:
-        """All that decides ids beside the tokenizer: what `_begun`, `_checked` and `outputs` look at."""
+        """All settings besides the tokenizer that decide ids: those of `_begun`, `_checked` and `outputs`."""
         return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special, self.prepend_bos
 
     @property
     def bos_id(self) -> int | None:
-        """The id that begins a sequence; None without one that the model has a row for."""
+        """The id that begins a sequence; None if there is none, or the model has no row for it."""
         return None if self._tokenizer is None else self._within(self._tokenizer.bos_id)
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a text; None without one that the model has a row for."""
+        """The id that ends a text; None if there is none, or the model has no row for it."""
         return None if self._tokenizer is None else self._within(self._tokenizer.eos_id)
 
     @property
@@ -145,9 +146,11 @@ class Text:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
         Args:
-            prepend_bos: None = as the model's own default says (`from_pretrained(..., default_prepend_bos=)`). A
-                `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other
-                special tokens.
+            prompts: texts, token ids, or a batch.
+            prepend_bos: whether texts begin with BOS; None: as the model's own default says
+                (`from_pretrained(..., default_prepend_bos=)`). A `Note` says it, once, where the model's own tokenizer
+                would not prepend BOS, or would add other special tokens.
+            side: where shorter prompts are padded.
 
         Raises:
             ValueError: an empty prompt, an over-long one, or ids outside the vocabulary.
@@ -176,7 +179,7 @@ class Text:
         return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
     def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
-        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
+        """Ids of one text, with BOS exactly once if that is wanted and the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
 
@@ -194,14 +197,14 @@ class Text:
         return self._begun(self.tokenizer.encode(text), prepend_bos)
 
     def many(self, texts: Sequence[str], *, prepend_bos: bool | None = None) -> list[list[int]]:
-        """What `ids` gives for each of these texts, encoded together where the tokenizer can."""
+        """The ids of each of these texts, as from `ids`, encoded together where the tokenizer can."""
         tokenizer = self.tokenizer
         if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
             return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
 
     def _with_bos(self, given: bool | None) -> bool:
-        """Whether texts begin with BOS: as a call says, else as the model's default does."""
+        """Whether texts begin with BOS: as the argument says, else as the model's default does."""
         return self.prepend_bos if given is None else given
 
     def _begun(self, ids: list[int], prepend_bos: bool | None) -> list[int]:
@@ -213,7 +216,7 @@ class Text:
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def _say_bos(self) -> None:
-        """Say where texts begin otherwise than the tokenizer alone would have them begin."""
+        """Make the note about texts that begin otherwise than the tokenizer alone would have them begin."""
         self._bos_said = True
         tokenizer, bos = self.tokenizer, self.bos_id
         if bos is None and tokenizer.bos_id is not None:
@@ -236,7 +239,7 @@ class Text:
             )
 
     def outside(self, token: int) -> str:
-        """What is said of an id that the model has no row for: the bounds, the id, and its token if it has one."""
+        """Message about an id that the model has no row for: the bounds, the id, and its token if it has one."""
         said = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
         try:
             piece = self._tokenizer.piece(token) if self._tokenizer and self.d_vocab <= token < 2**31 else ""
@@ -272,7 +275,7 @@ class Text:
 
     @property
     def of_outputs(self) -> Text:
-        """How the model's outputs are told: as its tokens, or as numbers in brackets where they are not its tokens."""
+        """The texts of the model's outputs: its tokens, or numbers in brackets where they are not its tokens."""
         return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
 
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:

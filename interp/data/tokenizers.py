@@ -1,4 +1,4 @@
-"""What is asked of a tokenizer: the least that every text needs, and what some can do beside it."""
+"""Protocols of tokenizers: what every text needs, and what some can do besides."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -6,14 +6,14 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
+    """The methods that every tokenizer needs; `families.tokenizer` adapts the two common libraries to it."""
 
     bos_id: int | None
     eos_id: int | None
     pad_id: int
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, no special token added."""
+        """Ids of the text without any special token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -48,7 +48,7 @@ class BatchTokenizer(Tokenizer, Protocol):
     """A tokenizer that is faster on many texts together than on one after the other."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """What `encode` gives for each text."""
+        """The ids of each text, as from `encode`."""
         ...
 
 
@@ -57,4 +57,4 @@ class EndingTokenizer(Tokenizer, Protocol):
     """A tokenizer whose texts end in several ways."""
 
     ends: tuple[int, ...]
-    """Ids at which what is generated ends beside `eos_id`: of a turn, of a message."""
+    """Ids at which generation ends besides `eos_id`: of a turn, of a message."""

@@ -25,7 +25,7 @@ Key = str | tuple[str, int] | tuple[str, int, str]
 
 
 class ActivationCache(Shown, Mapping[str, Tensor]):
-    """What `run_with_cache` recorded. Index by site name, or in shorthand: `cache["pattern", 3]`.
+    """Activations that `run_with_cache` recorded, by site name or in shorthand: `cache["pattern", 3]`.
 
     A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
     raise `IncompleteSumError` if they do not.
@@ -72,7 +72,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         return fitted([repr(self), *lines])
 
     def to(self, device: torch.device | str) -> "ActivationCache":
-        """These activations on another device (the model stays where it is)."""
+        """The activations on another device (the model stays where it is)."""
         moved = {name: value.to(device) for name, value in self._values.items()}
         return ActivationCache(moved, self.model, batched=self.batched)
 
@@ -98,14 +98,16 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         return decomposition.by_head(self._rows(), self.model, layer)
 
     def head_source_results(self, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
-        """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
+        """Write of each head at `pos` by source position, `[head, source, batch, d_model]`."""
         return decomposition.by_source(self._rows(), self.model, layer, pos)
 
     def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Decomposition:
         """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
 
         Args:
-            before: those of the MLP before attention, in Macaron blocks.
+            layer: the layer of the MLP.
+            pos: the position.
+            before: whether the neurons are those of the MLP before attention, in Macaron blocks.
         """
         return decomposition.by_neuron(self._rows(), self.model, layer, pos, before=before)
 

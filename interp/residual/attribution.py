@@ -1,9 +1,9 @@
-"""Direct logit attribution: which parts of the model wrote the answer at one position of each prompt.
+"""Direct logit attribution: how much each part of the model adds to the answer's logit at one position of each prompt.
 
-With the final norm frozen at its actual scale, the logit of a token (or the difference of two) is a sum over what every
-part added to the residual stream; so is the projection of the normed stream on any direction. `attribute` returns the
-summands and checks the sum. It shows direct effects only: what a part does through later parts is credited to those.
-Elhage et al. 2021; Ferrando et al. 2024, section 4.
+With the final norm frozen at its actual scale, the logit of a token (or the difference of two) is a sum over what
+every part added to the residual stream; so is the projection of the normed stream on any direction. `attribute`
+returns the summands and checks the sum. It shows direct effects only: what a part does through later parts is credited
+to those. Elhage et al. 2021; Ferrando et al. 2024, section 4.
 """
 
 from __future__ import annotations
@@ -68,45 +68,61 @@ Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
 
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
 _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
-"""The kind of part that the neurons of each MLP are."""
+"""The kind of part of the neurons of each MLP."""
 
 
 @dataclass(frozen=True, eq=False)
 class Attribute(Question):
-    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
+    """Direct logit attribution: how much each part adds to the answer's logit (minus the wrong answer's) at one token.
 
-    The answer's logit is a sum over everything that was added to the stream; this is the sum, written out.
-
-    Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
-    the last part, `rounding`, is what the pass rounded off where it added the others up, so `value` over `part` sums to
-    `total`; it is checked to be rounding, and `attrs["completeness_error"]` is the largest, relative to the largest
-    part. With
-    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
-    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
-    state of the past instead of moving tokens.
-    Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
-    in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
-    norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    The answer's logit is a sum over everything that was added to the stream, with the final norm frozen at its actual
+    scale. Logits are those before a soft cap. Several grains share one pass (1.09 times one of them) as
+    `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")}, model, data)`. Decoders of
+    encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
 
     Args:
-        answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at
-            the output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The
-            total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
-        wrong: The token that the answer is contrasted with.
-        parts: Which parts: layers, sublayers, heads, heads by source position, or neurons.
-        pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
+            data. Or a direction u at the output of the final norm, a floating tensor [d] or [prompt, d] (a probe, a
+            feature). The total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs
+            no logits.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
+            that of the data.
+        parts: grain of the split: "layer" (`L0`), "sublayer" (`L0.attn`, `L0.mlp`), "head" (`L0H3`, of cross-attention
+            `L0X3`), "source", which also splits each head by the token it moved from, or "neuron" (`L0N17`, of the MLP
+            before attention in Macaron blocks `L0B17`).
+        pos: token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
             counts. The prompt is cut after it, and its sources number the tokens that are left.
-        top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts;
-            the others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`). Several grains share one pass as
-            `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")}, model, data)` (1.09
-            times one of them). Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and
-            `model.given(source, target)`.
+        top: number of neurons kept with `parts="neuron"`, those of the largest mean absolute value over the prompts;
+            the others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`). None: all.
+
+    Returns:
+        Dataset over `prompt` and `part`, in logits (in units of u for a direction). Further parts are `embed`,
+        `pos_embed`, output biases `L0.attn_bias`, betas of norms that stand in the stream (`L0.ln1_bias`),
+        `final_bias` (beta W_U + b_U), and last `rounding`.
+
+        - `value` [prompt, part]: what each part adds. Over `part` it sums to `total`: `rounding` is what the pass
+          rounded off where it added the others up. It is checked to be rounding, and `attrs["completeness_error"]` is
+          the largest, relative to the largest part.
+        - `total` [prompt]: the model's own number.
+        - `by_source` [prompt, layer, head, source], with `parts="source"`: each head by the token it moved from,
+          numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
+          state of the past instead of moving tokens.
 
     Raises:
         ValueError: answers that are not one token, directions of another shape, a `pos` in a model that sees both
             ways, and models without logits linear in the normed stream.
         IndexError: a position that a prompt lacks.
-        IncompleteSumError: if the parts do not sum, as under edits that add to the stream what no part wrote.
+        IncompleteSumError: the parts do not sum, as under edits that add to the stream what no part wrote.
+
+    Caveat:
+        Direct effects only: what a part does through later parts is credited to those.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Ferrando et al. 2024, section 4.
+
+    See also:
+        `ablate`, `patch`: total effects of a part. `logit_lens`: logits of the stream between the blocks.
 
     Example:
         >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
@@ -123,7 +139,7 @@ class Attribute(Question):
     top: int | None = None
 
     def bind(self, model: Subject) -> ByRow:
-        """The last row of what every part says, or the same after cutting the prompts."""
+        """The direction's products with every part at the last row, or the same after cutting the prompts."""
         config = model.transformer.config
         directions = _directions(self.answer, self.wrong, config.d_model)
         answers = None if directions is not None else AnswerTokens.of(model.text, self.answer, self.wrong)
@@ -159,7 +175,7 @@ def attribution(
     directions: Float[Tensor, "n d"] | None = None,
     summed: bool = True,
 ) -> Reading:
-    """What `Attribute` reads and computes of batches with answers, at the last token of each row.
+    """The reads and the computation of `Attribute` for batches with answers, at the last token of each row.
 
     Args:
         directions: one for all prompts, or one for each, after the final norm, in place of tokens.
@@ -180,7 +196,7 @@ attribute = of_data(Attribute, renamed={"by": "parts"})
 
 
 def _check_parts(config: ModelConfig, parts: Grain) -> None:
-    """Refuse a grain that this model does not have."""
+    """ValueError for a grain that this model does not have."""
     if parts not in get_args(Grain):
         raise ValueError(f"parts must be one of {', '.join(get_args(Grain))}, got {parts!r}")
     if parts == "neuron" and not isinstance(config.mlp, MLP):
@@ -190,7 +206,7 @@ def _check_parts(config: ModelConfig, parts: Grain) -> None:
 
 
 def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
-    """Refuse a number of neurons where there are none, or not so many."""
+    """ValueError for a number of neurons where there are none, or not so many."""
     if top is None:
         return
     if parts != "neuron" or not isinstance(config.mlp, MLP):
@@ -228,12 +244,12 @@ def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
 
 
 def places_of(batch: Batch, pos: int | PerRow) -> Int[Tensor, "b"]:
-    """How many real tokens stand before the one asked for in each row, negative numbers counted from its end."""
+    """Index, among the real tokens of each row, of the token in question; negative numbers counted from its end."""
     return sent(batch.tokens_at(pos).places[:, 0], batch.tokens.device)
 
 
 def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
-    """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
+    """Each row cut after one of its real tokens, negative from its end, which then stands in the last column.
 
     In a causal model nothing after a position changes what is computed there.
 
@@ -262,7 +278,7 @@ def _from_the_first_token(
     model: Transformer,
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
-    """The paths with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
+    """The values with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
     found = inner(trace, batch, model)
     if batch.keep is None:
         return found
@@ -345,7 +361,7 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
 
 
 def _splits(config: ModelConfig, layer: int, sublayer: str) -> bool:
-    """Whether the heads of a layer split by source: what keeps a state of the past does not."""
+    """Whether the heads of a layer split by source: a mixer that keeps a state of the past does not."""
     return sublayer == "cross_attn_out" or config.mixers[layer].traits.additive
 
 
@@ -426,18 +442,18 @@ def _incomplete(
 
 @dataclass(frozen=True)
 class _Target:
-    """What the parts are to sum to."""
+    """The number that the parts sum to, and the direction that gives it."""
 
     direction: Float[Tensor, "b d"]
-    """At the output of the final norm."""
+    """The direction at the output of the final norm."""
     constant: Float[Tensor, "b"]
-    """What is added after the linear part of the final norm."""
+    """Constant that is added after the linear part of the final norm."""
     total: Float[Tensor, "b"]
     """The model's own number."""
     largest: Float[Tensor, "b"]
-    """The largest term that the model sums or subtracts to get it."""
+    """The largest term that the model sums or subtracts to get the total."""
     size: Float[Tensor, "b"]
-    """The absolute values of what it is a difference of, and the length of the products that they sum."""
+    """Absolute values of the terms of the difference, and the length of the products that they sum."""
 
 
 def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
@@ -456,7 +472,7 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
 def _of_rows(
     model: Transformer, batch: Batch, last: Mapping[str, Tensor], directions: Float[Tensor, "n d"]
 ) -> _Target:
-    """The normed final stream on a direction: that of each prompt, or the one for all."""
+    """Target that is the normed final stream along a direction: that of each prompt, or the one for all."""
     stream = last[final_stream(model.config)]
     whose = (
         torch.zeros(len(batch), dtype=torch.long) if len(directions) == 1 or batch.row is None else batch.row
@@ -470,7 +486,7 @@ def _of_rows(
 
 
 class Folded:
-    """A direction at the end of the stream, carried back through the frozen norms to where each sublayer writes.
+    """A direction at the end of the stream, carried back through the frozen norms to the output of each sublayer.
 
     The transpose of pushing every part forwards: what a head or a neuron adds along the direction is its activation
     times one folded vector, and nothing per head or neuron is ever as wide as d_model.
@@ -504,7 +520,7 @@ class Folded:
         self.end = end
 
     def rounded_off(self) -> Float[Tensor, "b"]:
-        """What the pass rounded off along the direction where it added up the stream; checked to be rounding."""
+        """The part of the total that the pass rounded off where it added up the stream; checked to be rounding."""
         config, last = self.model.config, self.last[final_stream(self.model.config)]
         places = [(layer, sublayer) for layer in range(config.n_layers) for sublayer in config.sublayers]
         edited = ", ".join(edit.name for edit in self.model.edits)
@@ -516,7 +532,7 @@ class Folded:
         return _dot(lost, self.final)[:, 0]
 
     def _weighed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b _"]]) -> None:
-        """Take in what the pieces of a sublayer miss of it; IncompleteSumError where rounding explains less.
+        """Add the part of a sublayer that its pieces miss; IncompleteSumError where rounding explains less.
 
         Half precision rounds a sublayer's output number by number and independently: along a direction that makes as
         much of the length of their products, not of the sum of their sizes.
@@ -541,7 +557,7 @@ class Folded:
         return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
 
     def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
-        """The columns of one block at this grain, and each head split by source if that is asked."""
+        """Columns of one block at this grain, and each head split by source if the grain is "source"."""
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
@@ -600,7 +616,7 @@ class Folded:
     def _at_output(
         self, layer: int, sublayer: str, output: Callable[[], Tensor]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
-        """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
+        """The direction at a sublayer's output before its norm, and the addition of beta of the norm after it."""
         norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]
         beta = 0.0 if norm.beta is None else _dot(direction, norm.beta.to(direction))
         return norm.back(direction), beta
@@ -641,7 +657,7 @@ def _finish(
 
 
 def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
-    """How far half precision let the sum be checked; nothing in float32."""
+    """Note about the precision of the check under half precision; empty in float32."""
     if "unseen" not in rows:
         return []
     lost, unseen = (float(x.abs().max()) for x in (rows["logits"][:, -1], rows["unseen"]))

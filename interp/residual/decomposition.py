@@ -1,4 +1,4 @@
-"""The residual stream taken apart: what each part of the model wrote into it, checked to sum to the whole.
+"""The residual stream taken apart: the addition of each part of the model, checked to sum to the whole.
 
 `cache` is any mapping from site names to tensors (an `ActivationCache`, say). Elhage et al. 2021: the stream at any
 depth is the embedding plus everything the heads and MLPs before it added.
@@ -50,19 +50,21 @@ from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_no
 
 Cache = Mapping[str, Tensor]
 PartSplit = Callable[[int, str], dict[Part, Tensor]]
-"""From layer and name of a sublayer to its parts."""
+"""Function from layer and name of a sublayer to its parts."""
 
 EPS = {
     dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
-"""Twice what rounding moves a number by at most, relative to it, by dtype."""
+"""Twice the largest relative error of rounding a number, by dtype."""
 ROUNDINGS = 4
-"""What a sublayer rounds between its heads (or neurons) and the stream is this many roundings of its output at most:
-the product, the bias, the norm after it, the factor."""
+"""Most roundings of a sublayer's output between its heads (or neurons) and the stream.
+
+They are the product, the bias, the norm after it, the factor.
+"""
 
 
 class IncompleteSumError(ArithmeticError):
-    """Parts that should sum to a whole do not; the message holds the relative error, and so does `error`."""
+    """Parts that should sum to a whole do not; the message and `error` give the relative error."""
 
     def __init__(self, message: str, error: float, allowed: float = 0.0) -> None:
         super().__init__(message)
@@ -72,37 +74,38 @@ class IncompleteSumError(ArithmeticError):
 
 
 def bound(n: int, size: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
-    """What n terms may miss their sum by: eps (8 + sqrt n) times the sum of their absolute values.
+    """Largest rounding error of a sum of n terms: eps (8 + sqrt n) times the sum of their absolute values.
 
     n additions round by half an eps of what was summed so far, which is at most `size`; the roundings are independent,
-    so they add up to sqrt(n / 12) eps size, one standard deviation: the bound is at 3.5 of them for however many terms,
-    and the 8 is what terms carry that are products themselves (their own sums, scales, factors).
+    so they add up to sqrt(n / 12) eps size, one standard deviation: the bound is at 3.5 of them for however many
+    terms, and the 8 is what terms carry that are products themselves (their own sums, scales, factors).
 
     Args:
-        size: in the units of the terms.
-        dtype: what was summed in.
+        n: number of terms.
+        size: sum of the absolute values, in the units of the terms.
+        dtype: dtype of the sum.
     """
     return EPS[dtype] * (8 + n**0.5) * size
 
 
 class Missed(NamedTuple):
-    """By how much a sum misses its whole and what rounding explains of it, where the two are closest."""
+    """Miss of a sum, and the miss that rounding explains, where the two are closest."""
 
     error: Float[Tensor, ""]
-    """Relative to the largest part."""
+    """Miss relative to the largest part."""
     allowed: Float[Tensor, ""]
-    """Relative to the same."""
+    """Allowed miss, relative to the same."""
 
 
 REMAINDER = "remainder"
-"""The name of everything that a decomposition does not split."""
+"""Name of everything that a decomposition does not split."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
-    """What the parts of a model wrote to the residual stream (or the stream at some depths), stacked and named.
+    """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.
 
-    `found["L0H3"]` is what one part wrote; it takes whatever `Part.of` takes.
+    `found["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.
     """
 
     values: Float[Tensor, "c ..."]
@@ -110,12 +113,14 @@ class Decomposition:
     parts: tuple[str, ...]
     """The parts' names, in the order of the values: `embed`, `L0H3`, `L0.mlp`, `L0N17`, `L0.attn_bias`, `remainder`."""
     complete: bool = False
-    """Whether they were checked to sum to the whole final residual stream."""
+    """Whether the parts were checked to sum to the whole final residual stream."""
     rounding: Float[Tensor, "..."] | None = None
-    """What the whole has that no part explains, in float32 at least: what the pass rounded off where it added them up.
-    The parts and this sum to the whole. None if nothing was checked."""
+    """Rest of the whole after its parts, in float32 at least: what the pass rounded off where it added them up.
+
+    The parts and this sum to the whole. None if nothing was checked.
+    """
     missed: Missed | None = None
-    """By how much the checked sum misses the whole; None if nothing was checked."""
+    """Miss of the checked sum; None if nothing was checked."""
 
     def __getitem__(self, part: PartName) -> Float[Tensor, "..."]:
         name = REMAINDER if part == REMAINDER else str(Part.of(part))
@@ -150,14 +155,17 @@ def check_sum(
     size: Float[Tensor, "..."] | None = None,
     more: Float[Tensor, "..."] | float = 0.0,
 ) -> Missed:
-    """By how much parts miss their whole, number by number; IncompleteSumError where rounding explains less.
+    """Miss of parts against their whole, number by number; IncompleteSumError where rounding explains less.
 
     The sum is made in float32 at least, and its terms are allowed what `bound` says.
 
     Args:
+        parts: the terms, along the first axis.
+        whole: their sum.
+        what: words for them in the message.
         size: the sum of the absolute terms, for parts that are sums of products themselves, which may be small where
-            their terms are not; None = that of the parts and the whole.
-        more: what the model rounded of the whole beyond that.
+            their terms are not; None: that of the parts and the whole.
+        more: rounding of the whole by the model beyond that.
     """
     parts, whole = wide(parts), wide(whole)
     of_parts = _absolute(parts) + whole.abs()
@@ -172,7 +180,7 @@ def check_missed(
     """The largest of these errors against what is allowed; IncompleteSumError if it is more, or is not a number.
 
     Args:
-        scale: what both are told relative to.
+        scale: size that both are relative to.
     """
     allowed = allowed.expand_as(error)
     found = _NOTHING
@@ -203,7 +211,7 @@ def rounded_off(
     whole: Float[Tensor, "*b d"],
     what: str,
 ) -> tuple[Float[Tensor, "*b d"], Missed]:
-    """What a stream has that its embeddings and sublayers do not explain, in float32 at least.
+    """Rest of a stream that its embeddings and sublayers do not explain, in float32 at least.
 
     It is checked to be rounding, and the check is as sharp in half precision as in float32. There every addition rounds
     by 1/256 (bfloat16) of all that was added before, so that a bound on the sum of 60 sublayers could not fail.
@@ -213,7 +221,10 @@ def rounded_off(
     an order of its own. In float32 the parts are summed and `bound` is allowed, as for every other sum.
 
     Args:
-        places: layer and name of the sublayers that wrote to the stream. Errors: IncompleteSumError.
+        places: layer and name of the sublayers that wrote to the stream.
+
+    Raises:
+        IncompleteSumError: the rest is more than rounding.
     """
     replay = _Replay.of(cache, model, places)
     whole = wide(whole)
@@ -229,24 +240,24 @@ def rounded_off(
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """A stream added up once more from what was written to it."""
+    """A stream added up again from the additions to it."""
 
     stream: Float[Tensor, "*b d"]
-    """In the model's dtype, every addition rounded as in the pass."""
+    """The sum in the model's dtype, every addition rounded as in the pass."""
     exact: Float[Tensor, "*b d"]
-    """In float32 at least."""
+    """The sum in float32 at least."""
     size: Float[Tensor, "*b d"]
     """The sum of the absolute terms."""
     largest: Float[Tensor, "*b d"]
     """The largest absolute value of a term or of the stream on the way."""
     n: int = 1
-    """How many terms."""
+    """Number of terms."""
     normed: bool = False
     """Whether a norm stands in the stream."""
 
     @classmethod
     def of(cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]]) -> _Replay:
-        """From the embeddings through these sublayers."""
+        """The stream of the embeddings and these sublayers, added up again."""
         first, *others = (cache[site] for site in embedding_parts(model.config))
         size = wide(first).abs()
         found = cls(first.to(model.dtype), wide(first), size, size)
@@ -259,7 +270,7 @@ class _Replay:
         return found
 
     def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
-        """This sum with one more term."""
+        """The replay with one more term."""
         # the sum in float32, rounded once: what an addition in half precision gives
         stream = (wide(self.stream) + wide(term.to(self.stream))).to(self.stream.dtype)
         term = wide(term)
@@ -274,7 +285,7 @@ class _Replay:
         )
 
     def through(self, norm: FrozenNorm) -> _Replay:
-        """This sum after a norm of the stream, if there is one."""
+        """The replay after a norm of the stream, if there is one."""
         if norm.norm is None:
             return self
         stream = norm.norm(self.stream)
@@ -326,7 +337,7 @@ def accumulated(
 
 
 def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> Decomposition:
-    """Embeddings and what each sublayer added before depth `layer`; checked to sum to the stream there.
+    """Embeddings and each sublayer's addition before depth `layer`; checked to sum to the stream there.
 
     In post-norm models every part goes through the later norms of the stream at their frozen scales, and each norm's
     beta is a part of its own (`L0.ln1_bias`).
@@ -338,7 +349,7 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
 def head_results(
     cache: Cache, model: Transformer, layer: int, *, cross: bool = False
 ) -> Float[Tensor, "h b p d"]:
-    """What each head of a block adds to the stream, without the bias; checked: heads + bias = attn_out.
+    """Addition of each head of a block to the stream, without the bias; checked: heads + bias = attn_out.
 
     z W_O, through the norm and the factor of attention's output where the family has them. cross: the heads of
     cross-attention.
@@ -347,7 +358,7 @@ def head_results(
 
 
 def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Decomposition:
-    """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
+    """Addition of each head of a block to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
     weights = Weights(model).layer(layer, cross=cross)
     z = wide(cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"])
     W_O, b_O = weights.W_O.to(z), weights.b_O.to(z)
@@ -362,7 +373,7 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
 
 
 def in_half(model: Transformer) -> float:
-    """What half precision rounds of a sublayer's output or of a head's z, relative to it; 0 in float32 and float64.
+    """Rounding of a sublayer's output or of a head's z in half precision, relative to it; 0 in float32 and float64.
 
     There what was rounded is no more than `bound` holds. Products are summed in float32 and rounded once; so are the
     bias, the norm and the factor after them.
@@ -371,7 +382,7 @@ def in_half(model: Transformer) -> float:
 
 
 def rounded_output(model: Transformer, whole: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"] | float:
-    """What half precision rounds of each number of a sublayer's output.
+    """Rounding of each number of a sublayer's output in half precision.
 
     What is rounded is about as large as the number, or, where that happens to be small, as the rest of its vector.
     """
@@ -406,7 +417,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
 
 
 def before_attention(cache: Cache, model: Transformer, layer: int, split: PartSplit) -> Decomposition:
-    """What was written to the stream that attention of block `layer` reads; checked to sum to it.
+    """Parts of the stream that attention of block `layer` reads; checked to sum to it.
 
     Embeddings and every sublayer as `as_wholes` or `into_heads` split it. In Macaron blocks the MLP before attention is
     one of them.
@@ -425,7 +436,7 @@ def places_before_attention(config: ModelConfig, layer: int) -> list[tuple[int, 
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
-    """What each head of a block moved from each source position to position `pos`; checked to sum to the heads.
+    """Addition of each head of a block at position `pos` by source position; checked to sum to the heads.
 
     a_ij (v_j W_O), b_V included in v. Ferrando et al. 2024, the head's intermediate representations.
     """
@@ -451,12 +462,16 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
 def by_neuron(
     cache: Cache, model: Transformer, layer: int, pos: int = -1, *, before: bool = False
 ) -> Decomposition:
-    """What each neuron of a block wrote at position `pos` (`L0N17`), and b_out; checked to sum to mlp_out.
+    """Addition of each neuron of a block at position `pos` (`L0N17`), and b_out; checked to sum to mlp_out.
 
     n_u w_out,u for neuron u (Geva et al. 2022). One position only: all of them would be [neuron, batch, pos, d_model].
 
     Args:
-        before: those of the MLP before attention (`L0B17`), in Macaron blocks; they sum to mlp_before_out.
+        cache: the activations of a pass.
+        layer: the block.
+        pos: the position.
+        before: whether the neurons are those of the MLP before attention (`L0B17`), in Macaron blocks; they sum to
+            mlp_before_out.
     """
     weights, mlp = Weights(model).layer(layer, before=before), "mlp_before" if before else "mlp"
     if weights.W_out is None or weights.b_out is None:
@@ -476,7 +491,7 @@ def by_neuron(
 
 
 def as_wholes(cache: Cache) -> PartSplit:
-    """Every sublayer as one part."""
+    """Split of every sublayer into one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         site = f"blocks.{i}.hook_{sublayer}"
@@ -486,7 +501,7 @@ def as_wholes(cache: Cache) -> PartSplit:
 
 
 def into_heads(cache: Cache, model: Transformer) -> PartSplit:
-    """Sublayers with heads as their heads and their bias, others as one part."""
+    """Split of sublayers with heads into their heads and their bias, of others into one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         if sublayer not in WITH_HEADS:
@@ -510,8 +525,8 @@ def _collected(
     """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream.
 
     Args:
-        before: which sublayers, by layer and name, where they end inside of a block;
-        whole: what they then sum to.
+        before: the sublayers, by layer and name, where they end inside of a block.
+        whole: the stream that they then sum to.
     """
     parts = _embedded(cache, model)
     every = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]
@@ -544,7 +559,7 @@ def _collected(
 
 
 def _moved(parts: dict[Part, Tensor], *more: Tensor) -> Float[Tensor, "c *n d"]:
-    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is held twice."""
+    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is there twice."""
     first = next(iter(parts.values()))
     found = first.new_empty(len(parts) + len(more), *first.shape)
     for row, part in zip(found, list(parts), strict=False):
@@ -561,7 +576,7 @@ def _absolute(parts: Float[Tensor, "c *n"], order: float = 1.0) -> Float[Tensor,
 def _left(
     out: Float[Tensor, "*b d"], pieces: Mapping[Part, Tensor], model: Transformer, what: str
 ) -> Float[Tensor, "*b d"]:
-    """What the pieces of a sublayer do not explain of its output; IncompleteSumError where it is no rounding."""
+    """Rest of a sublayer's output that its pieces do not explain; IncompleteSumError where it is no rounding."""
     each, out = torch.stack(list(pieces.values())), wide(out)
     size = (
         each.abs().sum(0).amax(-1, keepdim=True)
@@ -571,7 +586,7 @@ def _left(
 
 
 def _worse(one: Missed, other: Missed) -> Missed:
-    """The one that is nearer to what is allowed."""
+    """The miss that is nearer to what is allowed."""
     tiny = torch.finfo(torch.float32).tiny
     nearer = one.error / one.allowed.clamp_min(tiny) >= other.error / other.allowed.clamp_min(tiny)
     return Missed(*(torch.where(nearer, x, y.to(x)) for x, y in zip(one, other, strict=True)))
@@ -584,7 +599,7 @@ def _added(
     parts: Float[Tensor, "c *n d"],
     size: Float[Tensor, "*n d"],
 ) -> tuple[Float[Tensor, "c *n d"], Float[Tensor, "*n d"]]:
-    """All parts of a sublayer's output as what they add to the stream, and the sum of their absolute terms there.
+    """Parts of a sublayer's output as additions to the stream, and the sum of their absolute terms there.
 
     The last part, its bias, takes the norm's beta.
     """
@@ -608,7 +623,7 @@ def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
 
 
 def not_linear(config: ModelConfig) -> str | None:
-    """Why a model has no logits that are linear in its normed final stream; None if it has them."""
+    """Reason why a model has no logits that are linear in its normed final stream; None if it has them."""
     if not config.unembed:
         return "has no logits"
     if config.mlm_head is not None:
@@ -621,8 +636,10 @@ def logit_direction(
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
     """The direction of a logit (difference) at the output of the final norm, and its constant beta W_U + b_U.
 
-    The factor on the logits is in both; a soft cap is not, so these are logits before the cap. Errors: ValueError
-    where the logits are not linear in the normed stream (a masked-LM head), or there are none.
+    The factor on the logits is in both; a soft cap is not, so these are logits before the cap.
+
+    Raises:
+        ValueError: logits that are not linear in the normed stream (a masked-LM head), or none.
     """
     if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")

@@ -1,4 +1,4 @@
-"""What edits made of sums that are told apart by source: the number by which every one of them was multiplied."""
+"""The factors by which edits multiplied sums that are split by source."""
 
 import torch
 from einops import einsum, rearrange
@@ -17,7 +17,7 @@ def head_shares(
     value: Float[Tensor, "b k h e"],
     z: Float[Tensor, "b q h e"],
 ) -> Float[Tensor, "b h q 1"]:
-    """What every head's output of an edited pass is times, at every query: 1 where no edit touched it, 0 if zeroed.
+    """Factor of every head's output in an edited pass, at every query: 1 where no edit touched it, 0 if zeroed.
 
     Raises:
         ValueError: where it is no multiple of what the head moved.
@@ -38,10 +38,14 @@ def multiple(
     size: Float[Tensor, "*b d"],
     n: int,
 ) -> Float[Tensor, "*b 1"]:
-    """The c of `edited = c whole` for every vector; size, n: the sum of the absolute terms of `whole` and their number.
+    """The factor c of `edited = c whole` for every vector.
+
+    Args:
+        size: sum of the absolute terms of `whole`.
+        n: their number.
 
     Raises:
-        ValueError: naming the edits of the layer, where there is none.
+        ValueError: vectors that are no multiples, naming the edits of the layer.
     """
     tiny = torch.finfo(whole.dtype).tiny
     most = torch.maximum(size, edited.abs()).amax(-1, keepdim=True)

@@ -1,8 +1,8 @@
-"""Attention-only models as sums of paths: the direct path, single heads, virtual heads; and what each order is worth.
+"""Attention-only models as sums of paths: the direct path, single heads, virtual heads; and the loss by order.
 
-With its pattern A given, a head is the linear map A (x) W_V W_O, mixing positions on one side and vectors on the other;
-a norm whose scale is given is affine too. So the logits are a sum over the ways through the heads. Order k is all that
-passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+With its pattern A given, a head is the linear map A (x) W_V W_O, mixing positions on one side and vectors on the
+other; a norm whose scale is given is affine too. So the logits are a sum over the ways through the heads. Order k is
+all that passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
 Freezing the patterns limits all this to V-composition: a head that serves another one's queries or keys (an induction
 circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
@@ -70,26 +70,47 @@ _RECORDED = (
     "attn.hook_smeared_k", "attn.hook_attn_scores", "attn.hook_first_pattern", "attn.hook_pattern", "ln1.hook_scale",
     "ln1_post.hook_scale",
 )  # fmt: skip
-"""What the sites of a block begin with whose changes are in the recorded patterns and scales."""
+"""Beginnings of the sites of a block whose changes are in the recorded patterns and scales."""
 
 
 @dataclass(frozen=True, eq=False)
 class Paths(Question):
-    """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
+    """How much every path through the heads adds to the answer's logit (minus the wrong answer's) at the last token.
 
-    Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
-    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single heads
-    `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual heads
-    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
-    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
-    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
+    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single
+    heads `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual
+    heads `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of
+    more than two layers end in one `remainder`, all longer paths.
 
     Args:
-        answer, wrong: one token for all prompts or one each, as text or id (None: those of the data). Elhage et al.
-            2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
+            data.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
+            the data.
+
+    Returns:
+        Dataset over `prompt` and `path`, in logits (before a soft cap). The coordinate `order` counts heads (-1: the
+        remainder).
+
+        - `value` [prompt, path]: what each path adds.
+        - `total` [prompt]: the model's own number.
+        - `rounding` [prompt]: what the pass rounded off: `total` minus the sum over paths.
+
+        `attrs["completeness_error"]` is the largest relative difference between the sum and the model's own logits.
 
     Raises:
-        ValueError: as `orders`; answers that are not one token.
+        ValueError: as in `orders`, and answers that are not one token.
+        IncompleteSumError: the sum fails.
+
+    Caveat:
+        Patterns are frozen, so Q- and K-composition is credited to no path.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", path expansion.
+
+    See also:
+        `orders`: all paths of one length together. `attribute`: models with MLPs, heads only.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -120,18 +141,30 @@ class Paths(Question):
 class Orders(Question):
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
-    Returns Dataset[prompt, order, pos, vocab] with `value`, in logits; order k is what passed exactly k heads, 0 to
-    n_layers. They sum to the model's logits (before a soft cap); `attrs["completeness_error"]`: by how much they miss,
-    relative. Padded positions hold NaN; `token` is the text of every token.
-    The sum up to order k is what run k + 1 of Elhage et al.'s term-importance reruns gives: run 1 adds nothing to the
-    stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
-    post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
-    Every logit of every order is kept: for prompts in memory.
+    The sum up to order k is the logits of run k + 1 of Elhage et al.'s (2021) term-importance reruns: run 1 adds
+    nothing to the stream, every later run adds what each layer's attention computed in the run before. So beta W_U +
+    b_U (and, in post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of
+    order 1.
+
+    Args:
+        data: prompts, token ids, a batch, files or a stream. Every logit of every order is kept: for prompts in
+            memory.
+
+    Returns:
+        Dataset over `prompt`, `order`, `pos` and `vocab`; `token` is the text of every token.
+
+        - `value`: logits (before a soft cap) of what passed exactly k heads, k from 0 to n_layers. Over orders they
+          sum to the model's logits. Padded positions hold NaN.
+
+        `attrs["completeness_error"]` says by how much they miss, relative.
 
     Raises:
-        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits, and for edits under
-            which the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
-        IncompleteSumError: if the sum fails.
+        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits, and edits under which
+            the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
+        IncompleteSumError: the sum fails.
+
+    See also:
+        `term_importance`: the loss by order. `paths`: single paths, for one answer.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -151,20 +184,34 @@ class Orders(Question):
 
 @dataclass(frozen=True)
 class TermImportance(Question):
-    """By how much each order of terms, and each layer's heads alone, lower the loss of an attention-only model.
+    """Loss of an attention-only model by order of terms: how much each order, and each layer's heads, lower it.
 
-    Returns Dataset[term, score] in nats per token: `value` with `low` and `high` (95 % over rows), `null` and `n`; each
-    row counts by its mean over predicted tokens. Terms: `order 0`, `order 1`, ... (all chains of so many heads), and
-    the chains of one head by layer, `L0.attn`, `L1.attn`; the coordinate `order` is their number of heads, `terms` how
-    many chains they are. Scores:
-    `loss`, with these terms and all those of lower orders (null: a uniform guess, log(d_vocab)); `reduction`, by how
-    much these terms lower it given those of lower orders (order 0: given a uniform guess); `given_others`, the same
-    given also all other terms of their own order. Null of both: 0.
-    Patterns stay those of the whole model (Elhage et al. 2021, term importance): the effect of heads on patterns counts
-    for nobody. Caveat: reductions depend on the order of adding; for a layer's heads the two differ for that reason.
+    Patterns stay those of the whole model: the effect of heads on patterns counts for no term.
+
+    Args:
+        data: prompts, token ids, a batch, files or a stream of any size.
+
+    Returns:
+        Dataset over `term` and `score`, in nats per token. Terms: `order 0`, `order 1`, ... (all chains of so many
+        heads), and the chains of one head by layer, `L0.attn`, `L1.attn`; the coordinate `order` is their number of
+        heads.
+
+        - `value`: mean over rows, each of which counts by its mean over predicted tokens, with `low` and `high` (95 %
+          over rows), and `n`. Scores: `loss`, with these terms and all those of lower orders; `reduction`, by how much
+          these terms lower it given those of lower orders (order 0: given a uniform guess); `given_others`, the same
+          given also all other terms of their own order.
+        - `null`: for the loss that of a uniform guess, log(d_vocab); 0 for the others.
+        - `terms` [term]: how many chains they are.
 
     Raises:
-        ValueError: as `orders`; a row that predicts no token.
+        ValueError: as in `orders`, and a row that predicts no token.
+        IncompleteSumError: the sum fails.
+
+    Caveat:
+        Reductions depend on the order of adding; for a layer's heads the two differ for that reason.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", term importance.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -194,23 +241,28 @@ term_importance = of_data(TermImportance)
 
 @public()
 def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMatrix:
-    """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
+    """Matrix W_E OV_1 OV_2 ... W_U of a path through heads: effect of each source token on each logit.
 
-    No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
-    layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
-    circuits' conventions (`folded`, `biases`: those of the first head) apply.
+    Without a head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head, whose pattern is
+    the product of both patterns. The circuits' conventions (`folded`, `biases`: those of the first head) apply.
 
     Args:
         circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
-        heads: "L0H1", or whatever else names a head.
+        heads: the heads, in the order of the path: "L0H1", or whatever else names a head.
+
+    Returns:
+        [source token, output token], kept factored.
 
     Raises:
         KeyError: an unknown part.
         IndexError: a head that does not exist.
-        ValueError: a part that is no head, and unless each head's layer is later than the one before.
+        ValueError: a part that is no head, and heads whose layers do not rise strictly.
 
     Caveat:
         The norms of the stream itself, in post-norm models, are no part of it.
+
+    Source:
+        Elhage et al. 2021, "Two-layer attention-only transformers".
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -240,7 +292,14 @@ def _place(part: Part) -> tuple[int, int]:
 
 
 def path_name(*parts: PartName) -> str:
-    """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
+    """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`.
+
+    Args:
+        parts: the parts of the path, in order.
+
+    Returns:
+        The parts' names, joined by ">".
+    """
     return ">".join(str(Part.of(part)) for part in parts) or "direct"
 
 
@@ -256,12 +315,12 @@ def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Te
 
 
 def _half(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
-    """What the notes of a result in half precision are made of; nothing in float32."""
+    """Numbers for the notes of a result in half precision; empty in float32."""
     return {} if model.dtype in WIDE else {"half": error}
 
 
 def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
-    """How far half precision let the sum be checked; nothing in float32."""
+    """Note about the precision of the check under half precision; empty in float32."""
     if "half" not in rows:
         return []
     return [
@@ -272,7 +331,17 @@ def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
 
 @torch.no_grad()
 def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
-    """Logits by order, and by how much their sum misses the model's (relative); IncompleteSumError if too much."""
+    """Logits by order of V-composition, and by how much their sum misses the model's.
+
+    Args:
+        frozen: a recorded pass.
+
+    Returns:
+        [order, b, p, v], before a soft cap, and the miss, relative.
+
+    Raises:
+        IncompleteSumError: the sum misses by more than rounding.
+    """
     frozen.check("logits by order")
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
@@ -317,7 +386,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
 
 
 def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
-    """Each row's mean loss if this were the final stream, in nats; one stream at a time, as its logits are large."""
+    """Each row's mean loss if this were the final stream, in nats; one stream at a time: logits are large."""
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:
         logits = cap * (logits / cap).tanh()
@@ -388,10 +457,17 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
 
 
 def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
-    """What `end`, one reading of the final stream, reads of every path, by the layers of its heads.
+    """The numbers that one reading of the final stream gives for every path, by the layers of its heads.
 
-    (): direct, constant. (l,): heads, bias. (l1, l2): for each head of l2, heads and bias of l1. (-1,), in models of
-    more than two layers: the remainder. The readings go back through the frozen maps, from the last block to the first.
+    The readings go back through the frozen maps, from the last block to the first.
+
+    Args:
+        frozen: a recorded pass.
+        end: the reading of the final stream, such as a logit at one position.
+
+    Returns:
+        Under (): direct, constant. (l,): heads, bias. (l1, l2): for each head of l2, heads and bias of l1. (-1,), in
+        models of more than two layers: the remainder. Each [b, c].
     """
     found: dict[tuple[int, ...], Tensor] = {}
     later: dict[int, Readings] = {}
@@ -412,7 +488,7 @@ def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Te
 
 
 def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings) -> Float[Tensor, "b n"]:
-    """What each reading of the stream after a block's heads reads of each head's z and, last, of the bias."""
+    """Numbers that each reading of the stream after a block gives for each head's z and, last, for the bias."""
     inner = readings.before(layer.output)
     bias = inner.of_constant(layer.weights.b_O)
     if layer.output.beta is not None:
@@ -486,7 +562,7 @@ def check_expandable(model: Transformer) -> None:
 def _times_edits(
     pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int, layout: Layout
 ) -> Float[Tensor, "b h q k"]:
-    """The pattern with what the model's edits multiply each head's z with at every position."""
+    """The pattern times the factors that the model's edits put on each head's z at every position."""
     mine = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
     if not mine:
         return pattern
@@ -497,7 +573,13 @@ def _times_edits(
 
 
 def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
-    """What has to be recorded of a pass to freeze it.
+    """The reads of a pass that are needed to freeze it.
+
+    Args:
+        config: the model's configuration.
+
+    Returns:
+        The reads: first stream, patterns, norm scales and final stream.
 
     Raises:
         ValueError: a model that stays non-linear with patterns and scales given (MLP, masked-LM head), that also
@@ -530,7 +612,7 @@ class Frozen:
     """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
 
     def __init__(self, model: Transformer, trace: Trace, layout: Layout | None = None) -> None:
-        """layout: of the recorded rows; None = no padding."""
+        """layout: layout of the recorded rows; None: no padding."""
         self.model, config = model, model.config
         check_expandable(model)
         seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}
@@ -544,7 +626,7 @@ class Frozen:
 
     @cached_property
     def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
-        """The order-0 stream entering each block, and last the one that leaves the model."""
+        """Order-0 streams: that entering each block, and last the one that leaves the model."""
         streams = [self.start]
         for layer in self.layers:
             streams.append(layer.sum.split(streams[-1][None], 0)[0])
@@ -552,14 +634,14 @@ class Frozen:
 
     @cached_property
     def again(self) -> Float[Tensor, "b p d"]:
-        """The final stream once more: of the recorded start, patterns and scales, in float32 at least."""
+        """The final stream computed again from the recorded start, patterns and scales, in float32 at least."""
         stream = self.start
         for layer in self.layers:
             stream = layer.sum.split((stream + layer.added(layer.mixed(stream[None]))[0])[None], 0)[0]
         return stream
 
     def check(self, what: str) -> None:
-        """IncompleteSumError where the orders do not sum to the final stream, or that is not what the model left.
+        """IncompleteSumError where the orders do not sum to the final stream, or that is not the stream of the pass.
 
         The first is checked in float32 whatever the model's dtype, so that a term that is missing is found. The second
         is as sharp as the pass: between two streams a block rounds six times (normed stream, values, what they are
@@ -577,7 +659,7 @@ class Frozen:
 
     @property
     def size(self) -> Float[Tensor, "b p d"]:
-        """The sum of the absolute terms that the orders are made of: what their rounding is relative to.
+        """Sum of the absolute terms of the orders: the size that their rounding is relative to.
 
         Heads may cancel, and then it is much more than what they add. A term is z W_O of one head, its size at most the
         length of z before the values of several keys cancel, times that of a column of W_O.
@@ -614,7 +696,7 @@ class Frozen:
         return self._read_out(stream, self.constant)
 
     def part_logits(self, part: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
-        """What a part of the stream adds to the logits: its frozen final norm times W_U, without constants."""
+        """Addition of a part of the stream to the logits: its frozen final norm times W_U, without constants."""
         return self._read_out(part, None)
 
     def _read_out(self, part: Tensor, constant: Tensor | None) -> Float[Tensor, "*n b p v"]:
@@ -630,7 +712,7 @@ class Frozen:
 
 
 class FrozenLayer:
-    """One block: what its heads add to a stream, and what the block makes of the sum."""
+    """One block as an affine map: the addition of its heads to a stream, and the norm of the sum."""
 
     def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor], layout: Layout) -> None:
         weights = Weights(model)
@@ -661,14 +743,14 @@ class FrozenLayer:
         return einsum(self.pattern, values, "b h q k, o b k h e -> o b q h e")
 
     def size(self, values: Float[Tensor, "order b p h e"]) -> Float[Tensor, "b p d"]:
-        """The sum of the absolute terms of what attention adds to the stream, constants included."""
+        """Sum of the absolute terms of attention's addition to the stream, constants included."""
         lengths = einsum(self.pattern.abs(), values.norm(dim=-1), "b h q k, o b k h -> b q h")
         columns = self.weights.W_O.to(values).norm(dim=1)
         terms = einsum(lengths, columns, "b q h, h d -> b q d") + self.weights.b_O.to(values).abs()
         return self.output.size(terms)
 
     def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
-        """What attention adds to the stream: z W_O through the norm and factor of its output; constants on order 0."""
+        """Attention's addition to the stream: z W_O through its output norm and factor; constants on order 0."""
         out = _with(einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O)
         return self.output.split(out, 0)
 
@@ -689,27 +771,27 @@ class Readings:
     direction: Float[Tensor, "b c d"]
 
     def of(self, stream: Float[Tensor, "b k d"]) -> Float[Tensor, "b c"]:
-        """The numbers for one stream."""
+        """The numbers of one stream."""
         return ((self.weight @ stream) * self.direction).sum(-1)
 
     def of_constant(self, vector: Tensor) -> Float[Tensor, "b c"]:
-        """The numbers for a stream that is this vector at every position."""
+        """The numbers of a stream that is this vector at every position."""
         return self.weight.sum(-1) * (self.direction @ vector.to(self.direction))
 
     def of_heads(self, z: Float[Tensor, "b k h e"], out: Float[Tensor, "h e d"]) -> Float[Tensor, "b c h"]:
-        """The numbers for z W_O of each head."""
+        """The numbers of z W_O of each head."""
         mixed = einsum(self.weight, z, "b c k, b k h e -> b c h e")
         return (mixed * einsum(self.direction, out.to(z), "b c d, h e d -> b c h e")).sum(-1)
 
     def before(self, norm: FrozenNorm) -> "Readings":
-        """The numbers read before a norm and the factor after it, but for its beta."""
+        """The readings carried back before a norm and the factor after it, without its beta."""
         weight = self.weight if norm.factor == 1 else self.weight * norm.factor
         if norm.scale is not None:
             weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")
         return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
 
     def through_heads(self, layer: FrozenLayer) -> "Readings":
-        """What one reading of the attention output reads in the stream through each head `[b h]`, constants apart."""
+        """One reading of the attention output carried back through each head to the stream `[b h]`, no constants."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
         assert w.W_V is not None
         value = w.W_V[layer.kv_head].to(self.direction)

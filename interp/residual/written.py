@@ -1,4 +1,4 @@
-"""What one part wrote, as the unembedding reads it: through every norm on its way, at the scale that norm really had.
+"""The addition of one part to the stream as the unembedding reads it: through every norm, at the scale of the pass.
 
 A lens of a whole state recomputes the norm, a part of a state may not: only at the real scales do the parts sum to the
 model's logits. What is read of a pass, and what is made of it, are functions of the one `Part`.
@@ -32,12 +32,12 @@ from interp.passes.frozen import (
 _UNITS = {
     "head": "attn_out", "cross_head": "cross_attn_out", "neuron": "mlp_out", "neuron_before": "mlp_before_out",
 }  # fmt: skip
-"""The sublayer that the members of a kind write through."""
+"""The sublayer through which the parts of a kind write."""
 _WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
 
 
 def as_writer(given: PartName, config: ModelConfig) -> Part:
-    """The part of this model that is meant, one that writes to the stream on its own.
+    """The part of this model that a name means, one that writes to the stream on its own.
 
     Raises:
         KeyError, IndexError: a part that the model lacks.
@@ -61,7 +61,7 @@ def sublayer_of(part: Part) -> str:
 
 
 def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
-    """What `written_by` needs: the part's own activations, and the scale of each norm between it and the end."""
+    """Reads that `written_by` needs: the part's own activations, and the scale of each norm after it."""
     assert part.layer is not None
     sites = [part.site, final_stream(config)]
     if part.kind in _UNITS:
@@ -71,7 +71,7 @@ def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
 
 
 def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
-    """What the part wrote, after the linear part of every norm up to the unembedding, in float32 at least."""
+    """Addition of the part, after the linear part of every norm up to the unembedding, in float32 at least."""
     seen = {read.site: wide(trace[read]) for read in reads_of(part, model.config)}
     out = _added(part, seen, model)
     for place in _later(part, model.config):
@@ -80,7 +80,7 @@ def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b
 
 
 def check_arrives(part: Part, model: Transformer) -> None:
-    """ValueError for a model that is edited between the part and the end of the stream: what it wrote is changed there.
+    """ValueError for edits between the part and the end of the stream, which change the part's addition.
 
     What is added to the stream changes nothing that a part wrote.
     """
@@ -109,7 +109,7 @@ def _later(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]]:
 
 
 def _added(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
-    """What the part added to the stream."""
+    """Addition of the part to the stream."""
     found = seen[part.site]
     if part.kind in _WHOLE:
         return found

@@ -1,4 +1,4 @@
-"""Which input tokens an answer rests on: mixing, gradients, flow routes."""
+"""Attribution of an answer to input tokens: mixing, gradients, flow routes."""
 
 from interp.tokens.alti_logit import AltiLogit
 from interp.tokens.erasure import CompareMethods, Erasure, compare_methods, erasure

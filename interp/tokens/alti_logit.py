@@ -32,16 +32,16 @@ _KINDS = {
     **dict.fromkeys(("mlp", "mlp_before"), "mlp"),
     **dict.fromkeys(("head", "cross_head"), "moved"),
 }
-"""What each kind of part counts as; all others are biases."""
+"""Group of each kind of part; all others are biases."""
 
 
 @dataclass(frozen=True)
 class AltiLogit:
-    """What attention brought to the answer's logit, credited to the tokens by ALTI (Ferrando et al. 2023)."""
+    """Attention's contribution to the answer's logit, credited to the tokens by ALTI (Ferrando et al. 2023)."""
 
 
 def check_alti_logit(model: Transformer) -> None:
-    """Refuse models whose logits are no sum of parts, and edits that make the stream something else than their sum.
+    """ValueError for models whose logits are no sum of parts, and for edits that make the stream no sum of its parts.
 
     Raises:
         ValueError: naming the edit, or what the model has.
@@ -58,7 +58,7 @@ def check_alti_logit(model: Transformer) -> None:
 
 
 def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[dict[str, Tensor]]:
-    """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
+    """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and the rest that no token has.
 
     `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U, and what the
     pass rounded off); all together
@@ -139,6 +139,6 @@ def rolled_back(
 
 
 def _groups(config: ModelConfig) -> Mapping[str, Tensor]:
-    """Which parts of the attribution by source belong to what is no token's."""
+    """Masks of the parts of the attribution by source that belong to no token."""
     groups = [_KINDS.get(Part.of(name).kind, "bias") for name in labels(config, "source")]
     return {kind: torch.tensor([each == kind for each in groups]) for kind in ("initial", "mlp", "bias")}

@@ -1,8 +1,8 @@
-"""Do the tokens that an attribution names matter? Remove them, or keep nothing else, and watch the answer.
+"""Faithfulness of an attribution by erasure: remove the tokens that it names, or keep only them; watch the answer.
 
-Comprehensiveness: how far the answer falls when the k % highest tokens are removed (high is good). Sufficiency: how far
-it falls when only they are kept (low is good). Both as AOPC, the mean over k (DeYoung et al. 2020, "ERASER"; at 1, 5,
-10, 20 and 50 % in Ferrando et al. 2022). Removed means that the embedding is replaced; positions stay.
+Comprehensiveness: how far the answer falls when the k % highest tokens are removed (high is good). Sufficiency: how
+far it falls when only they are kept (low is good). Both as AOPC, the mean over k (DeYoung et al. 2020, "ERASER"; at 1,
+5, 10, 20 and 50 % in Ferrando et al. 2022). Removed means that the embedding is replaced; positions stay.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RANDOM = "random"
-"""The method that ranks tokens by chance: what every other one must beat."""
+"""The method that ranks tokens at random, the chance level of the others."""
 SCORES = ("comprehensiveness", "sufficiency")
 FEWEST_ERASED = 128
 """Prompts below which the mean fall of a probability gets no interval."""
@@ -54,12 +54,12 @@ ErasureMeasure = Literal["probability", "logits"]
 
 @dataclass(frozen=True)
 class Removal:
-    """How tokens are removed and what is watched."""
+    """How tokens are removed, and the measure of the answer."""
 
     shares: tuple[float, ...] = SHARES
-    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    """Shares of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
-    """What stands in for a removed token."""
+    """Embedding that replaces a removed token's."""
     measure: ErasureMeasure = "probability"
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
 
@@ -84,29 +84,42 @@ class Removal:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Erasure(Brief, Question):
-    """Comprehensiveness and sufficiency of one attribution: how far the answer falls as the tokens it names are erased.
-
-    Returns Dataset[score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and `high` of
-    its 95 % interval (NaN for one prompt) and `n`, and `each`[prompt, score]. Scores: `comprehensiveness`, the fall
-    without the highest tokens, high where they matter; `sufficiency`, the fall with nothing but them, low where they
-    suffice; both AOPC, means over `shares` (DeYoung et al. 2020).
+    """Comprehensiveness and sufficiency of an attribution: fall of the answer as the tokens it names are erased.
 
     Args:
-        attribution: `value[prompt, pos]` of the same prompts, as `token_attribution` returns it; ranked from the
-            highest, earlier tokens first among equals.
-        answer: The next token that is watched, one for all prompts or one for each; None = the answer that the data
-            bring.
-        wrong: The token that the answer is contrasted with, with `measure="logits"`.
-        shares: Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones.
-        replacement: what stands in for a removed token: the vocabulary's mean embedding, "zero", or a token id.
-        measure: the answer's "probability", or "logits".
-        pos: At which token of each prompt the answer is watched, negative from its end.
+        data: the prompts that were attributed: prompts, token ids, a batch, files or a stream.
+        attribution: `value` [prompt, pos] of the same prompts, as `token_attribution` returns it; tokens are ranked
+            from the highest, earlier ones first among equals.
+        answer: next token that is measured, one for all prompts or one for each; None: the answers of the data.
+        wrong: token that the answer is contrasted with, with `measure="logits"`; None: none, or without `answer` that
+            of the data.
+        shares: shares of a prompt's removable tokens (all but a prepended BOS) that are removed, in (0, 1], rounded up
+            to whole ones.
+        replacement: embedding that replaces a removed token's: "mean", the vocabulary's mean embedding, "zero", or
+            that of a token id.
+        measure: measure of the answer: its "probability", or "logits", its logit (minus the wrong answer's).
+        pos: token of each prompt at which the answer is predicted, negative from its end.
+
+    Returns:
+        Dataset over `score`, in the unit of `measure`. Scores: `comprehensiveness`, the fall without the highest
+        tokens, high where they matter; `sufficiency`, the fall with nothing but them, low where they suffice; both
+        AOPC, means over `shares`.
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN for one prompt), and
+          `n`.
+        - `each` [prompt, score]: every prompt's scores.
 
     Raises:
-        ValueError: values that do not fit the prompts' tokens, and for shares outside (0, 1].
+        ValueError: values that do not fit the prompts' tokens, and shares outside (0, 1].
 
     Caveat:
         A prompt with holes is unlike any the model was trained on.
+
+    Source:
+        DeYoung et al. 2020, "ERASER"; the shares of Ferrando et al. 2022.
+
+    See also:
+        `compare_methods`: several methods on the same prompts, with random orders. `evidence`: known tokens instead.
 
     Example:
         >>> found = interp.token_attribution(model, prompt)
@@ -148,28 +161,48 @@ class Erasure(Brief, Question):
 
 @dataclass(frozen=True, eq=False)
 class CompareMethods(Question):
-    """Which attribution names the tokens that matter: comprehensiveness (high) and sufficiency (low) of each method.
-
-    Returns Dataset[attribution, score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and
-    `high` of its 95 % interval (NaN for one prompt), `n`, `null`, that of random orders, and `each`[prompt,
-    attribution, score] for paired comparisons. The last attribution is `random` itself: the mean over `draws` random
-    orders of each prompt's tokens, drawn from its number and the seed. (A dim called `method` could not be selected
-    from: xarray's `sel` has an option of that name.)
+    """Comprehensiveness and sufficiency of several attribution methods, with random orders as the chance level.
 
     Args:
-        answer: The next token that is watched, one for all prompts or one for each; None = the answer that the data
-            bring.
-        wrong: The token that the answer is contrasted with.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: next token that is attributed and measured, one for all prompts or one for each; None: the answers of
+            the data.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
+            the data.
         methods: names of `METHODS`, or records under names of your own.
-        shares, replacement, measure: as in `erasure`.
-        pos: At which token of each prompt the answer is watched, negative from its end.
-        draws: Random orders of each prompt's tokens, the chance level.
-        seed: Of the random orders.
+        shares: shares of a prompt's removable tokens (all but a prepended BOS) that are removed, in (0, 1], rounded up
+            to whole ones.
+        replacement: embedding that replaces a removed token's: "mean", the vocabulary's mean embedding, "zero", or
+            that of a token id.
+        measure: measure of the answer: its "probability", or "logits", its logit (minus the wrong answer's).
+        pos: token of each prompt at which the answer is predicted, negative from its end.
+        draws: number of random orders of each prompt's tokens, the chance level.
+        seed: seed of the random orders; a prompt's follow from it and the prompt's number.
+
+    Returns:
+        Dataset over `attribution` and `score`, in the unit of `measure`. The last attribution is `random`: the mean
+        over `draws` random orders. (A dim called `method` could not be selected from: xarray's `sel` has an option of
+        that name.)
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN for one prompt), and
+          `n`. Scores are those of `erasure`: `comprehensiveness` (high is good) and `sufficiency` (low is good).
+        - `null`: the value of random orders.
+        - `each` [prompt, attribution, score]: every prompt's scores, for paired comparisons.
+
+    Raises:
+        ValueError: an unknown method, no draws, shares outside (0, 1], and as in `token_attribution`.
+        IndexError: a position that does not exist.
+        IncompleteSumError: ALTI-Logit does not sum.
 
     Caveats:
         A prompt with holes is unlike any the model was trained on, and all methods meet the same holes; a score for
-        the state at a position (ALTI) is asked here about the answer. Errors: as `token_attribution`, and ValueError
-        for an unknown method or no draws.
+        the state at a position (ALTI) is compared here by its effect on the answer.
+
+    Source:
+        DeYoung et al. 2020, "ERASER"; Ferrando et al. 2022.
+
+    See also:
+        `erasure`: one attribution, whatever made it.
 
     Example:
         >>> found = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
@@ -219,12 +252,28 @@ NO_SCORE = "a score for every removable token is required, got NaN"
 
 
 def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
-    """AOPC: the mean over shares of how far the answer falls without the highest tokens."""
+    """AOPC of removal: the mean over shares of how far the answer falls without the highest tokens.
+
+    Args:
+        whole: measure of the whole prompts [b].
+        without_top: measure without the highest tokens [s, b], by share.
+
+    Returns:
+        [b], in the unit of the measure.
+    """
     return (whole - without_top).mean(0)
 
 
 def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
-    """AOPC: the mean over shares of how far the answer falls with nothing but the highest tokens."""
+    """AOPC of keeping: the mean over shares of how far the answer falls with nothing but the highest tokens.
+
+    Args:
+        whole: measure of the whole prompts [b].
+        only_top: measure with nothing but the highest tokens [s, b], by share.
+
+    Returns:
+        [b], in the unit of the measure.
+    """
     return (whole - only_top).mean(0)
 
 
@@ -237,8 +286,22 @@ def erased(
     *,
     batch_size: int = 32,
 ) -> Steps[Float[Tensor, "k b 2"]]:
-    """Both AOPC for tokens ranked by each of k sets of values; all removals of all prompts are rows of shared passes,
-    `batch_size` at a time, and those that several of the k ask for are computed once.
+    """Comprehensiveness and sufficiency for tokens ranked by each of k sets of values.
+
+    All removals of all prompts are rows of shared passes; those that several of the k share are computed once.
+
+    Args:
+        batch: prompts with answers.
+        values: k values of every token, [k, b, p].
+        at: column of each row at which the answer is predicted, [b].
+        how: how tokens are removed, and the measure.
+        batch_size: the most rows of a pass.
+
+    Returns:
+        [k, b, 2], in the order of `SCORES`.
+
+    Raises:
+        ValueError: a removable token without a score, or prompts without answers.
     """
     values = sent(values, batch.tokens.device)
     home = _removable(batch.host())
@@ -260,11 +323,18 @@ def erased(
 def top_share(
     score: Float[Tensor, "b p"], removable: Bool[Tensor, "b p"], share: float
 ) -> Bool[Tensor, "b p"]:
-    """The highest `share` of each row's removable tokens, rounded up; earlier ones first among equals.
+    """Mask of the highest `share` of each row's removable tokens, rounded up; earlier ones first among equals.
 
     Args:
-        removable: on the host, where the tokens are counted. Errors: ValueError for a removable token without a
-            score.
+        score: value of every token, [b, p].
+        removable: mask of the tokens that may be removed, [b, p]; on the host, where the tokens are counted.
+        share: share of them, in (0, 1].
+
+    Returns:
+        [b, p], True at the highest tokens.
+
+    Raises:
+        ValueError: a removable token without a score.
     """
     count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
     removable = sent(removable, score.device)
@@ -288,7 +358,7 @@ def _of_one(
     pos: int,
     batch_size: int,
 ) -> Steps[Mapping[str, Tensor]]:
-    """What erasing says of given values, which belong to the real tokens of each row whatever its padding."""
+    """Scores of given values, which belong to the real tokens of each row whatever its padding."""
     at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
     mine = [each[row] for row in rows]
     for row, values, n in zip(rows, mine, batch.host().lengths.tolist(), strict=True):
@@ -311,7 +381,7 @@ def _of_every(
     how: Removal,
     asked: CompareMethods,
 ) -> Steps[Mapping[str, Tensor]]:
-    """What erasing says of every method's values, and of random ones."""
+    """Scores of every method's values, and of random ones."""
     at, device = columns(batch, asked.pos), batch.tokens.device
     values = []
     for method in each.values():
@@ -324,7 +394,16 @@ def _of_every(
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:
-    """A random number for every real token, NaN at padding; it belongs to the prompt and the seed, not to the batch."""
+    """A random number for every real token, NaN at padding, which does not depend on how prompts are batched.
+
+    Args:
+        batch: the prompts; their numbers decide the values.
+        draws: number of values for each token.
+        seed: seed of the values.
+
+    Returns:
+        [draws, b, p], in [0, 1).
+    """
     found = torch.full((draws, *batch.tokens.shape), torch.nan)
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
     for i, (row, real) in enumerate(zip(rows, batch.host().real, strict=True)):

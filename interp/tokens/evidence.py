@@ -1,8 +1,8 @@
-"""Does an attribution point at the token that decides? Scores against evidence that is known.
+"""Plausibility of an attribution: scores against tokens that are known to decide.
 
 Yin and Neubig 2022 (arXiv:2202.10419), section 4: in minimal pairs of grammar one word decides which ending is right.
-An attribution is as good as it gives that word weight, and puts it on top. That is plausibility by the grammar; a model
-may go by something else, which `erasure` would tell.
+An attribution is as good as it gives that word weight, and puts it on top. That is plausibility by the grammar; a
+model may go by something else, which `erasure` would tell.
 """
 
 from __future__ import annotations
@@ -27,34 +27,47 @@ UNITS = {
     "reciprocal_rank": "1 / rank",
     "probes_needed": "tokens",
 }
-"""What `evidence` measures, with units."""
+"""Units of the scores of `evidence`."""
 SHARES = ("share", "reciprocal_rank")
-"""Those between 0 and 1; `probes_needed`, 0 in most prompts and many in a few, has an interval from many prompts on."""
+"""Scores between 0 and 1.
+
+`probes_needed`, 0 in most prompts and many in a few, has an interval from many prompts on.
+"""
 
 
 @public()
 def evidence(
     attribution: xr.Dataset, known: Bool[Tensor, "n p"], *, among: Bool[Tensor, "n p"] | None = None
 ) -> xr.Dataset:
-    """How well an attribution points at the tokens that are known to decide.
+    """Scores of an attribution by how well it points at the tokens that are known to decide.
 
     Args:
-        attribution: `value[prompt, pos]`, as `token_attribution` returns it.
-        known: where the evidence is, one row per prompt, such as `pairs.spans["evidence"]` of a task.
-        among: the tokens that count; None = all of the attribution. How often these intervals hold the mean is
-            simulated in `docs/intervals.md`. Caveat: that the word decides in grammar is no proof that the model goes
-            by it.
+        attribution: `value` [prompt, pos], as `token_attribution` returns it.
+        known: mask [n, p] of the evidence, one row per prompt, such as `pairs.spans["evidence"]` of a task.
+        among: mask [n, p] of the tokens that count; None: all of the attribution.
 
     Returns:
-        Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on, of
-        `probes_needed` from 512 on), `null`, what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin
-        and Neubig 2022, arXiv:2202.10419): `share`, the part of the positive attribution that is on the evidence (0
-        where nothing is positive; null: its share of the tokens); `reciprocal_rank`, 1 / the place of the first token
-        of the evidence in the order of the attribution, equal ones in the least favourable order; and
-        `probes_needed`, how many others stand before it.
+        Dataset over `score`:
+
+        - `value`: mean over prompts, with the ends `low` and `high` of its 95 % interval (from 64 prompts on, of
+          `probes_needed` from 512 on; simulated in `docs/intervals.md`), and `n`. Scores: `share`, the part of the
+          positive attribution that is on the evidence (0 where nothing is positive); `reciprocal_rank`, 1 / the place
+          of the first token of the evidence in the order of the attribution, equal ones in the least favourable order;
+          `probes_needed`, the number of other tokens before it.
+        - `null`: the value of a random order; for `share` the evidence's share of the tokens.
+        - `each` [prompt, score]: every prompt's scores.
 
     Raises:
         ValueError: other shapes, and prompts without evidence among the tokens.
+
+    Caveat:
+        That the word decides in grammar is no proof that the model goes by it.
+
+    Source:
+        Yin and Neubig 2022, arXiv:2202.10419, section 4.
+
+    See also:
+        `erasure`: whether the tokens matter to the model.
 
     Example:
         >>> found = interp.token_attribution(model, prompt, " John", method="gradient_x_input")

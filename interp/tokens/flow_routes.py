@@ -1,9 +1,10 @@
-"""Information-flow routes: which part of a sum the stream at each node comes from, and the routes that reach an answer.
+"""Information-flow routes: the share of each part in every sum of the residual stream, and the routes to an answer.
 
-Every residual sum y = sum_j z_j is split by how much closer each part brings it, p_j = max(0, ||y||_1 - ||y - z_j||_1),
-as shares p_j / sum_k p_k. After attention the parts are the stream before, every head's move from every source, and the
-biases; after the MLP the stream between and the MLP. Ferrando & Voita 2024, "Information Flow Routes: Automatically
-Interpreting Language Models at Scale" (2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
+Every residual sum y = sum_j z_j is split by how much closer each part brings it, p_j = max(0, ||y||_1 - ||y -
+z_j||_1), as shares p_j / sum_k p_k. After attention the parts are the stream before, every head's move from every
+source, and the biases; after the MLP the stream between and the MLP. Ferrando & Voita 2024, "Information Flow Routes:
+Automatically Interpreting Language Models at Scale" (2403.00824); the proximity is that of ALTI (Ferrando et al.
+2022).
 """
 
 from __future__ import annotations
@@ -41,35 +42,51 @@ CHUNK = 2**20
 """Numbers of z_j held at a time: 4 MiB in float32, which stay in the processor's cache."""
 _NODE, _PAIR = ("prompt", "layer", "query"), ("prompt", "layer", "head", "query", "key")
 OWN = ("mlp", "resid_mid", "resid", "attn_bias")
-"""The parts that stay at their position, by the kind of their names: `L3.mlp`, `L3.resid`; upper sums first."""
+"""Parts that stay at their position, by the kind of their names: `L3.mlp`, `L3.resid`; upper sums first."""
 
 
 @dataclass(frozen=True)
 class FlowRoutes(Question):
-    """The share of every part in every sum of the residual stream, block by block and position by position.
+    """Share of each part in every sum of the residual stream, block by block and position by position.
 
-    Returns Dataset of shares in [0, 1], named by the kinds of parts:
-    - `value`[prompt, layer, head, query, key], what heads move (coordinate `part`: `L0H3`), `resid`[prompt, layer,
-      query] (the stream before the block, `L0.resid`) and `attn_bias` (b_O, and the beta of a norm of attention's
-      output) sum to 1 over the parts of the stream after attention;
-    - `mlp` and `resid_mid`[prompt, layer, query] (the stream after attention) sum to 1 for the stream after the MLP.
-    Parallel blocks have one sum: `mlp` belongs to the first and there is no `resid_mid`; attention-only models have
-    neither. Padding is NaN, `token` the text of every position. Where no part brings the sum closer the stream before
-    keeps all of it: our convention. The MLP's share goes to its own position; one with a convolution has also read the
-    positions before.
+    A sum y = sum_j z_j is split by how much closer each part brings it, p_j = max(0, ||y||_1 - ||y - z_j||_1), as
+    shares p_j / sum_k p_k.
+
+    Args:
+        data: prompts, token ids, a batch, files or a stream of any size.
+
+    Returns:
+        Dataset of shares in [0, 1]. Padding is NaN, `token` the text of every position. The first three sum to 1 over
+        the parts of the stream after attention, the last two for the stream after the MLP.
+
+        - `value` [prompt, layer, head, query, key]: what heads move (coordinate `part`: `L0H3`).
+        - `resid` [prompt, layer, query]: the stream before the block (`L0.resid`).
+        - `attn_bias` [prompt, layer, query]: b_O, and the beta of a norm of attention's output.
+        - `mlp` [prompt, layer, query]: the MLP. Its share goes to its own position; one with a convolution has also
+          read the positions before.
+        - `resid_mid` [prompt, layer, query]: the stream after attention.
+
+        Parallel blocks have one sum: `mlp` belongs to the first and there is no `resid_mid`; attention-only models
+        have neither. Where no part brings the sum closer the stream before keeps all of it: our convention.
 
     Raises:
-        ValueError: post-norm and Macaron blocks, cross-attention, mixers that do not move single sources, and for
-            edits that put something else than a multiple of its parts into the stream.
-
-    Cost:
-        B h q k d products per block (half in causal models), `CHUNK` of them held at a time (`[b h q d]`, one
-        source's, at the least).
+        ValueError: post-norm and Macaron blocks, cross-attention, mixers that do not move single sources, and edits
+            that put something else than a multiple of its parts into the stream.
 
     Caveats:
-        Shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part
-        may be one that nobody reads. The vocabulary of an answer takes no part in it; attribution and patching ask
-        that.
+        Shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part may
+        be one that nothing reads. The vocabulary of an answer takes no part in it; attribution and patching do.
+
+    Cost:
+        B h q k d products per block (half in causal models), `CHUNK` of them in memory at a time (`[b h q d]`, one
+        source's, at the least).
+
+    Source:
+        Ferrando & Voita 2024, "Information Flow Routes: Automatically Interpreting Language Models at Scale"
+        (arXiv:2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
+
+    See also:
+        `routes`: the edges that lead to one position.
 
     Example:
         >>> found = flow_routes(model, prompt)
@@ -78,7 +95,7 @@ class FlowRoutes(Question):
     """
 
     def bind(self, model: Subject) -> ByRow:
-        """What heads move at every layer, and what its MLP adds."""
+        """One pass that reads what heads move at every layer, and what its MLP adds."""
         network = model.transformer
         if (problem := why_no_routes(network.config)) is not None:
             raise ValueError(
@@ -94,7 +111,14 @@ flow_routes = of_data(FlowRoutes)
 
 
 def why_no_routes(config: ModelConfig) -> str | None:
-    """Why a model has no flow routes, in words; None if it has them."""
+    """Reason why a model has no flow routes, in words.
+
+    Args:
+        config: the model's configuration.
+
+    Returns:
+        The reason; None if it has routes.
+    """
     if config.norm_place == "post":
         return "this model norms the sum itself (post-norm blocks)"
     if config.cross_attention:
@@ -110,18 +134,24 @@ def why_no_routes(config: ModelConfig) -> str | None:
 
 @public()
 def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos: int = -1) -> pd.DataFrame:
-    """The routes into the final stream at one position: every edge of at least `threshold` met on the way back from it.
+    """Routes into the final stream at one position: every edge of at least `threshold` on the way back from it.
+
+    Each head is an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
 
     Args:
-        shares: what `flow_routes` returned;
-        pos: a position of the prompt, negative from its end. One row per edge, from the last layer to the first:
-            `part` (`L1H2`, `L1.resid`, `L1.mlp`, `L1.resid_mid`), `layer`, `query` and `key` (where it comes from;
-            the query itself but for heads) with their tokens, `share`. An MLP leads on to what it read. Each head is
-            an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
+        shares: the result of `flow_routes`.
+        threshold: least share of an edge, in (0, 1].
+        prompt: number of the prompt.
+        pos: position of the prompt where the routes end, negative from its end.
+
+    Returns:
+        A table with one row per edge, from the last layer to the first: `part` (`L1H2`, `L1.resid`, `L1.mlp`,
+        `L1.resid_mid`), `layer`, `query` and `key` (where it comes from; the query itself but for heads) with their
+        tokens, `share`. An MLP leads on to what it read.
 
     Raises:
         ValueError: a threshold that is not in (0, 1].
-        IndexError: a position that the prompt lacks.
+        IndexError: a prompt, or a position of it, that does not exist.
 
     Example:
         >>> list(routes(flow_routes(model, prompt), threshold=0.1).columns)
@@ -158,7 +188,7 @@ def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos:
 
 @dataclass(frozen=True, eq=False)
 class BlockShares:
-    """The shares of one block; see `flow_routes`."""
+    """Shares of the parts of one block; see `flow_routes`."""
 
     value: Float[Tensor, "b h q k"]
     attn_bias: Float[Tensor, "b q"]
@@ -170,7 +200,7 @@ class BlockShares:
     def of(
         cls, split: SourceSplit, mlp: Float[Tensor, "b q d"] | None, *, parallel: bool, causal: bool
     ) -> BlockShares:
-        """A block from attention's parts (upto "res") and what its MLP adds."""
+        """The shares of a block from attention's parts (upto "res") and the MLP's addition."""
         middle = split.output
         whole = middle + mlp if parallel and mlp is not None else middle
         heads = head_proximity(split, whole, causal=causal)
@@ -194,7 +224,16 @@ class BlockShares:
 def head_proximity(
     split: SourceSplit, whole: Float[Tensor, "b q d"], *, causal: bool
 ) -> Float[Tensor, "b h q k"]:
-    """max(0, ||y||_1 - ||y - a_ij f^h(x_j)||_1) of every head and pair; exactly 0 where nothing is moved."""
+    """Proximity of every head's move from every source: max(0, ||y||_1 - ||y - a_ij f^h(x_j)||_1).
+
+    Args:
+        split: attention of one block as parts.
+        whole: the sum y, [b, q, d].
+        causal: whether later sources move nothing and need no computation.
+
+    Returns:
+        [b, h, q, k]; exactly 0 where nothing is moved.
+    """
     rows, n, heads = split.value.shape[:3]
     step = max(1, CHUNK // (rows * heads * n * whole.shape[-1]))
     weight = split.pattern / rearrange(split.scale, "b q 1 -> b 1 q 1")

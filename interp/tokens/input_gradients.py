@@ -1,9 +1,9 @@
-"""Which token embeddings a logit is sensitive to: gradient x input and integrated gradients.
+"""Sensitivity of a logit to token embeddings: gradient x input and integrated gradients.
 
 Both differentiate the answer's logit (minus the wrong answer's, before a soft cap) at one position with respect to the
-token embeddings, `hook_embed`; positions keep their own. Steps of a line are rows of a pass. What a backward pass keeps
-is bounded, not by the length of a prompt: a pass has as many rows as fit, and one that is too long by itself is done in
-runs of blocks (`passes/checkpointed.py`).
+token embeddings, `hook_embed`; positions keep their own. Steps of a line are rows of a pass. What a backward pass
+keeps is bounded, not by the length of a prompt: a pass has as many rows as fit, and one that is too long by itself is
+done in runs of blocks (`passes/checkpointed.py`).
 
 On real models the logit is no smooth function of the way along the line. On SmolLM2 most of it changes within
 thousandths of the line, where one token's stream becomes a massive activation, and nowhere near the baseline: no
@@ -44,14 +44,14 @@ from interp.passes.rules import Rules, as_rules
 
 _EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
 Baseline = Literal["zero", "mean"] | int
-"""What stands for an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
+"""Embedding of an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
 QuadratureRule = Literal["adaptive", "gauss", "midpoint"]
 FIRST = 8
-"""Equal pieces in which an adaptive line begins, three points each."""
+"""Number of equal pieces in which an adaptive line begins, three points each."""
 WORST = 4
-"""Pieces are halved whose miss is at least a fourth of the largest."""
+"""Divisor of the largest miss: pieces that miss at least that much are halved."""
 TINY = 1e-300
-"""So that nothing is divided by 0 where there is no change at all."""
+"""Smallest divisor, for lines along which nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class GradientTimesInput:
     """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
 
     rules: Rules = ()
-    """Backward rules under which the gradient is taken, or a preset of them; none = the gradient as it is."""
+    """Backward rules under which the gradient is taken, or a preset of them; none: the gradient as it is."""
 
     def __post_init__(self) -> None:
         as_rules(self.rules)
@@ -71,12 +71,15 @@ class IntegratedGradients:
     """Integrated gradients along the straight line from a baseline (Sundararajan et al. 2017)."""
 
     steps: Count = 256
-    """Gradients per prompt: at most, under the adaptive rule; a model that is smooth along the line needs 17."""
+    """Most gradients per prompt, under the adaptive rule; a model that is smooth along the line needs 17."""
     baseline: Baseline = "mean"
-    """Where the line begins, at every position; a zero embedding sits where LayerNorm is singular."""
+    """Embedding at which the line begins, at every position; a zero embedding sits where LayerNorm is singular."""
     rule: QuadratureRule = "adaptive"
-    """Where on the line: denser where the logit bends, until the error is below .05; or at Gauss-Legendre nodes or the
-    midpoints of equal parts, which a model has to be smooth for."""
+    """Rule for the points on the line.
+
+    "adaptive": denser where the logit bends, until the error is below .05; or Gauss-Legendre nodes or the midpoints of
+    equal parts, which a model has to be smooth for.
+    """
 
     def __post_init__(self) -> None:
         least = 3 if self.rule == "adaptive" else 1
@@ -100,14 +103,17 @@ def nodes(rule: QuadratureRule, steps: int) -> tuple[Float[Tensor, "m"], Float[T
 
 @dataclass(frozen=True, eq=False)
 class Integral:
-    """Integrated gradients of some rows, and how well they sum."""
+    """Integrated gradients of some rows, and the error of their sum."""
 
     score: Float[Tensor, "b p"]
     total: Float[Tensor, "b"]
     """The logit (difference) of the prompt minus that of the baseline."""
     error: Float[Tensor, "b"]
-    """By how much the scores' sum may miss it, relative to it: of an adaptive line the larger of that miss and the root
-    of the summed squares of what its pieces miss, which do not cancel there."""
+    """Error of the scores' sum, relative to `total`.
+
+    Of an adaptive line the larger of that miss and the root of the summed squares of what its pieces miss, which do
+    not cancel there.
+    """
 
 
 def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, "d"]:
@@ -203,18 +209,18 @@ def integrated_gradients(
 
 @dataclass(eq=False)
 class _Line:
-    """The line from the baseline (0) to a prompt (1): what was found at the points that were looked at."""
+    """The line from the baseline (0) to a prompt (1), with the logits and gradients at its points."""
 
     model: Transformer
     prompt: Batch
     at: int
     base: Float[Tensor, "d"]
     change: Float[Tensor, "1 p d"]
-    """What the line moves: the prompt's embeddings minus the baseline."""
+    """The prompt's embeddings minus the baseline."""
     rows: int
     """Points of one pass."""
     count: Callable[[int], object]
-    """Told how many more gradients were taken."""
+    """Function that is called with the number of new gradients."""
     products: dict[float, Float[Tensor, "p"]] = field(default_factory=dict)
     """(embedding - baseline) . gradient, by position."""
     slope: dict[float, float] = field(default_factory=dict)
@@ -222,7 +228,7 @@ class _Line:
     logit: dict[float, float] = field(default_factory=dict)
 
     def look(self, points: Iterable[float]) -> Steps[None]:
-        """Differentiate at those of the points that were not looked at yet."""
+        """Differentiate at those of the points that are new."""
         new = sorted(set(points) - self.products.keys())
         for some in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
             share = sent(torch.tensor(some, dtype=torch.float64), self.base.device)
@@ -243,12 +249,12 @@ class _Line:
 
     @property
     def scale(self) -> float:
-        """What a miss is compared with: the logit's change, or what rounding makes of no change at all."""
+        """Size that a miss is relative to: the logit's change, or what rounding makes of no change at all."""
         rounding = torch.finfo(self.model.dtype).eps ** 0.5
         return max(abs(self.total), rounding * max(abs(self.logit[0.0]), abs(self.logit[1.0])), TINY)
 
     def missed(self, part: tuple[float, float]) -> float:
-        """By how much Simpson's rule misses the logit's change between two points."""
+        """Miss of Simpson's rule between two points against the logit's change."""
         start, end = part
         sum_ = sum(weight * self.slope[point] for point, weight in _simpson(part).items())
         return sum_ - (self.logit[end] - self.logit[start])

@@ -1,9 +1,9 @@
-"""How attention of one block mixes positions, by weights, by norms of what is moved, and by distances (ALTI).
+"""Mixing of positions by attention of one block: by weights, by norms of what is moved, and by distances (ALTI).
 
 What query i takes from source j, with all heads summed, is T_i(x_j) = sum_h a^h_ij f^h(x_j) + [i = j] x_i, where
 f^h(x_j) = v^h_j W_O^h with b_V in it (b_O belongs to no source: it is part of the constant). The norm of attention's
-output (sandwich) and that of the sum (post-norm) act on it as linear maps at their frozen scales. The MLP moves nothing
-between positions and is left out, in parallel blocks too.
+output (sandwich) and that of the sum (post-norm) act on it as linear maps at their frozen scales. The MLP moves
+nothing between positions and is left out, in parallel blocks too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from interp.passes.frozen import SUM_NORMS, FrozenNorm, output_norm, sum_norm
 from interp.residual.edited_sums import head_shares, multiple
 
 CHUNK = 2**24
-"""Numbers of T_i(x_j) held at a time: 64 MiB in float32."""
+"""Numbers of T_i(x_j) in memory at a time: 64 MiB in float32."""
 FLOW_TOKENS = 64
 """The longest prompt that `flow` accepts."""
 
@@ -42,11 +42,11 @@ attention: mean of the heads' patterns. values: ||a_ij v_j||, heads concatenated
 where there is one (AttnResLn-N), else AttnRes-N. alti: by distance, see `SourceSplit.alti`.
 """
 WITHOUT_RESIDUAL: tuple[Kernel, ...] = ("values", "attn_norms")
-"""Kernels that say nothing about the stream a position already has: they cannot be chained over layers."""
+"""Kernels that leave out the stream a position already has: they cannot be chained over layers."""
 Extent = Literal["z", "attn", "res", "block"]
-"""How far a block is split: what its heads moved, what attention adds, that plus the residual, that after its norm."""
+"""End of a split block: the heads' z, attention's addition, that plus the residual, that after its norm."""
 EXTENTS: dict[Kernel, Extent] = {"values": "z", "attn_norms": "attn", "attn_res_norms": "res"}
-"""How far each kernel looks, if not to the end of the block."""
+"""Extent of each kernel that does not use the whole block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +58,24 @@ class SourceSplit:
 
     pattern: Float[Tensor, "b h q k"]
     value: Float[Tensor, "b k h e"]
-    """One per query head, b_V included."""
+    """One value per query head, b_V included."""
     out: Float[Tensor, "h e d"]
     """W_O followed by the linear part of every norm up to the output."""
     scale: Float[Tensor, "b q 1"]
-    """What those norms divide by."""
+    """Divisor of those norms."""
     stream: Float[Tensor, "b q d"]
-    """What each position brings itself; zeros where the residual does not count."""
+    """Stream of each position itself; zeros where the residual does not count."""
     constant: Float[Tensor, "b q d"]
     """b_O and the betas."""
 
     @classmethod
     def of(cls, model: Transformer, layer: int, trace: Trace, upto: Extent = "block") -> "SourceSplit":
-        """A recorded block (`split_reads`), with what edits made of it.
+        """The split of a recorded block (`split_reads`), edits included.
 
-        Patterns and values count as they were recorded. Errors: ValueError for an edit that makes of what attention
-        moved anything but a multiple of it.
+        Patterns and values count as they were recorded.
+
+        Raises:
+            ValueError: an edit that makes of what attention moved anything but a multiple of it.
         """
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
         weights = Weights(model).layer(layer)
@@ -102,7 +104,7 @@ class SourceSplit:
         return found._rescaled(model, layer, edited["block"]) if "block" in edited else found
 
     def after(self, norm: FrozenNorm) -> "SourceSplit":
-        """The split of what a norm makes of the sum, at the scale of that sum; beta joins the constant."""
+        """The split after a norm of the sum, at the scale of that sum; beta joins the constant."""
         frozen = norm.of(lambda: self.output)
         return replace(
             self,
@@ -127,13 +129,13 @@ class SourceSplit:
 
     @cached_property
     def moved(self) -> Float[Tensor, "b q d"]:
-        """What attention moved to each query from everywhere."""
+        """Vector that attention moved to each query from all positions."""
         z = einsum(self.pattern, self.value, "b h q k, b k h e -> b q h e")
         return einsum(z, self.out, "b q h e, h e d -> b q d") / self.scale
 
     @cached_property
     def kept(self) -> Float[Tensor, "b q d"]:
-        """What attention moved from each position to itself."""
+        """Vector that attention moved from each position to itself."""
         own = rearrange(self.pattern.diagonal(dim1=-2, dim2=-1), "b h q -> b q h 1")
         return einsum(own * self.value, self.out, "b q h e, h e d -> b q d") / self.scale
 
@@ -170,11 +172,11 @@ class SourceSplit:
         return others / (others + own)
 
     def alti(self) -> Float[Tensor, "b q k"]:
-        """How much closer each source brings the output: max(0, ||y_i||_1 - ||y_i - T_i(x_j)||_1), not normalised.
+        """Proximity of each source to the output: max(0, ||y_i||_1 - ||y_i - T_i(x_j)||_1), not normalised.
 
-        y is the output, constant included (Ferrando et al. 2022; L1, since the space is anisotropic).
-        Exactly 0 for masked sources. Needs T_i(x_j) itself: b q k h d products per block, `CHUNK` numbers held at a
-        time (`[b q d]` for one source at the least).
+        y is the output, constant included (Ferrando et al. 2022; L1, since the space is anisotropic). Exactly 0 for
+        masked sources. Needs T_i(x_j) itself: b q k h d products per block, `CHUNK` numbers in memory at a time
+        (`[b q d]` for one source at the least).
         """
         y, columns = self.output, []
         for first, moved in self._by_source():
@@ -204,7 +206,7 @@ def closer_(part: Float[Tensor, "*n d"], whole: Float[Tensor, "*m d"]) -> Float[
 
 
 def mixing_reads(config: ModelConfig, layer: int, kernel: Kernel) -> tuple[Read, ...]:
-    """What a kernel needs recorded of one block of a model without edits."""
+    """Reads of one block that a kernel needs, in a model without edits."""
     site = f"blocks.{layer}.attn.hook_pattern"
     if kernel == "attention":
         return (Read(site, head_mean),)
@@ -212,12 +214,12 @@ def mixing_reads(config: ModelConfig, layer: int, kernel: Kernel) -> tuple[Read,
 
 
 def split_reads(model: Transformer, layer: int, upto: Extent = "block") -> tuple[Read, ...]:
-    """What `SourceSplit.of` needs recorded of one block."""
+    """Reads of one block that `SourceSplit.of` needs."""
     return (*mixing_reads(model.config, layer, "alti"), *_edited_reads(model, layer, upto).values())
 
 
 def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, Read]:
-    """Where the sums of a split are that edits may have changed, so that they are not what the parts say."""
+    """Reads of the sums of a split that edits may have changed, so that they are not the sum of their parts."""
     after = after_pattern(model.config, layer)
     before_z = after[: after.index("attn.hook_z") + 1]
     found: dict[Extent, Read] = {}
@@ -233,7 +235,7 @@ def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, 
 
 
 def check_stream(model: Transformer, what: str, allowed: tuple[type, ...] = (Detach,)) -> None:
-    """Refuse edits of the stream between blocks that put there what no earlier part of the model says.
+    """ValueError for edits that put into the stream between blocks what no earlier part of the model wrote.
 
     Raises:
         ValueError: naming the edit.
@@ -342,7 +344,7 @@ def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
 
 
 def layers_read(model: Transformer, kernel: Kernel, layers: Sequence[int]) -> tuple[Read, ...]:
-    """What a kernel needs recorded of some blocks.
+    """Reads of some blocks that a kernel needs.
 
     Raises:
         ValueError: an unknown kernel, or a model that also attends to a memory.
@@ -356,7 +358,7 @@ def layers_read(model: Transformer, kernel: Kernel, layers: Sequence[int]) -> tu
 
 
 def check_tokens(config: ModelConfig) -> None:
-    """ValueError for a model that does not rest on its own tokens alone."""
+    """ValueError for a model whose state depends on more than its own tokens."""
     if config.cross_attention:
         raise ValueError(
             "token attribution requires a model whose only tokens are its own; this one also attends to the memory "

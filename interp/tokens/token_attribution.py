@@ -1,4 +1,4 @@
-"""Which tokens of a prompt the model's state, or its answer, rests on: twelve ways with one signature.
+"""Attribution of the model's state, or its answer, to the tokens of a prompt: twelve methods with one signature.
 
 They answer different questions. Attention, rollout, flow, norms and ALTI say from where the state at one position was
 mixed together, whatever comes of it; ALTI-Logit and the gradients say what an answer's logit owes to each token. Which
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @public()
 @dataclass(frozen=True)
 class Mixing:
-    """Attribution by what attention mixed: a matrix per block, taken from one block or chained over all."""
+    """Attribution by the mixing of attention: a matrix per block, taken from one block or chained over all."""
 
     kernel: Kernel
     """How a block becomes a matrix."""
@@ -88,7 +88,7 @@ class Mixing:
 
 TokenMethod = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
 SINK = 0.9
-"""The share of the first token from which a result says so: ten others then have less than 0.01 each on average."""
+"""Share of the first token from which a note is made: ten others then have less than 0.01 each on average."""
 METHODS: dict[str, TokenMethod] = {
     "attention": Mixing("attention", -1),
     "values": Mixing("values", -1),
@@ -108,40 +108,54 @@ METHODS: dict[str, TokenMethod] = {
 
 @dataclass(frozen=True, eq=False)
 class TokenAttribution(Question):
-    """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
+    """How much each token of each prompt contributes to position `pos`, or to the answer predicted there.
 
-    Which words of the prompt the answer rests on, by one of ten methods.
+    The methods, and the sums of their values (also in `attrs["sums_to"]`):
 
-    Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
+    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer (Abnar
+      & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022).
+    - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
+      `initial`, `mlp` and `bias` it makes `total`, the logit (difference).
+    - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
+      which is below .05, or a note says that it is not.
+    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular.
+    - relp (the rules of Jafari et al. 2025): with `bias`, `total`, the logit (difference).
+
+    Logits are those before a soft cap. Under edits, patterns and values count as the edited pass has them; one that is
+    zeroed or scaled counts by what is left of it. Edits that make the stream something else than what the model's
+    parts wrote are refused by the methods that follow it through the layers.
 
     Args:
-        answer: The next token that is attributed, one for all prompts or one for each; None = the answer that the
-            data bring. Methods that mix tokens (`Mixing`) have no use for one, and a note says so.
-        wrong: The token that the answer is contrasted with.
-        method: a name of `METHODS` or a record with settings of its own. What the values sum to is in
-            `attrs["sums_to"]`: - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of
-            1, whatever the answer (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022); -
-            alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's);
-            with `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it
-            misses, relative; - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the
-            baseline, up to `error`, relative to it, which is below .05, or a note says that it is not; -
-            gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in
-            particular; - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions,
-            `total`, the logit (difference). Logits are those before a soft cap.
-        pos: of each prompt, BOS counted; negative from its end. Under edits, patterns and values count as the edited
-            pass has them; one that is zeroed or scaled counts by what is left of it. Edits that make the stream
-            something else than what the model's parts wrote are refused by the methods that follow it through the
-            layers.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: next token that is attributed, one for all prompts or one for each; None: the answers of the data.
+            Methods that mix tokens (`Mixing`) have no use for one, and a note says so.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
+            the data.
+        method: a name of `METHODS`, or a record with settings of its own.
+        pos: position of each prompt that is attributed, negative from its end; BOS counts.
+
+    Returns:
+        Dataset over `prompt` and `pos`; the coordinate `token` is each token's text. Padding is NaN.
+
+        - `value` [prompt, pos]: contribution of each token, a share or in logits.
+        - `total` [prompt], of methods that sum to it: the logit (difference), or its change from the baseline.
+        - `initial`, `mlp`, `bias` [prompt], of alti_logit (relp: `bias`, the share of biases and positions): what
+          belongs to no token.
+        - `error` [prompt], of alti_logit and integrated_gradients: by how much the sum misses `total`, relative to the
+          largest term or to `total`. `attrs["completeness_error"]` is the largest, or that of the rules under relp.
 
     Raises:
-        ValueError: a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before the last
+        ValueError: a method without the answer it needs, cross-attention, packed rows, ALTI-Logit before the last
             token of a bidirectional model, and edits that a method cannot see.
         IndexError: a position or layer that does not exist.
-        IncompleteSumError: where ALTI-Logit does not sum.
+        IncompleteSumError: ALTI-Logit does not sum.
 
     Caveats:
         Attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than 0.9
         of them); mixing says nothing about the MLPs.
+
+    See also:
+        `compare_methods`: which method names the tokens that matter. `layer_mixing`: the matrices of every block.
 
     Example:
         >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
@@ -155,7 +169,7 @@ class TokenAttribution(Question):
     pos: int = -1
 
     def bind(self, model: Subject) -> ByRow:
-        """What the mixing methods read in the shared pass; passes of its own for the others."""
+        """The reads of mixing methods in the shared pass; passes of its own for the other methods."""
         network, how = model.transformer, as_method(self.method)
         rows, sums_to = self.reading(network)
         answers = None if isinstance(how, Mixing) else AnswerTokens.of(model.text, self.answer, self.wrong)
@@ -184,7 +198,7 @@ class TokenAttribution(Question):
         )
 
     def reading(self, network: Transformer) -> tuple[ReadingThen, str]:
-        """What is read of a pass with the values of every token, and what these sum to."""
+        """The reads and the computation of the values of every token, and the words for what these sum to."""
         how = as_method(self.method)
         check_tokens(network.config)
         reads, inner, sums_to = _computed(network, how, self.rows_together)
@@ -208,15 +222,24 @@ class TokenAttribution(Question):
 
 @dataclass(frozen=True)
 class LayerMixing(Question):
-    """What each position took from each other one in every block, by one kernel.
-
-    Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
-    `mixing_ratio[prompt, layer, query]`, in [0, 1]: how much of it came from elsewhere. For norms that is
-    ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
-    Padding is NaN; `token` is the text of every position. Edits and errors: as in `token_attribution`.
+    """Share of each position's state that came from each other position, in every block, by one kernel.
 
     Args:
-        kernel: How a block becomes a matrix.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        kernel: how a block becomes a matrix: "attention", "values", "attn_norms", "attn_res_norms", "norms" or "alti".
+
+    Returns:
+        Dataset over `prompt`, `layer`, `query` and `key`; `token` is the text of every position. Padding is NaN.
+
+        - `value`: share of each key; rows sum to 1 (attention with a sink: to less).
+        - `mixing_ratio` [prompt, layer, query], in [0, 1]: how much of it came from elsewhere. For norms that is ||sum
+          of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
+
+    Raises:
+        ValueError: an unknown kernel, cross-attention, and edits that the kernel cannot see.
+
+    See also:
+        `token_attribution`: such matrices chained over the blocks.
 
     Example:
         >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
@@ -227,7 +250,7 @@ class LayerMixing(Question):
     kernel: Kernel = "alti"
 
     def bind(self, model: Subject) -> ByRow:
-        """What the kernel needs of every block."""
+        """The reads that the kernel needs of every block."""
         network = model.transformer
         return ByRow(
             self.name,
@@ -247,7 +270,7 @@ layer_mixing = of_data(LayerMixing)
 
 
 def as_method(method: str | TokenMethod) -> TokenMethod:
-    """The method of this name, or itself. ValueError for an unknown one."""
+    """The method of a name, or the method itself. ValueError for an unknown one."""
     if isinstance(method, TokenMethod):
         return method
     if method not in METHODS:
@@ -269,11 +292,11 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], Steps[dict[str, Tensor]]]
-"""From what was recorded of some rows to their values at one column of each, which the host names, step by step."""
+"""Function from recorded rows to their values at one column of each, which the host names, step by step."""
 
 
 def _computed(model: Transformer, how: TokenMethod, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
-    """What a method reads in the shared pass, how it computes, and what its values sum to; refuses what it cannot."""
+    """Reads of a method in the shared pass, its computation, and the words for what its values sum to."""
     if isinstance(how, Mixing):
         layers = how.layers(model.config)
         if isinstance(how.across, str):
@@ -385,7 +408,7 @@ def _finish(
 
 
 def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
-    """A note about prompts in which integrated gradients miss the logit by more than is accepted."""
+    """Note about prompts in which integrated gradients miss the logit by more than is accepted."""
     off = int((error > ACCEPTED_MISS).sum())
     if not off:
         return ()
@@ -397,7 +420,7 @@ def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
 
 
 def _of_sinks(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
-    """A note about prompts in which nearly all attribution goes to the first token."""
+    """Note about prompts in which nearly all attribution goes to the first token."""
     known = ~shares.isnan()
     first = shares.gather(1, known.int().argmax(1, keepdim=True))[:, 0]
     taken, several = int((first > SINK).sum()), known.sum(1) > 1
