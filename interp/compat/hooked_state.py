@@ -40,19 +40,26 @@ def from_hooked_transformer(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """Our model of a HookedTransformer: `from_hooked_transformer(theirs.state_dict(), theirs.cfg)`.
+    """The model that a HookedTransformer's state dict and config describe.
 
-    Example: `from_hooked_transformer(torch.load("weights.pt"), {"n_layers": 2, "d_model": 512, "n_ctx": 1024,
-    "d_head": 64, "d_vocab": 50278, "attn_only": True})`
+    `from_hooked_transformer(theirs.state_dict(), theirs.cfg)` of a live one, or
+    `from_hooked_transformer(torch.load("weights.pt"), {"n_layers": 2, "d_model": 512, "n_ctx": 1024, "d_head": 64,
+    "d_vocab": 50278, "attn_only": True})`. Folded and centred weights are taken as they are; a bias that no layer has
+    is none.
 
     Args:
-        config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults. dtype None
-            keeps the state dict's. The result shares no memory with it. Folded and centred weights are taken as they
-            are; a bias that no layer has is none.
+        state: the state dict.
+        config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults.
+        tokenizer: the model's tokenizer, a bare transformers tokenizer too; None: the model takes ids.
+        dtype: dtype of the weights; None: the state dict's.
+        device: where the weights go.
+
+    Returns:
+        `HookedTransformer`, which shares no memory with the state dict.
 
     Raises:
-        ValueError: naming a field that asks for something else than we do, or a tensor that is missing, left over, of
-            another shape or not finite.
+        ValueError: a field that asks for something that this package does not compute, or a tensor that is missing,
+            left over, of another shape or not finite; the message names it.
     """
     values = hooked_config.values_of(config)
     ours = hooked_config.to_config(values)

@@ -50,11 +50,20 @@ def load_llama2c(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """The model of a llama2.c `.bin` file; `tokenizer` is its `tokenizer.bin`.
+    """The model of a llama2.c `.bin` file.
+
+    Args:
+        path: the file of weights.
+        tokenizer: its `tokenizer.bin`; None: the model takes ids.
+        dtype: dtype of the weights; None: the file's.
+        device: where the weights go.
+
+    Returns:
+        `HookedTransformer`, named as the file.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file and the number, for a header that cannot be, a file that is too
-            short or too long, quantised weights (version 2), or a tokenizer of another vocabulary.
+        FileNotFoundError, ValueError: an impossible header, a file that is too short or too long, quantised weights
+            (version 2), or a tokenizer of another vocabulary; the message names the file and the number.
     """
     file = Path(path)
     header = read_header(file)

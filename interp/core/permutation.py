@@ -59,22 +59,31 @@ def permutation_test(
     """Whether the mean over rows differs between two conditions, per cell, with p-values that need no distribution.
 
     Args:
-        paired: row i of both conditions is one item; signs of the differences are flipped (`second` None: `first`
-            holds the differences). Otherwise the rows of both are dealt anew into groups of the same sizes. p = share
-            of labellings with |difference| >= the observed one (two-sided): (1 + count) / (1 + permutations) for
-            drawn ones (Phipson and Smyth 2010), or all of them where there are at most `permutations`. p_adjusted:
-            single-step maximum statistic over cells (Westfall and Young 1993) of |difference| / root mean square,
-            which orders labellings as Student's t does, so that no noisy cell drowns the others; family-wise error
-            under any dependence of cells.
-        rows: identities, of the pairs or of first and then second; None = 0, 1, ... Pairs of one identity flip
+        first: [n, ...], a row per item and any number of cells.
+        second: [m, ...], the other condition; None: `first` holds paired differences.
+        paired: True: row i of both conditions is one item, and signs of the differences are flipped. False: the rows
+            of both are dealt anew into groups of the same sizes.
+        permutations: number of labellings drawn; all of them are taken where there are at most as many.
+        seed: seed of the labellings drawn.
+        rows: [r], identities of the pairs, or of first and then second; None: 0, 1, ... Pairs of one identity flip
             together.
 
+    Returns:
+        `PermutationTest` over the cells: `difference` of the means, `p` and `p_adjusted`, both two-sided. p is the
+        share of labellings with |difference| >= the observed one: (1 + count) / (1 + permutations) for drawn ones
+        (Phipson and Smyth 2010), or of all of them. p_adjusted is the single-step maximum statistic over cells
+        (Westfall and Young 1993) of |difference| / root mean square, which orders labellings as Student's t does, so
+        that no noisy cell drowns the others: it bounds the family-wise error under any dependence of cells.
+
     Raises:
-        ValueError: shapes that do not fit, values that are not finite, unpaired rows of one identity.
+        ValueError: shapes that do not fit, values that are not finite, or unpaired rows of one identity.
 
     Caveats:
-        The smallest p is 1 / (1 + permutations); unpaired, the null is equal laws, not only equal means: with unequal
-        variances and group sizes it rejects too often or too rarely. Time: permutations x rows x cells.
+        The smallest p is 1 / (1 + permutations). Unpaired, the null is equal laws, not only equal means: with unequal
+        variances and group sizes the test rejects too often or too rarely.
+
+    Cost:
+        permutations x rows x cells.
 
     Example:
         >>> permutation_test(torch.tensor([1.0, 2.0, 3.0, 4.0]), paired=True).p.item()

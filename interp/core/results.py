@@ -265,16 +265,22 @@ def scored(
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
-    For pandas: to sort, to filter, to join, to write as CSV.
+    For pandas: to sort, to filter, to join, to write as CSV. Next to a column `part` stand `layer` and `head`
+    (integers, <NA> for a part in no layer or no head) and `kind` ("head", "mlp", "neuron", "embed", ...), so that no
+    name has to be taken apart; columns that the result has of these names stay. Of parts that were changed together,
+    `L0H1+L0H3`, the kind is "set", and the layer the one that they share.
 
-    Beside a column `part` stand `layer` and `head` (integers, <NA> for a part in no layer or no head) and `kind`
-    ("head", "mlp", "neuron", "embed", ...), so that no name has to be taken apart; columns that the result has of these
-    names stay. Of parts that were changed together, `L0H1+L0H3`, the kind is "set", and the layer the one that they
-    share.
+    Args:
+        result: a data set or one of its variables.
+        variable: the variable to tabulate, such as "each" for the numbers per prompt; None: `value` (the first
+            variable, where there is none) with all others over its cells, so that numbers per prompt are left out.
 
-    The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
-    per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
-    that do not exist are left out.
+    Returns:
+        DataFrame, a row per cell. Where cells are edges (coordinate `edge`), those that do not exist are left out.
+
+    Raises:
+        KeyError: a variable that the result lacks.
+        ValueError: a result without variables.
 
     Example:
         >>> zero, metric = interp.edits.Zero(), interp.metrics.kl_divergence()

@@ -94,7 +94,14 @@ class EncoderDecoder(nn.Module):
 
 @public()
 def build(config: AnyConfig) -> Transformer | EncoderDecoder:
-    """The freshly initialised model of a config of either kind."""
+    """The freshly initialised model that a config describes, of one stack or of an encoder and a decoder.
+
+    Args:
+        config: a `ModelConfig` or an `EncoderDecoderConfig`.
+
+    Returns:
+        `Transformer` for a `ModelConfig`, `EncoderDecoder` for an `EncoderDecoderConfig`.
+    """
     return EncoderDecoder(config) if isinstance(config, EncoderDecoderConfig) else Transformer(config)
 
 

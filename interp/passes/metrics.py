@@ -145,14 +145,21 @@ class Metric:
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
-    The metric of most analyses: how much more the model wants to say the answer than the wrong one.
-
-    Answers of several tokens are compared at the first token in which they differ, after the tokens that they share;
-    one without a wrong answer is asked for its log-probability instead (`answer_log_probability`), since a logit is of
-    one token.
+    The metric of most analyses: how much more the model favours the answer than the wrong one. Answers of several
+    tokens are compared at the first token in which they differ, after the tokens that they share; an answer of
+    several tokens without a wrong one is measured by its log-probability instead (`answer_log_probability`), since a
+    logit is of one token.
 
     Args:
-        answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+        wrong: wrong continuations, given like `answer`; None: those that the data bring, or none.
+
+    Returns:
+        `Metric` in logits.
+
+    See also:
+        `answer_log_probability`, `answer_probability`: of one answer. `kl_divergence`: of the whole distribution.
 
     Example:
         >>> interp.logit_difference(" Mary", " John").unit
@@ -164,7 +171,17 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
 
 @public()
 def answer_probability(answer: Answers | None = None) -> Metric:
-    """p(answer) after the prompt; of several tokens the product of each one's given those before it."""
+    """p(answer) after the prompt; of several tokens the product of their probabilities.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in [0, 1].
+    """
     return Metric(
         "probability", "probability", _probability, answer, of_answer=True, fewest=FEWEST_PROBABILITIES
     )
@@ -172,7 +189,16 @@ def answer_probability(answer: Answers | None = None) -> Metric:
 
 @public()
 def answer_log_probability(answer: Answers | None = None) -> Metric:
-    """log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it.
+    """log p(answer) after the prompt; of several tokens the sum of their log-probabilities.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in nats, <= 0.
 
     Example:
         >>> interp.metrics.answer_log_probability(" Mary and John").unit
@@ -183,33 +209,55 @@ def answer_log_probability(answer: Answers | None = None) -> Metric:
 
 @public()
 def answer_loss(answer: Answers | None = None) -> Metric:
-    """-log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it."""
+    """-log p(answer) after the prompt; of several tokens the sum of their losses.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in nats, >= 0.
+    """
     return Metric("loss", "nats", _loss, answer, of_answer=True, fewest=FEWEST_LOSSES)
 
 
 @public()
 def kl_divergence() -> Metric:
-    """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
+    """KL(reference || row) of the next-token distributions at the last token.
 
-    The reference is the run the experiment starts from; every function says which one that is.
+    Returns:
+        `Metric` in nats, >= 0. The reference is the run that the experiment starts from; every function says which
+        one that is.
     """
     return Metric("KL divergence", "nats", _kl, compares=True, fewest=FEWEST_LOSSES)
 
 
 @public()
 def next_token_loss() -> Metric:
-    """The mean of -log p(next token) over the row's real tokens, in nats."""
+    """Mean of -log p(next token) over the real tokens of each row.
+
+    Returns:
+        `Metric` in nats, read at every position.
+    """
     return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
 
 
 @public()
 def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
-    """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
+    """Summed p(right options) minus summed p(wrong options) at the last token.
 
     Args:
-        options: the tokens that count.
-        right: which of them are right for each prompt. It is the probability difference of the greater-than task
-            (Hanna et al. 2023, section 2): the years above the start, minus the others.
+        options: [c], the ids of the tokens that count.
+        right: [b, c], which of them are right for each prompt.
+
+    Returns:
+        `Metric` in [-1, 1].
+
+    Source:
+        Hanna et al. 2023, section 2: the probability difference of the greater-than task, where the right options are
+        the years above the start.
     """
     return Metric(
         "probability difference",
@@ -227,7 +275,18 @@ def of_logits(
     unit: str = "",
     everywhere: bool = False,
 ) -> Metric:
-    """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
+    """A metric from a function of the logits.
+
+    Args:
+        function: takes the logits at the last token [r, 1, v], or with `everywhere` at every position [r, p, v], and
+            returns one number per row [r].
+        name: the metric's name in results.
+        unit: the metric's unit in results.
+        everywhere: True: the function takes every position.
+
+    Returns:
+        `Metric` in `unit`.
+    """
     value = partial(_of_logits, function=function, name=name)
     return Metric(name, unit, value, everywhere=everywhere)
 

@@ -163,16 +163,28 @@ def observe(
     metric: Objective | None = None,
     answers_only: bool = False,
 ) -> Observation:
-    """Run the model on a batch (or on prompts, as the model tokenises them) and answer `reads` under `edits`.
+    """What one pass of the model computes at chosen sites, under interventions; every analysis is built on it.
 
-    The one function below all analyses: name what to look at and what to change, and get the values.
+    With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and no
+    `.grad` is written. Without it the pass runs under `no_grad`.
 
-    With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
-    nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
-    read is answered, inside the last block if need be, and `output` has no meaning.
+    Args:
+        model: the network, or a model with its tokenizer.
+        batch: a batch, or prompts as the model tokenises them.
+        reads: which values to record, gradients included (`Read(grad=True)`).
+        edits: interventions of this pass.
+        stop: number of the block before which the pass ends, so that its output is the residual stream entering that
+            block; None: the whole model.
+        logits_at: [b, n], the columns of each row at which logits are computed; None: all.
+        metric: function of the pass's output that is differentiated for reads of gradients.
+        answers_only: end as soon as every read is answered, inside the last block if need be; `output` has no meaning
+            then.
+
+    Returns:
+        `Observation`: `output`, the logits [b, p, v] or the stream [b, p, d], and `trace`, the value of each read.
 
     Raises:
-        ValueError: a gradient read without a metric, and everything `Transformer` refuses.
+        ValueError: a gradient read without a metric, and everything that `Transformer` refuses.
     """
     network = model if isinstance(model, Transformer) else as_network(model)
     batch = batch if isinstance(batch, Batch) else text_of(model).batch(batch)

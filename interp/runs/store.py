@@ -304,28 +304,38 @@ def store_activations(
     prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> ActivationStore:
-    """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.
+    """The store of the values of some sites at every token of the data, written to a folder in constant memory.
 
-    A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
-
-    Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
-    run only where they are new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
+    One forward pass per batch, which ends with the deepest site. Padding is never stored. Called again with the same
+    arguments, it goes on after the entries stored: the batches are compared with these, and run only where they are
+    new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
 
     Args:
+        model: the model, without edits.
         data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its
             number (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used
             are left out and counted (`store.index.rejected`).
         sites: full names of sites with one value per position.
+        folder: where the store is, or goes on.
         dtype: float16, bfloat16 or float32.
         pos: all tokens of a text, or its last.
         skip_bos: leave out the BOS of batches that have one.
+        shard_entries: entries of a file of the store.
         source: the data's fingerprint, kept in the index.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: the most rows of a pass.
+
+    Returns:
+        The store, opened.
 
     Raises:
-        ValueError: a folder of other contents, model, sites or dtype (saying what differs), for batches that are not
-            those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and
-            while another process writes the store.
-        OSError: with what to do, for a full disk or a place that may not be written to.
+        ValueError: a folder of other contents, model, sites or dtype (the message says what differs), batches that
+            are not those stored or without entries, values that are NaN or do not fit the dtype, an edited model, or
+            another process that writes the store.
+        OSError: a full disk or a place that may not be written to; the message says what to do.
+
+    Memory:
+        One batch and one shard of all sites.
 
     Example:
         >>> import tempfile

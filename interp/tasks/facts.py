@@ -125,7 +125,11 @@ class FactPrompt:
 
 
 def load_facts() -> tuple[Fact, ...]:
-    """The fact table of the package (`facts.csv`), in file order."""
+    """The fact table of the package (`facts.csv`), in file order.
+
+    Returns:
+        The facts: relation, subject and object.
+    """
     table = files(__package__).joinpath("facts.csv").read_text(encoding="utf-8")
     return tuple(
         Fact(row["relation"], row["subject"], row["object"]) for row in csv.DictReader(table.splitlines())
@@ -139,7 +143,14 @@ def fact_prompts(
     """Every fact in each of the phrasings of its relation, fact by fact.
 
     Args:
-        table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
+        phrasings: the phrasings of each relation; by default those of the trained demo models.
+        table: the facts; None: those of the package.
+
+    Returns:
+        The prompts, one per fact and phrasing.
+
+    Raises:
+        ValueError: a relation without phrasings.
 
     Example:
         >>> len(interp.tasks.fact_prompts(interp.tasks.HELD_OUT_PHRASINGS)) == len(interp.tasks.load_facts())

@@ -162,10 +162,11 @@ _FINDER = _Finder(THEIRS)
 def install() -> None:
     """Let `import transformer_lens` and its submodules resolve to this package, until `uninstall()`.
 
-    Names that are not offered raise ModuleNotFoundError with the native way. A second call does nothing.
-    Errors: RuntimeError if the real TransformerLens is already imported: whoever has its classes keeps them.
+    Names that are not offered raise ModuleNotFoundError with the native way. A second call does nothing. In a fresh
+    process: `install()`, then `from transformer_lens.utils import get_act_name`.
 
-    In a fresh process: `install()`, then `from transformer_lens.utils import get_act_name`.
+    Raises:
+        RuntimeError: the real TransformerLens is already imported, and what has its classes would keep them.
     """
     if _FINDER in sys.meta_path:
         return

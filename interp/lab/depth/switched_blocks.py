@@ -72,9 +72,20 @@ def leaving(config: ModelConfig, layer: int) -> str:
 
 @public()
 def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> list[Edit]:
-    """The edits that switch parts of a block off, in any pass that begins before it.
+    """Edits that switch off the skips or the MLPs of one block, in any pass that begins before it.
 
     A model without MLPs is the same with them on and off.
+
+    Args:
+        config: the model's config.
+        layer: number of the block.
+        off: what is switched off, "skip" (every sublayer's) and "mlp".
+
+    Returns:
+        The edits.
+
+    Raises:
+        IndexError: a layer that does not exist.
 
     Example:
         >>> [edit.name for edit in switched_off(model.cfg, 1, ("mlp",))]

@@ -54,13 +54,17 @@ def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B0
     """The model of a program, whose most likely token at every position is the program's output there.
 
     Args:
-        norm: what stands before each sublayer and the logits. The stream of a program without numbers has the same
-            norm at every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()`
-            undo it exactly.
+        program: the RASP program.
+        norm: the norm before each sublayer and the logits. The stream of a program without numbers has the same norm
+            at every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()` undo it
+            exactly.
+
+    Returns:
+        `Compiled`: the model, its symbols, its edges and where each variable is written.
 
     Raises:
-        ValueError: a norm of a program with numbers (or with a default of None), and for outputs that are not told
-            apart by `str`.
+        ValueError: a norm of a program with numbers (or with a default of None), or outputs that `str` does not tell
+            apart.
 
     Example:
         >>> from interp.lab.rasp.programs import PROGRAMS

@@ -77,10 +77,17 @@ class InterchangeTraining:
 def interchange_trained(compiled: Compiled, training: InterchangeTraining | None = None) -> Compiled:
     """A model trained to compute the program by the same parts, with the circuit of the compiled one.
 
-    It has LayerNorm, softmax attention of the usual scale and MLPs, and at least the compiled model's layers and heads.
-    `check()` of it says how often it answers as the program does, `interchange_accuracy` how far each part is the
-    variables it stands for. Its variables have no known directions: `directions` and `subspaces` are empty.
-    The global random state is left as it is.
+    It has LayerNorm, softmax attention of the usual scale and MLPs, and at least the compiled model's layers and
+    heads. `check()` of it says how often it answers as the program does, `interchange_accuracy` how far each part is
+    the variables that it stands for. The global random state is left as it is.
+
+    Args:
+        compiled: the compiled program.
+        training: the model's size and the training's length; None: the defaults of `InterchangeTraining`.
+
+    Returns:
+        `Compiled` with the trained model. Its variables have no known directions: `directions` and `subspaces` are
+        empty.
 
     Source:
         Geiger et al. 2022, section 3, with all parts exchanged; Gupta et al. 2024, section 4.
@@ -114,14 +121,21 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
 
 @public()
 def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> xr.Dataset:
-    """How often a part that is exchanged for what it says in another run changes the answers as the program says.
+    """How often exchanging a part's output for that of another run changes the answers as the program says.
+
+    Args:
+        compiled: the program and its model.
+        n: pairs of random sequences.
+        seed: seed of the sequences.
 
     Returns:
-        Dataset[part] over all heads and MLPs: `value`, the share of pairs of random sequences of the full length
-        whose answers, at every position, are those of the program with the part's variables taken from the other
-        sequence, with `low` and `high` (95 %); `null`, the share in which the answers without any exchange are these;
-        `n`, how many pairs there were (pairs that the program has no answer for are left out). The coordinate
-        `computes` names the variables of a part; parts without any should change nothing.
+        Dataset[part] over all heads and MLPs. The coordinate `computes` names the variables of a part; parts without
+        any should change nothing.
+
+        - `value`: share of pairs of random sequences of the full length whose answers, at every position, are those
+          of the program with the part's variables taken from the other sequence, with `low` and `high` (95 %).
+        - `null`: share in which the answers without any exchange are these.
+        - `n`: number of pairs; pairs for which the program has no answer are left out.
 
     Raises:
         ValueError: fewer than one pair.

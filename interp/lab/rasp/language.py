@@ -268,12 +268,25 @@ class Selector:
 
 @public()
 def select(keys: Variable, queries: Variable, predicate: Callable[..., bool]) -> Selector:
-    """The selector of the keys for which `predicate(key's value, query's value)` holds."""
+    """The selector of the keys for which `predicate(key's value, query's value)` holds.
+
+    Args:
+        keys: variable at the positions that are attended to.
+        queries: variable at the position that attends.
+        predicate: function of a key's and a query's value.
+
+    Returns:
+        `Selector`.
+    """
     return Selector((Condition(keys, queries, predicate),))
 
 
 def everything() -> Selector:
-    """The selector of every position (that comes no later, in a causal program)."""
+    """The selector of every position (that comes no later, in a causal program).
+
+    Returns:
+        `Selector`.
+    """
     return Selector(())
 
 
@@ -359,7 +372,16 @@ class Share(Variable):
 
 @public()
 def selector_width(selector: Selector, tokens: Tokens, name: str = "") -> Map:
-    """How many positions are selected, a categorical variable: a head and, to invert its share, an MLP."""
+    """How many positions are selected, a categorical variable: a head and, to invert its share, an MLP.
+
+    Args:
+        selector: which positions.
+        tokens: the program's input.
+        name: the variable's name; "": its default.
+
+    Returns:
+        `Map`, an integer at every position.
+    """
     return Map(lambda share: int(1 / share) - 1, Share(selector, tokens), name=name)
 
 

@@ -120,31 +120,39 @@ def leave_out(
     out: Path | str | None = None,
     processes: int = 1,
 ) -> xr.Dataset:
-    """What each group of training rows did to each query: measured without the group minus measured with all rows.
+    """Effect of each group of training rows on each query: measured after training without the group minus with all
+    rows.
 
     A model is trained on all rows and then once more without each group. Left out means: the row's loss is multiplied
-    by 0 in every batch in which it stands. The batch stays and the divisor of its mean is kept, so that first weights,
-    the order of all rows and the learning rates are the same bits; an empty group changes nothing.
+    by 0 in every batch in which it stands. The batch stays and the divisor of its mean is kept, so that first
+    weights, the order of all rows and the learning rates are the same bits; an empty group changes nothing.
 
     Args:
-        rows: what is trained on (`FixedRows` draws them);
-        queries: what is measured in the end, one number per row (`Examples.measured`): mean nats per token that is
-            asked, -log p of the answers that the queries bring, or with wrong answers logit(answer) - logit(wrong).
-        groups: indices of rows; None = each row on its own. `training.determined_only` holds for rows and queries.
+        config: config of the model that is trained.
+        rows: what is trained on (`FixedRows` draws them).
+        queries: what is measured in the end, one number per row (`Examples.measured`): mean nats per token that
+            counts, -log p of the answers that the queries bring, or with wrong answers logit(answer) - logit(wrong).
+        groups: indices of rows; None: each row is a group. `training.determined_only` holds for rows and queries.
+        training: how long and how fast it trains; None: the defaults of `Training`.
+        out: a folder that keeps one file per finished run, and goes on where it stopped; None: nothing is kept.
         processes: worker processes; every run uses one thread, so their number changes no bit (a script needs `if
             __name__ == "__main__":`).
-        out: a folder that keeps one file per finished run, and goes on where it stopped.
 
     Returns:
-        Dataset[group, query]: `value`, the effect (in nats: positive where the group had made the query easier);
-        `full`[query], what was measured with all rows; `left_out`[group, row], which rows each group has. There is no
-        interval: these are exact numbers of one seed, and another seed has others.
+        Dataset[group, query] of exact numbers of one seed, without an interval; another seed has others.
+
+        - `value` [group, query]: the effect (in nats: positive where the group had made the query easier).
+        - `full` [query]: what was measured with all rows.
+        - `left_out` [group, row]: which rows each group has.
 
     Raises:
-        ValueError: as `train`; no or empty queries, rows that do not exist, a folder of another study.
+        ValueError: as `train`; no or empty queries, rows that do not exist, or a folder of another study.
 
     Caveat:
         AdamW divides by running sizes of the gradient, so what a row does is what it does under this optimiser.
+
+    See also:
+        `interp.dynamics.influence`: an estimate of the same effects without training again.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)

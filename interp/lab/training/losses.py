@@ -63,16 +63,22 @@ def mean_loss(
     label_smoothing: float = 0.0,
     edits: Sequence[Edit] = (),
 ) -> Float[Tensor, ""]:
-    """Mean nats per token that is predicted, or per token that the context determines.
+    """Mean cross-entropy in nats per token that is predicted, or per token that the context determines.
 
     Args:
+        model: the network.
+        examples: the rows. Rows with a weight have their losses multiplied by it; the divisor is the number of tokens
+            all the same.
+        determined_only: count only the tokens that the context determines.
         label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is (1 - s)
             (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7).
-        edits: of the pass (`Dropout.edits`). Rows with a weight have their losses multiplied by it; the divisor is
-            the number of tokens all the same.
+        edits: interventions of the pass (`Dropout.edits`).
+
+    Returns:
+        One number, in nats; NaN if the context determines no token of these rows.
 
     Raises:
-        ValueError: if the data does not say which are determined; NaN if there are none.
+        ValueError: `determined_only` with data that do not say which tokens are determined.
     """
     batch = examples.batch
     losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
@@ -105,13 +111,20 @@ def _losses(
 @public()
 @torch.no_grad()
 def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
-    """How good the model is on rows: `held_out_loss` and `accuracy`.
+    """Held-out loss and accuracy of a model on some rows.
 
-    held_out_loss: nats per predicted token. accuracy: of the tokens that the context determines (of all predicted
-    ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
+    Args:
+        model: the network.
+        examples: the rows.
+        rows_at_once: rows of a pass.
+
+    Returns:
+        `held_out_loss`, nats per predicted token, and `accuracy`, of the tokens that the context determines (of all
+        predicted ones, where the data does not say) the share whose logit is the largest, given all tokens before
+        (teacher forcing).
 
     Raises:
-        ValueError: if no token is predicted, or none determined.
+        ValueError: no token that is predicted, none determined, or rows_at_once < 1.
     """
     if rows_at_once < 1:
         raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")
