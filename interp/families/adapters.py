@@ -247,16 +247,17 @@ def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A network with its active adapters merged into its matrices, in place, and what was done.
+    """A network with its active adapters merged into its matrices, in place, and sentences about what was done.
 
-    Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the base
-    shares between layers are separated where an adapter changes one of them.
+    Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the
+    base shares between layers are separated where an adapter changes one of them.
+
+    Args:
+        network: the network with its adapters.
+        into: what the base is called.
 
     Raises:
         ValueError: the adapters are no change of matrices (trained prompts), or what is merged gives other numbers.
-
-    Args:
-        into: what the base is called.
     """
     kinds, active = adapters_of(network), _active(network)
     for name, config in kinds.items():

@@ -113,7 +113,11 @@ def names(config: EncoderDecoderConfig, *, on_demand: bool = False) -> tuple[str
 
 
 def edits_of(edits: Iterable[Edit], side: str) -> tuple[Edit, ...]:
-    """The edits of one side, without the side in their names. Errors: KeyError for one that names no side."""
+    """The edits of one side, without the side in their names.
+
+    Raises:
+        KeyError: an edit that names no side.
+    """
     given = tuple(edits)
     _check_sides(given)
     return tuple(

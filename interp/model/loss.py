@@ -152,9 +152,9 @@ def mean_next_token_loss(
 def predicted(
     keep: Bool[Tensor, "b p"] | None, documents: Int[Tensor, "b p"] | None = None
 ) -> Bool[Tensor, "b p-1"] | None:
-    """Which of the tokens from the second on are predicted: they and their predecessor are real and of one text.
+    """Which of the tokens from the second on are predicted: both they and their predecessor are real and of one text.
 
-    None = all of them.
+    None: all of them.
     """
     counted = None if keep is None else keep[:, 1:] & keep[:, :-1]
     if documents is None:

@@ -1,9 +1,9 @@
-"""One name for every piece of a model: heads, sublayers, neurons, the stream, what only adds a constant; and edges.
+"""One name for every piece of a model: heads, sublayers, neurons, the stream, constants; and edges between them.
 
-`Part` is what every analysis takes, prints and stores: `L3H5` is head 5 of layer 3, `L3.mlp` its MLP, `L3N17` a neuron,
-`L3.resid` the stream that enters it, `embed` the token embeddings. `Edge` joins two: `L0H1->L1H2.k` is what head 1 of
-layer 0 adds to the keys of head 2 of layer 1. There is one table of kinds and one parser; the parser also takes the
-spellings of other tools and of our own first edition.
+`Part` is what every analysis takes, prints and stores: `L3H5` is head 5 of layer 3, `L3.mlp` its MLP, `L3N17` a
+neuron, `L3.resid` the stream that enters it, `embed` the token embeddings. `Edge` joins two: `L0H1->L1H2.k` is what
+head 1 of layer 0 adds to the keys of head 2 of layer 1. There is one table of kinds and one parser; the parser also
+takes the spellings of other tools and of this package's first edition.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Part:
 
     @classmethod
     def of(cls, given: Part | str | tuple[int, int]) -> Part:
-        """The part that is meant: a `Part`, its name, a site, or the layer and head of a head.
+        """The part that a name, a site, a pair of layer and head, or a `Part` means.
 
         Raises:
             KeyError: a name that no part has.
@@ -149,14 +149,14 @@ class Part:
 
     @property
     def at(self) -> dict[str, int]:
-        """Where it stands in a value of its site, by axis letter; nothing for the whole site."""
+        """The part's place in a value of its site, by axis letter; empty for the whole site."""
         return {} if self.axis is None or self.index is None else {self.axis: self.index}
 
     def within(self, config: ModelConfig) -> Part:
-        """This part, if a model of this config has it.
+        """The part itself, once it is checked that a model of this config has it.
 
         Raises:
-            KeyError: a kind that it lacks.
+            KeyError: a kind that the model lacks.
             IndexError: a layer or index beyond its size.
         """
         if self.layer is not None and not 0 <= self.layer < config.n_layers:
@@ -181,19 +181,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Edge:
-    """What one part adds to what another reads, through the residual stream: `L0H1->L1H2.k`.
-
-    Example:
-        >>> str(Edge.of("a0.h1->a1.h2<k>"))
-        'L0H1->L1H2.k'
-    """
+    """An edge: what one part adds to the input of another through the residual stream, `L0H1->L1H2.k`."""
 
     sender: Part
     receiver: Part
 
     @classmethod
     def of(cls, given: Edge | str) -> Edge:
-        """The edge that is meant. Errors: ValueError for a text without `->`, KeyError for an unknown end."""
+        """The edge that a text or an `Edge` means.
+
+        Raises:
+            ValueError: a text without `->`.
+            KeyError: an unknown end.
+        """
         if isinstance(given, Edge):
             return given
         ends = given.split("->") if isinstance(given, str) else []
@@ -238,7 +238,7 @@ def _no_part(given: object) -> str | None:
 
 
 PartName = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
-"""What names a part: itself, its text, or the layer and head of a head."""
+"""Names of a part: a `Part`, its text, or the layer and head of a head."""
 
 
 def _is_pair(given: object) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
@@ -255,7 +255,7 @@ def _is_index(given: object) -> bool:
 
 
 def is_part(given: object) -> TypeGuard[PartName]:
-    """Whether this can only mean one part: a name, a `Part`, or the layer and head of a head."""
+    """Whether a value can only mean one part: a name, a `Part`, or the layer and head of a head."""
     numbers = (
         isinstance(given, tuple) and len(given) == 2 and not any(isinstance(i, str | Part) for i in given)
     )
@@ -263,7 +263,11 @@ def is_part(given: object) -> TypeGuard[PartName]:
 
 
 def as_part(given: PartName, config: ModelConfig) -> Part:
-    """The part of this model that is meant; see `Part.of` and `Part.within`, whose errors name what was given."""
+    """The part of this model that a name means.
+
+    Raises:
+        KeyError, ValueError, IndexError: as `Part.of` and `Part.within`; the message names what was given.
+    """
     part = Part.of(given)
     try:
         return part.within(config)

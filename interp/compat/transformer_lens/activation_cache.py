@@ -207,7 +207,8 @@ class CachedActivations:
     def apply_slice_to_batch_dim(self: Store, batch_slice: Slices) -> Store:
         """A new cache with these rows (views); one row given as a number drops the dimension.
 
-        Errors: AssertionError for a cache without a batch dimension.
+        Raises:
+            AssertionError: a cache without a batch dimension.
         """
         rows = as_slice(batch_slice)
         if not self.has_batch_dim:
@@ -261,8 +262,12 @@ class ActivationCache(CachedActivations):
         Labels "0_pre", "0_mid" (with `incl_mid`, or for `layer` itself with `mlp_input`), ..., "final_post". With
         `apply_ln` the final norm computes its statistics for every state; for another `layer` the states are divided
         by the cached scale of that layer's norm.
-        Errors: KeyError for the mid states of blocks that have none (attention only, parallel). `interp.logit_lens`
-        reads every state a model has.
+
+        Raises:
+            KeyError: mid states of blocks that have none (attention only, parallel).
+
+        See also:
+            `interp.logit_lens`: reads every state a model has.
         """
         upto, pos = self._layer(layer), as_slice(pos_slice)
         n_layers = self.model.cfg.n_layers
@@ -457,12 +462,14 @@ class ActivationCache(CachedActivations):
         batch_slice: Slices = None,
         has_batch_dim: bool = True,
     ) -> Float[Tensor, "*out"]:
-        """Direct logit attribution `[component *batch_and_pos]`: components, normed, times the tokens' columns of W_U.
+        """Direct logit attribution `[component *batch_and_pos]`: normed components times the tokens' columns of W_U.
 
         With `incorrect_tokens` of the logit difference. Rows and positions are as in `apply_ln_to_stack`. Tokens of
         shape `[batch]` need components at one position. As in TransformerLens this is right for folded weights only:
         gamma, beta and b_U are left out; `interp.attribute` accounts for all of them.
-        Errors: ValueError for tokens and incorrect tokens of different shapes.
+
+        Raises:
+            ValueError: tokens and incorrect tokens of different shapes.
         """
         directions = self.model.tokens_to_residual_directions(tokens)
         if incorrect_tokens is not None:

@@ -177,7 +177,8 @@ NORMS: dict[str, type[LayerNormPre]] = {
 def norm_of(cfg: HookedTransformerConfig) -> nn.Module:
     """The norm that a block reads the stream through; the identity without one.
 
-    Errors: ValueError for a `normalization_type` that does not exist.
+    Raises:
+        ValueError: a `normalization_type` that does not exist.
     """
     kind = cfg.normalization_type
     if kind is None:
@@ -194,7 +195,11 @@ class CanBeUsedAsMLP(Part):
     """What stands at a block's `mlp`: reads the normed stream `[b p d]`, gives what is added to it."""
 
     def __init__(self, cfg: Config) -> None:
-        """Errors: ValueError for a config without `d_mlp`."""
+        """The sizes of an MLP, as the config says.
+
+        Raises:
+            ValueError: a config without `d_mlp`.
+        """
         super().__init__()
         self.cfg = HookedTransformerConfig.unwrap(cfg)
         if self.cfg.d_mlp is None:

@@ -205,9 +205,10 @@ class Engine:
         return name == "dtype" and any(value == weight.dtype for weight in self._root.parameters())
 
     def current(self) -> "Engine":
-        """This engine, its native parts as the config and the modules now are.
+        """The engine with its native parts as the config and the modules now are.
 
-        Errors: ValueError for a field of the config that it was built with and that has another value.
+        Raises:
+            ValueError: a field of the config that the engine was built with and that has another value now.
         """
         if self.cfg.__dict__ != self._built:
             refuse_changes(self._built, self.cfg.__dict__, self)

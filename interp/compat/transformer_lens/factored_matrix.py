@@ -156,7 +156,9 @@ class FactoredMatrix:
     def __getitem__(self, idx: Index) -> "FactoredMatrix":
         """Index the product as a tensor, but rows and columns given by a number stay, with size one.
 
-        Errors: ValueError for more indices than dimensions, IndexError as a tensor's.
+        Raises:
+            ValueError: more indices than dimensions.
+            IndexError: as a tensor's.
         """
         given = idx if isinstance(idx, tuple) else (idx,)
         count, n_lead = sum(i is not None for i in given), self.ndim - 2

@@ -278,7 +278,8 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
     ) -> None:
         """A model with random weights (`cfg.init_mode`). Without a tokenizer `cfg.d_vocab` is required.
 
-        Errors: ValueError for a string (use `from_pretrained`) or a field that asks for what is not supported.
+        Raises:
+            ValueError: a string (use `from_pretrained`), or a field that asks for what is not supported.
         """
         super().__init__()
         if isinstance(cfg, str):

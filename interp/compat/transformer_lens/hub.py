@@ -143,9 +143,11 @@ def is_library_available(name: str) -> bool:
 
 @contextmanager
 def temporarily_swap_parameter(parameter: nn.Parameter, new_value: Tensor) -> Iterator[nn.Parameter]:
-    """The parameter with other values within the `with`; written in place, so everybody who holds it sees them.
+    """The parameter with other values within the `with`, written in place, so that every holder of it sees them.
 
-    Errors: TypeError for what is no parameter or no plain tensor, ValueError for another shape or dtype.
+    Raises:
+        TypeError: what is no parameter or no plain tensor.
+        ValueError: another shape or dtype.
     """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"parameter must be a torch.nn.Parameter; got {type(parameter).__name__}")

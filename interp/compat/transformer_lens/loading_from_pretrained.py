@@ -179,10 +179,10 @@ def make_model_alias_map() -> dict[str, str]:
 
 
 def get_official_model_name(model_name: str) -> str:
-    """The hub's name of a model; a path, or an `owner/name` that is no alias, is what it is.
+    """The hub's name of a model; a path, or an `owner/name` that is no alias, is returned as it is.
 
-    Errors: ValueError for a bare name that is not in the table, and for models that only TransformerLens' own files
-    hold.
+    Raises:
+        ValueError: a bare name that is not in the table, or a model that only TransformerLens' own files hold.
     """
     known = make_model_alias_map()
     if model_name.startswith(TRANSFORMER_LENS_ONLY):
@@ -216,8 +216,11 @@ def get_pretrained_model_config(
 ) -> HookedTransformerConfig:
     """The config of a pretrained model; no weight is read.
 
-    hf_cfg: `hf_model.config.to_dict()` of a live model, which then says everything; model_name only names it.
-    Errors: ValueError naming what the model or TransformerLens cannot do.
+    Args:
+        hf_cfg: `hf_model.config.to_dict()` of a live model, which then says everything; model_name only names it.
+
+    Raises:
+        ValueError: a model that cannot be expressed, or that TransformerLens does not know; the message names what.
     """
     check_options(kwargs)
     name = _named(model_name) if hf_cfg else get_official_model_name(model_name)

@@ -61,10 +61,16 @@ def from_pretrained(
 ) -> Model:
     """A pretrained model of class `cls`, its weights processed unless switched off (`processing`).
 
-    model_name: a hub name or its short name, a local folder or file of weights, a demo (`interp.DEMOS`), or with
-    `hf_model` any name. A step of the processing that would change probabilities is left out with a warning.
-    from_pretrained_kwargs: `revision` and `torch_dtype`; more of Hugging Face's options are refused by name.
-    Errors: ValueError naming what is unknown or not supported, RuntimeError for BERT and T5.
+    A step of the processing that would change probabilities is left out with a warning.
+
+    Args:
+        model_name: a hub name or its short name, a local folder or file of weights, a demo (`interp.DEMOS`), or with
+            `hf_model` any name.
+        from_pretrained_kwargs: `revision` and `torch_dtype`; more of Hugging Face's options are refused by name.
+
+    Raises:
+        ValueError: what is unknown or not supported; the message names it.
+        RuntimeError: BERT and T5.
     """
     _refuse(model_name, from_pretrained_kwargs, n_devices)
     if checkpoint_value is not None and checkpoint_label is not None:
@@ -132,8 +138,11 @@ def load_hooked(
     Here also what the native model cannot do (SoLU, shortformer). Weights are neither folded nor centred; a bias that
     no layer has is zero. dtype None keeps the state dict's. What the config says of device, seed and tokenizer is not
     followed. Nothing in the file is run.
-    Errors: FileNotFoundError; ValueError for what is missing, left over, of another shape or not finite, for a field
-    that does not exist, and for a file with anything that would have to run.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: what is missing, left over, of another shape or not finite, a field that does not exist, or a file
+            with anything that would have to run.
     """
     state, chosen = read_hooked(path, config)
     try:

@@ -220,7 +220,8 @@ _log = logging.getLogger(__name__)
 def fill_missing_keys(model: nn.Module, state_dict: State) -> dict[str, Tensor]:
     """The state dict, completed by the model's own values where it has no entry (biases, norms, masks).
 
-    Errors: ValueError naming the weight matrices that are missing, which no default can stand for.
+    Raises:
+        ValueError: weight matrices that are missing, which have no default; the message names them.
     """
     own = model.state_dict()
     missing = sorted(name for name in set(own) - set(state_dict) if "hf_model" not in name)
@@ -238,7 +239,8 @@ def fill_missing_keys(model: nn.Module, state_dict: State) -> dict[str, Tensor]:
 def center_writing_weights(state_dict: State, cfg: Any) -> dict[str, Tensor]:
     """Every weight that writes to the stream minus its mean over d_model: LayerNorm takes that mean away anyway.
 
-    Errors: KeyError without `embed.W_E`, or without `pos_embed.W_pos` where positions are embedded.
+    Raises:
+        KeyError: no `embed.W_E`, or no `pos_embed.W_pos` where positions are embedded.
     """
     state = dict(state_dict)
     if getattr(cfg, "original_architecture", None) not in POST_NORM_ARCHITECTURES:
@@ -295,11 +297,14 @@ def fold_value_biases(state_dict: State, cfg: Any) -> dict[str, Tensor]:
 
 
 def refactor_factored_attn_matrices(state_dict: State, cfg: Any) -> dict[str, Tensor]:
-    """The same W_QK and W_OV in other factors: W_Q = U sqrt(S), W_K = V sqrt(S), W_V = U S, W_O = V^T.
+    """A state dict with equal W_QK and W_OV in other factors: W_Q = U sqrt(S), W_K = V sqrt(S), W_V = U S, W_O = V^T.
 
     The biases of queries and keys are a last row of their matrices meanwhile; b_V goes into b_O. Signs, and rotations
     among equal singular values, are arbitrary.
-    Errors: AssertionError under rotary positions, ValueError for grouped attention.
+
+    Raises:
+        AssertionError: rotary positions.
+        ValueError: grouped attention.
     """
     if getattr(cfg, "positional_embedding_type", "standard") == "rotary":
         raise AssertionError(

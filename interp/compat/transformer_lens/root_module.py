@@ -67,7 +67,9 @@ class HookedRootModule(HookIntrospectionMixin, nn.Module):
     ) -> None:
         """Add a hook at the point of this name, or at every point whose name the predicate accepts.
 
-        Errors: KeyError for a name that no module has, AssertionError for one of a module that is no hook point.
+        Raises:
+            KeyError: a name that no module has.
+            AssertionError: the name of a module that is no hook point.
         """
         if isinstance(name, str):
             point = self.mod_dict[name]

@@ -60,7 +60,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def train(model: Model, config: HookedTransformerTrainConfig, dataset: Dataset[Any]) -> Model:
     """The model, trained in place on rows `{"tokens": ...}` to predict the next token.
 
-    Errors: ValueError for an unknown optimizer; ImportError where `wandb` is asked for and not installed.
+    Raises:
+        ValueError: an unknown optimizer.
+        ImportError: `wandb` is asked for and not installed.
     """
     config = dataclasses.replace(config, device=config.device or get_device())
     torch.manual_seed(config.seed)

@@ -180,7 +180,11 @@ class Motion:
         causal: bool,
         dt: float,
     ) -> Motion:
-        """The motion of these tokens. Errors: see `flow`."""
+        """The motion of these tokens.
+
+        Raises:
+            ValueError: as `flow`.
+        """
         if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or dt <= 0:
             raise ValueError(
                 f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"

@@ -120,12 +120,12 @@ def leave_out(
     out: Path | str | None = None,
     processes: int = 1,
 ) -> xr.Dataset:
-    """Effect of each group of training rows on each query: measured after training without the group minus with all
-    rows.
+    """Effect of each group of training rows on each query, by training again without the group.
 
-    A model is trained on all rows and then once more without each group. Left out means: the row's loss is multiplied
-    by 0 in every batch in which it stands. The batch stays and the divisor of its mean is kept, so that first
-    weights, the order of all rows and the learning rates are the same bits; an empty group changes nothing.
+    The effect is what is measured without the group minus what is measured with all rows. A model is trained on all
+    rows and then once more without each group. Left out means: the row's loss is multiplied by 0 in every batch in
+    which it stands. The batch stays and the divisor of its mean is kept, so that first weights, the order of all rows
+    and the learning rates are the same bits; an empty group changes nothing.
 
     Args:
         config: config of the model that is trained.
