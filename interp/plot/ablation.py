@@ -1,4 +1,4 @@
-"""What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by layer."""
+"""Effects of ablations, knockouts and short-circuits as maps and bars, and recall by layer as curves."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it.
             Cells in which nothing was changed are left white.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: a result of another number of dims.
-
-    Example:
-        >>> ablation(interp.ablate(model, prompt, change=interp.edits.Zero(), metric=interp.metrics.kl_divergence()))
     """
     effect = result.value
     if effect.ndim not in (1, 2):
@@ -61,12 +59,14 @@ def recall_curve(
 ) -> Axes:
     """A score of `recall` with its 95 % interval: for the whole model, and with each single layer short-circuited.
 
+    Args:
+        result: that of `recall`.
+        score: the score that is drawn.
+        label: a name for the legend, where several results share an Axes.
+        ax: the Axes to draw on; None: a new figure.
+
     Raises:
         KeyError: a score that the result does not hold.
-
-    Example:
-        >>> from interp.causal import continuations, recall
-        >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
     some = score_of(result, score)
     names = [str(part) for part in result.part.values if "+" not in str(part)]  # the whole model first
@@ -87,13 +87,13 @@ def recall_curve(
 def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
     """A score of `recall` for every range of short-circuited layers, first layer downwards, last one to the right.
 
+    Args:
+        result: that of `recall`.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
+
     Raises:
         KeyError: a score that the result does not hold.
-
-    Example:
-        >>> from interp.causal import continuations, recall
-        >>> pair = [("The cat sat", " on the mat")]
-        >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
     some, found = score_of(result, score), {}
     for name in map(str, result.part.values[1:]):

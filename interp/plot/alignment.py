@@ -1,4 +1,4 @@
-"""Where a variable lives: how well the exchange of directions exchanges it, by cell, beside what chance finds there."""
+"""How well exchanging directions exchanges a variable, by cell, next to what chance finds there."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ def alignment(
             all that was exchanged.
         score: "iia", "loss", and "logit difference" or "logit". The best null is the largest (of a loss the
             smallest).
-        tokens: the prompt's, to name the positions.
+        tokens: the prompt's tokens, to name the positions.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: another score.
         ValueError: more than two dims of cells, or another number of tokens.
-
-    Example:
-        >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
-        >>> plot.alignment(interp.causal.align(model, base, source, answer=[9, 8], rank=2))
     """
     cells = score_of(result, score)
     dims = [str(dim) for dim in cells.value.dims if dim != "swapped"]

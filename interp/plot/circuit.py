@@ -35,15 +35,15 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
     An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
-    value in the corrupted run, or the other way round) raises the metric or lowers it.
-    Keys and values that several heads share enter each of those that are drawn. found: or the result of `find_circuit`.
+    value in the corrupted run, or the other way round) raises the metric or lowers it. Keys and values that several
+    heads share enter each of those that are drawn.
+
+    Args:
+        found: a circuit, or the result of `find_circuit`.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: a circuit without edges.
-
-    Example:
-        >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
-        >>> ax = circuit(Circuit(interp.causal.EdgeGraph.of(model.cfg), scores))
     """
     found = Circuit.of_result(found) if isinstance(found, xr.Dataset) else found
     if not found.edges:
@@ -72,13 +72,11 @@ def circuit_curve(
 ) -> Axes:
     """The faithfulness of `interp.circuits.circuit_curve` over the share of edges, with bands.
 
-    Several results go on the same Axes, each with its label; circuits: which of the result's to show, None = all.
-
-    Example:
-        >>> from interp.circuits import edge_effects
-        >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
-        >>> scores = edge_effects(model, *pairs, metric=metric)
-        >>> ax = circuit_curve(interp.circuits.circuit_curve(model, *pairs, scores, metric=metric, draws=1))
+    Args:
+        result: what `interp.circuits.circuit_curve` returned.
+        label: a name for the legend, where several results share an Axes.
+        circuits: which of the result's circuits to show; None: all.
+        ax: the Axes to draw on; None: a new figure.
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
@@ -99,16 +97,15 @@ def circuit_curve(
 
 @public()
 def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """What `evaluate_circuit` found of one circuit, as bars with 95 % intervals: its faithfulness beside random ones.
+    """Results of `evaluate_circuit` as bars with 95 % intervals: a circuit's faithfulness next to that of random
+    ones.
 
     Left of the line the circuit and the random ones of its size (1 = the whole effect), right of it what is lost
     without each node that was taken out (minimality). The title gives the mean and the largest incompleteness.
 
-    Example:
-        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> found = Circuit(interp.causal.EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
-        >>> asked = {"metric": interp.logit_difference(3, 4), "draws": 2}
-        >>> ax = circuit_checks(interp.evaluate_circuit(model, *pairs, found, **asked))
+    Args:
+        result: what `evaluate_circuit` returned.
+        ax: the Axes to draw on; None: a new figure.
     """
     kinds = [kind for kind in result.circuit.values.tolist() if kind in STYLES]
     known = set(result.circuit.values.tolist())
@@ -218,7 +215,7 @@ def _colour(found: Circuit, score: float) -> str:
 
 
 def _explain(ax: Axes, found: Circuit, reach: float) -> None:
-    """What colours and widths mean."""
+    """Write what colours and widths mean."""
     how = found.protocol
     metric = "the metric" if how is None else f"the {how.metric}"
     unit = "" if how is None else f" {how.unit}"

@@ -1,4 +1,4 @@
-"""What leaving rows out did, against what was predicted."""
+"""Effects of leaving training rows out, against predicted ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from interp.plot.canvas import axes
 
 @public()
 def influence(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Exact against predicted effects, a dot per group and query; the title has their score. result: from `lds`.
+    """Exact against predicted effects, a dot per group and query; the title has their score.
 
     Dashed: prediction and truth are equal, where both have one unit.
 
-    Example:
-        >>> exact = xr.Dataset({"value": (("group", "query"), np.random.rand(4, 2), {"unit": "nats"}),
-        ...                     "left_out": (("group", "row"), np.eye(4) > 0)},
-        ...                    coords={"group": range(4), "query": range(2)})
-        >>> guess = xr.Dataset({"value": (("row", "query"), np.random.rand(4, 2), {"unit": "nats"})},
-        ...                    coords={"row": range(4), "query": range(2)})
-        >>> ax = influence(interp.dynamics.lds(exact, guess))
+    Args:
+        result: that of `interp.dynamics.lds`.
+        ax: the Axes to draw on; None: a new figure.
     """
     check_result("result", result, ("predicted", "exact", "value", "low", "high"), "lds")
     ax = axes(ax, 4.6, 4.2)

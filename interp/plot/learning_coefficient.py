@@ -15,13 +15,9 @@ def learning_coefficient(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """How far above w* each chain is, draw by draw: a line that still rises or falls has not settled.
 
     Args:
-        result: from `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains stand
-            in the title.
-
-    Example:
-        >>> bowl = lambda point: point["w"].square().sum() / 2
-        >>> at, sampler = {"w": torch.zeros(3)}, interp.dynamics.Langevin(chains=2, steps=50, burn_in=0)
-        >>> ax = learning_coefficient(interp.dynamics.learning_coefficient_of(bowl, at, 1000, sampler))
+        result: that of `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains
+            stand in the title.
+        ax: the Axes to draw on; None: a new figure.
     """
     check_result("result", result, ("loss", "value", "spread"), "learning_coefficient")
     ax = axes(ax, 5.6, 3.4)

@@ -34,15 +34,15 @@ def logit_lens(
     """The most probable token at every depth and position, coloured by its probability.
 
     Args:
-        pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
-            named by their ids.
-        tokens: the prompt's own, to name the columns of a result that does not know them.
+        result: what `interp.logit_lens` or another lens returned.
+        pieces: function from ids to their texts, `model.text.pieces`, for a result without its own (that of a run);
+            else tokens are named by their ids.
+        tokens: the prompt's tokens, to name the columns of a result that does not know them.
+        prompt: place among the prompts of the result.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
-        ValueError: if `tokens` do not fit the result.
-
-    Example:
-        >>> plot.logit_lens(interp.logit_lens(model, prompt))
+        ValueError: `tokens` that do not fit the result.
     """
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
     n_depths, n = best.top_token.shape
@@ -72,8 +72,9 @@ def _words(
 def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The share of prompts whose answer comes first, by the depth a state is taken at and the depth it is put at.
 
-    Example:
-        >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
+    Args:
+        result: what `interp.lenses.patchscope` returned.
+        ax: the Axes to draw on; None: a new figure.
     """
     values = result.value.transpose("depth", "target_depth").to_numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
@@ -108,12 +109,11 @@ def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axe
 
     Args:
         result: what `interp.lenses.compare_lenses` returned.
-        value: cross_entropy, kl, top_agreement or stability; lenses without that score are left out. Errors: KeyError
-            for another score.
+        value: "cross_entropy", "kl", "top_agreement" or "stability"; lenses without that score are left out.
+        ax: the Axes to draw on; None: a new figure.
 
-    Example:
-        >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
-        >>> lens_comparison(found, "top_agreement")
+    Raises:
+        KeyError: another score.
     """
     if value not in COMPARED:
         raise KeyError(f"no score {value!r} of lenses; {nearest(value, COMPARED)}")
@@ -138,12 +138,12 @@ def lens_curve(
 
     Args:
         result: what `interp.lenses.by_depth` returned.
-        value: kl, entropy or target_prob.
-        label: a name for the legend, where several lenses share an Axes. Errors: KeyError for another value.
+        value: "kl", "entropy" or "target_prob".
+        label: a name for the legend, where several lenses share an Axes.
+        ax: the Axes to draw on; None: a new figure.
 
-    Example:
-        >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
-        >>> lens_curve(interp.lenses.by_depth(found), label="logit lens")
+    Raises:
+        KeyError: another value.
     """
     if value not in UNITS:
         raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")

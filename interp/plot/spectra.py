@@ -26,10 +26,11 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
 
     Args:
         result: what `interp.weights.spectra` returned.
-        kind: one that it holds; None = W_out if it is there, else the first. Errors: KeyError for another kind.
+        kind: a kind that it holds; None: W_out if it is there, else the first.
+        ax: the Axes to draw on; None: a new figure.
 
-    Example:
-        >>> singular_values(interp.weights.spectra(model), "OV")
+    Raises:
+        KeyError: another kind.
     """
     kinds = [str(each) for each in result.kind.values]
     kind = kind or ("W_out" if "W_out" in kinds else kinds[0])
@@ -61,8 +62,9 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
 def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes:
     """The singular values of a product kept as factors, logarithmic; one line for each of a batch of products.
 
-    Example:
-        >>> factored_spectrum(interp.weights.HeadCircuits(model).ov("L1H0"))
+    Args:
+        matrix: the product.
+        ax: the Axes to draw on; None: a new figure.
     """
     values = matrix.svd()[1].detach().float().cpu().numpy()
     rows = values.reshape(-1, values.shape[-1])
@@ -82,10 +84,13 @@ def spectra_map(
     """One number per matrix as a map: matrices of a block by layer, or with `kind` "OV" or "QK" layer by head.
 
     Args:
-        value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
+        result: what `interp.weights.spectra` returned.
+        value: "stable_rank", "effective_rank", "top_share" or "norm".
+        kind: "OV" or "QK" for a map by head; None: all matrices of a block.
+        ax: the Axes to draw on; None: a new figure.
 
-    Example:
-        >>> spectra_map(interp.weights.spectra(model), "effective_rank", kind="OV")
+    Raises:
+        KeyError: another value or kind.
     """
     if value not in NAMES:
         raise KeyError(f"no value {value!r} to draw; {nearest(value, NAMES)}")
@@ -137,12 +142,11 @@ def _of_kind(result: xr.Dataset, kind: str) -> xr.Dataset:
 def superposition(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The norm of every neuron's input weights against its bias, a colour for each layer.
 
-    Args:
-        result: what `interp.weights.superposition` returned. Large norms with negative biases, down on the right, are
-            where neurons may be shared.
+    Large norms with negative biases, down on the right, are where neurons may be shared.
 
-    Example:
-        >>> superposition(interp.weights.superposition(model))
+    Args:
+        result: what `interp.weights.superposition` returned.
+        ax: the Axes to draw on; None: a new figure.
     """
     ax = axes(ax, 5.2, 4.0)
     layers = result.layer.values.tolist()

@@ -1,4 +1,4 @@
-"""What steering does by its strength, beside random directions of the same length."""
+"""Effects of steering by its strength, next to those of random directions of equal length."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ WORDS = {"kl": "KL divergence from the model without it", "loss": "change of los
 def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None = None) -> Axes:
     """A score of `steering_curve` by strength, a line with 95 % intervals per layer; dotted, random directions' band.
 
-    Args:
-        score: "effect", "kl" or, where other texts were given, "loss". The band has the colour of its layer: the
-            middle 95 % of the effects of random directions of the same length. Errors: KeyError for a score that is
-            not there.
+    The band has the colour of its layer: the middle 95 % of the effects of random directions of equal length.
 
-    Example:
-        >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]
-        >>> metric = interp.logit_difference(" Mary", " John")
-        >>> ax = steering_curve(interp.causal.steering_curve(model, prompt, each, metric=metric, random=2))
+    Args:
+        result: what `interp.causal.steering_curve` returned.
+        score: "effect", "kl" or, where other texts were given, "loss".
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: a score that is not there.
     """
     some = score_of(result, score).sortby("strength")
     layers = some.layer.values.tolist()
