@@ -611,5 +611,5 @@ class HookedTransformer(Shown):
 
 
 def _outputs(config: ModelConfig) -> str:
-    """What a model says of outputs that are not its tokens."""
+    """Words for outputs that are not the model's tokens."""
     return "" if config.d_vocab_out is None else f", {config.d_vocab_out} outputs"

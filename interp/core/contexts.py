@@ -50,13 +50,13 @@ class TopInContext:
         return ContextExamples(replace(found, context=None), kept)
 
     def load(self, tensors: Mapping[str, Tensor]) -> "ContextExamples":
-        """The lists whose `tensors` these are."""
+        """The lists that were saved as these `tensors`."""
         parts = parted(tensors)
         return ContextExamples(self._rule.load(parts["top"]), parts["along"])
 
     @property
     def _rule(self) -> TopRows:
-        """The same lists with places in the batch for context: from these everything else can be taken."""
+        """The rule of the lists with places in the batch for context, from which everything else can be taken."""
         return replace(self.top, context=_PLACE)
 
 
@@ -83,7 +83,7 @@ class ContextExamples:
         return ContextExamples(replace(top, context=None), along)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the lists, by name."""
         return joined({"top": self.top.tensors(), "along": self.along})
 
 
@@ -96,5 +96,5 @@ def _taken(value: Shaped[Tensor, "n p ..."], place: Int[Tensor, "c k w"]) -> Sha
 
 
 def absent(value: Tensor) -> float | int:
-    """What stands where a tensor has nothing: NaN, or -1 among integers."""
+    """The filler of missing entries: NaN, or -1 among integers."""
     return torch.nan if value.is_floating_point() else -1

@@ -1,4 +1,4 @@
-"""What an attention pattern says about a head: where it looks, how widely, how far back.
+"""Scores of an attention pattern: where a head looks, how widely, how far back.
 
 Every score is a reduction of one pattern `[b h q k]`, so the pattern itself need not be kept. Those about repeats are
 for rows of BOS and a number of random tokens over and over: these have no meaning, so only copying from the earlier
@@ -18,7 +18,7 @@ SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")
 NEAR = 5
 """Tokens that count as local: the current one and those just before it."""
 RUNS = 4
-"""Runs of queries whose entropies are taken together, of the keys that the last of them sees."""
+"""Number of queries whose entropies are computed together, over the keys that the last of them sees."""
 
 
 def pattern_scores(

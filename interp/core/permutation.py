@@ -1,4 +1,4 @@
-"""Do two conditions differ by more than chance? Permutation tests over rows, whatever the law of the numbers.
+"""Permutation tests over rows: whether two conditions differ by more than chance, whatever the law of the numbers.
 
 Under the null the labels carry no information: the sign of a paired difference, or which group a row is in. The test
 redraws them, exactly where they are few enough to enumerate, else from the identity of each row (`core.resampling`), so
@@ -31,18 +31,20 @@ CONSTANT = 16 * torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True, eq=False)
 class PermutationTest:
-    """A difference of means in every cell, and how often chance alone makes one as large."""
+    """A difference of means in every cell, and the chance of one as large without an effect."""
 
     difference: Float[Tensor, "*cells"]
     """Mean of the first condition minus mean of the second."""
     p: Float[Tensor, "*cells"]
     """Two-sided p-value of each cell by itself."""
     p_adjusted: Float[Tensor, "*cells"]
-    """The same for the largest difference of any cell: reporting all cells below 0.05 errs in 5 % of all tests."""
+    """Two-sided p-value of each cell against the largest difference of any cell: reporting all cells below 0.05 errs
+    in 5 % of all tests.
+    """
     permutations: int
-    """How many labellings were tried."""
+    """Number of labellings tried."""
     exact: bool
-    """Whether those were all there are."""
+    """Whether all labellings were tried."""
 
 
 @public()
@@ -125,7 +127,7 @@ class _Flips:
 
     ids: Int[Tensor, "g"]
     member: Int[Tensor, "n"]
-    """Which identity each pair has."""
+    """Number of each pair's identity."""
 
     @classmethod
     def of(cls, ids: Int[Tensor, "n"]) -> _Flips:
@@ -134,7 +136,7 @@ class _Flips:
     def parts(
         self, first: Float[Tensor, "n c"], second: Float[Tensor, "n c"] | None = None
     ) -> Float[Tensor, "g c"]:
-        """What each identity adds to the statistic, over the root of the sum of their squares."""
+        """Term of each identity in the statistic, over the root of the sum of their squares."""
         difference = first if second is None else first - second
         size = difference.norm(dim=0) if second is None else (first.abs() + second.abs()).norm(dim=0)
         zeros = difference.new_zeros(len(self.ids), difference.shape[1])

@@ -101,12 +101,12 @@ class Histogram:
         return place[reached.int().argmax(-1)].masked_fill(self.n == 0, torch.nan)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the histogram, by name."""
         return {"edges": self.edges, "tally": self.tally}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Histogram":
-        """The histogram whose `tensors` these are."""
+        """The histogram that was saved as these `tensors`."""
         return cls(tensors["edges"], tensors["tally"])
 
 
@@ -136,7 +136,7 @@ class Histograms:
         return Histogram.of(pooled(values, self.value, self.cells), self._edges())
 
     def load(self, tensors: Mapping[str, Tensor]) -> Histogram:
-        """The histogram whose `tensors` these are."""
+        """The histogram that was saved as these `tensors`."""
         return Histogram.load(tensors)
 
     def _edges(self) -> Float[Tensor, "e"]:

@@ -1,4 +1,4 @@
-"""Multi-head attention (grouped or not) with every part a site: who may see whom, the kernel, the module.
+"""Multi-head attention (grouped or not) with every part a site: which query sees which key, the kernel, the module.
 
 Masks are built from what is said of padding and documents, never from tokens. `attend` has two ways: fused, and
 explicit where scores or pattern are observed; both give the same `z` (a contract test holds them together), and a query
@@ -354,13 +354,13 @@ class PassState:
     _made: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made by the first block that asks for it in this pass."""
+        """The value of `make`, computed by the first block of this pass that needs it."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]  # type: ignore[return-value]
 
     def to(self, device: torch.device) -> "PassState":
-        """What the pass shares, on another device; the cache keeps each layer where it is."""
+        """The shared values on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
         return replace(
@@ -546,7 +546,7 @@ class Attention(nn.Module):
         return out if bias is None else out + bias
 
     def _write(self, z: Float[Tensor, "b p h e"], tap: Scope | None) -> Float[Tensor, "b p d"]:
-        """z @ W_O + b_O; per-head results only where somebody asks for them."""
+        """z @ W_O + b_O; per-head results only where they are read or edited."""
         site = f"{self.name}.hook_result"
         if tap is not None and tap.wants(site):
             weight = rearrange(self.out.weight, "d (h e) -> h d e", e=self.d_head)

@@ -138,7 +138,7 @@ class UsualBlock(ConfigRecord):
         }
 
     def factor(self, sublayer: str, config: ModelConfig) -> float:
-        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        """Factor on the output of a sublayer (`attn_out`, ...) before it is added to the stream."""
         return config.residual_scale
 
     def offers(self, name: str, config: ModelConfig) -> bool:
@@ -275,7 +275,7 @@ class Block(nn.Module):
         return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
 
     def _added(self, sublayer: str, out: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """What a sublayer adds to the stream: its output, normed and scaled where the family does so; a site."""
+        """The term that a sublayer adds to the stream: its output, normed and scaled in some families; a site."""
         norm = self.post_norm(sublayer)
         if norm is not None:
             out = norm(out, tap)
@@ -290,7 +290,7 @@ class Block(nn.Module):
         return self._summed(self.ln_cross if crossed else self.ln1, x, tap)
 
     def _parallel_input(self, resid: Tensor, normed: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """What the MLP of a parallel block reads: attention's input where both share a norm."""
+        """The input of the MLP of a parallel block: attention's input where both share a norm."""
         read = at(tap, "hook_mlp_in", resid)
         if self.ln2 is not None:
             return self.ln2(read, tap)

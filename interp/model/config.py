@@ -1,4 +1,4 @@
-"""What a Transformer is, as data: one frozen record, whose alternatives are small records of their own."""
+"""The config of a Transformer as data: one frozen record, whose alternatives are small records of their own."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ __all__ = [
 MLPS = ("mlp_before_out", "mlp_out")
 """The sublayers of a block (`ModelConfig.sublayers`) that are MLPs."""
 WITH_HEADS = ("attn_out", "cross_attn_out")
-"""Those that are sums over heads."""
+"""Sublayers that are sums over heads."""
 MOST_LAYERS = 10_000
 """Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
 
@@ -102,19 +102,19 @@ class ModelConfig(ConfigRecord):
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
     mlp: AnyMLP | None = None
-    """None = attention-only."""
+    """The MLP of the blocks; None: attention only."""
     mixer: Mixer | tuple[Mixer, ...] = Softmax()
-    """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
+    """The mixer of positions. Several take turns: layer l has the l-th of them, counted round."""
     position: Position = Learned()
     norm: Norm = LayerNorm()
     norm_place: NormPlace = "pre"
     """Where each block norms: what a sublayer reads, what it adds, both, or the sum."""
     embed_norm: bool = False
-    """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
+    """Whether a norm of this kind stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
-    """Whether the same norm stands before the unembedding."""
+    """Whether a norm of this kind stands before the unembedding."""
     block: UsualBlock = UsualBlock()
-    """What else a block has, or does in another order (`interp.lab.Macaron`)."""
+    """The form of a block: what else it has, or does in another order (`interp.lab.Macaron`)."""
     parallel: bool = False
     """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
@@ -130,14 +130,15 @@ class ModelConfig(ConfigRecord):
     attn_scale: float | None = None
     """Factor on the scores; None = 1/sqrt(width of queries and keys), which is d_head but in `Latent`."""
     scale_by_layer: bool = False
-    """Additionally divide the scores of layer l by l + 1 (a GPT-2 option)."""
+    """Whether the scores of layer l are additionally divided by l + 1 (a GPT-2 option)."""
     attn_softcap: float | None = None
-    """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
+    """Soft cap of the scores, which become cap tanh(score / cap), before the mask (Gemma 2)."""
     sinks: bool = False
-    """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
+    """Whether each head has a trained score that takes part in the softmax and belongs to no token (GPT-OSS)."""
     qk_norm: NormedHeads | None = None
-    """Queries and keys normed before rotation: each head alone (`head`: Qwen3; `each`, by a gamma of its own: Cohere),
-    or all heads as one vector (`width`: OLMo-2)."""
+    """Whether and how queries and keys are normed before rotation: each head for itself (`head`: Qwen3; `each`, by a
+    gamma of its own: Cohere), or all heads as one vector (`width`: OLMo-2).
+    """
     qkv_bias: bool = True
     out_bias: bool = True
     cross_attention: bool = False
@@ -158,11 +159,12 @@ class ModelConfig(ConfigRecord):
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
     mlm_head: Activation | None = None
-    """A dense layer, this activation and a norm before the unembedding (BERT)."""
+    """Activation of a dense layer, followed by a norm, before the unembedding (BERT); None: there is no such layer.
+    """
     logit_scale: float = 1.0
     """Factor on the logits."""
     logit_softcap: float | None = None
-    """Logits become cap tanh(logit / cap) (Gemma 2)."""
+    """Soft cap of the logits, which become cap tanh(logit / cap) (Gemma 2)."""
 
     EARLIER = ("macaron",)
     """Fields of earlier versions, which files may still have."""
@@ -351,7 +353,9 @@ class ModelConfig(ConfigRecord):
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """What each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`."""
+        """Terms that each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`,
+        `mlp_out`.
+        """
         return tuple(self.block.sublayers(self))
 
     @property
@@ -364,12 +368,12 @@ class ModelConfig(ConfigRecord):
         return self.block.sublayers(self)[sublayer]
 
     def factor(self, sublayer: str) -> float:
-        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        """Factor on the output of a sublayer (`attn_out`, ...) before it is added to the stream."""
         return self.block.factor(sublayer, self)
 
     @property
     def mlp_in_words(self) -> str:
-        """What kind of MLP the blocks have, as errors name it."""
+        """The kind of MLP of the blocks, as errors name it."""
         return "attention-only" if self.mlp is None else self.mlp.words
 
     @property
@@ -398,14 +402,14 @@ class ModelConfig(ConfigRecord):
 
     @classmethod
     def today(cls, values: Json) -> Json:
-        """`macaron` is a form of block now."""
+        """The fields of a file of an earlier version: `macaron` is a form of block now."""
         now = {name: value for name, value in values.items() if name not in cls.EARLIER}
         return now | ({"block": {"kind": "Macaron"}} if values.get("macaron") else {})
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ConfigRecord):
-    """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
+    """Config of two Transformers: an encoder, and a decoder that also attends to the encoder's final states."""
 
     encoder: ModelConfig
     decoder: ModelConfig

@@ -1,4 +1,5 @@
-"""Mixtures of experts: a router picks some gated MLPs per token and weighs them; a shared one may run beside."""
+"""Mixtures of experts: a router picks some gated MLPs per token and weighs them, next to a shared one in some models.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 SHARED = "mlp.shared"
-"""What the sites of the shared expert begin with."""
+"""Prefix of the sites of the shared expert."""
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
-"""What torch multiplies by groups of rows in one kernel."""
+"""Dtypes that torch multiplies by groups of rows in one kernel."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,12 @@ class Router(ConfigRecord):
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """What a logit becomes: its share of the softmax over all experts, or its own sigmoid (DeepSeek V3, Llama 4)."""
+    """How a logit becomes a score: its share of the softmax over all experts, or its own sigmoid (DeepSeek V3, Llama
+    4).
+    """
     correction: bool = False
-    """A trained number per expert that is added to its score for the choice alone (DeepSeek V3)."""
+    """Whether a trained number per expert is added to its score for the choice, and not for the weight (DeepSeek V3).
+    """
     groups: int = 1
     """Groups of neighbouring experts, some of which are chosen first (DeepSeek V2, section 2.2.2)."""
     top_groups: int = 1
@@ -47,7 +51,7 @@ class Router(ConfigRecord):
     factor: float = 1.0
     """Factor on the weights, applied last."""
     weighs: Literal["output", "input"] = "output"
-    """What an expert's weight multiplies: its output, or its input (Llama 4)."""
+    """Whether an expert's weight multiplies its output, or its input (Llama 4)."""
     wide: bool = False
     """Whether logits are computed in float32 at least, whatever the dtype of the model (DeepSeek)."""
 

@@ -1,6 +1,4 @@
-"""Files of lenses and directions that were fitted to one model: how they are opened, and how they identify that
-model.
-"""
+"""Files of lenses and directions that were fitted to one model: how they are opened and identify that model."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Past(Protocol):
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
     states: dict[int | tuple[int, str], tuple[Tensor, ...]]
-    """What a stateful mixer keeps of the tokens before, by layer; a stateful MLP by `(layer, "mlp")`."""
+    """States that stateful mixers keep of the tokens before, by layer; those of stateful MLPs by `(layer, "mlp")`."""
 
     def room(self, rows: int, n: int) -> None:
         """ValueError unless a pass of this shape can go on from here."""

@@ -25,7 +25,7 @@ NEW: New = "new"
 
 
 class PositionError(IndexError, ValueError):
-    """A row has no token at the position that is asked for."""
+    """A row has no token at a position."""
 
 
 @public(unchecked=("places",))

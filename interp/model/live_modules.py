@@ -59,8 +59,7 @@ def copied(network: nn.Module) -> nn.Module:
 
 
 def kept(network: nn.Module) -> dict[int, object]:
-    """Copies of the tensors that modules keep of their last pass, or computed from parameters, by the identity of the
-    tensor.
+    """Copies of the tensors that modules keep of their last pass, or computed from parameters, by identity.
 
     For a copy of the network; adapters of tied embeddings compute such tensors.
     """

@@ -143,7 +143,7 @@ class Normalize(nn.Module):
         return inverse.reciprocal().to(x.dtype)
 
     def scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
-        """What the norm divides by: the root of variance (or mean square) plus eps."""
+        """The divisor of the norm: the root of variance (or mean square) plus eps."""
         if isinstance(self.kind, NoNorm):
             return torch.ones_like(x[..., :1])
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -180,7 +180,7 @@ class Normalize(nn.Module):
 
 
 NormedHeads = Literal["head", "each", "width"]
-"""How queries and keys are normed: each head alone by one gamma, each by a gamma of its own, or all as one vector."""
+"""How queries and keys are normed: each head with one gamma, each with a gamma of its own, or all as one vector."""
 
 
 class HeadNorm(nn.Module):

@@ -105,8 +105,9 @@ class YarnScaling(ConfigRecord):
 
 @dataclass(frozen=True)
 class LongScaling(ConfigRecord):
-    """LongRoPE scaling (Phi-3): one divisor per frequency, a short list within the original context, a long one
-    beyond.
+    """LongRoPE scaling (Phi-3): one divisor per frequency, from a short list within the original context.
+
+    Beyond the original context from a long list.
     """
 
     short: tuple[float, ...]

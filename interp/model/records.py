@@ -152,7 +152,7 @@ class Mixer(ConfigRecord):
         return config.head_width
 
     def flops(self, config: "ModelConfig", layer: int, n: int) -> int:
-        """What `interp.lab.cost` counts of a layer and a row of n tokens: 2 a b c for a product [a b] @ [b c]."""
+        """Operations of a layer for a row of n tokens, as `interp.lab.cost` counts: 2 a b c for [a b] @ [b c]."""
         raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
 
     def build(self, config: "ModelConfig", layer: int) -> "Attention":
@@ -186,7 +186,7 @@ class AnyMLP(ConfigRecord):
         return self
 
     def flops(self, d_model: int, layer: int, n: int) -> int:
-        """What `interp.lab.cost` counts of a layer and n tokens: products of matrices alone."""
+        """Operations of a layer and n tokens, as `interp.lab.cost` counts: products of matrices alone."""
         return 2 * n * d_model * self.at_layer(layer).width
 
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
@@ -202,7 +202,7 @@ class OutputLayer(nn.Module):
         raise NotImplementedError
 
     def loss(self, x: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """-log p(target) in nats, of the targets alone."""
+        """-log p(target) in nats, computed for the targets only."""
         raise NotImplementedError
 
 
@@ -210,7 +210,7 @@ class Output(ConfigRecord):
     """Base class of records of how the final stream becomes probabilities."""
 
     def flops(self, config: "ModelConfig", n: int) -> int:
-        """What `interp.lab.cost` counts for n rows of logits."""
+        """Operations of n rows of logits, as `interp.lab.cost` counts."""
         raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
 
     def build(self, config: "ModelConfig") -> OutputLayer | None:
@@ -238,8 +238,7 @@ _LACKS = {
 
 
 def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
-    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values`, `separable`,
-    `distribution`.
+    """ValueError for `what` unless all mixers have a trait: `additive`, `values`, `separable`, `distribution`.
 
     For analyses that multiply patterns and values, split scores, or read a pattern's rows as shares.
     """

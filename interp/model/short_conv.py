@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShortConv(Mixer):
-    """A gated short convolution in the place of attention (LFM2): depthwise, causal, between two gates, without
-    heads.
+    """Gated short convolution in the place of attention (LFM2): depthwise, causal, between two gates, without heads.
     """
 
     kernel: int = 3

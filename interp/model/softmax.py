@@ -150,7 +150,7 @@ class Softmax(Mixer):
 
     @property
     def traits(self) -> Traits:
-        """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
+        """The properties that analyses rely on; scores are q . k up to a factor that the query decides, or are not.
 
         Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
         circuits. After a gate z is not the pattern of the values.
@@ -196,8 +196,9 @@ class Softmax(Mixer):
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
-        """Operations of four maps and two products with every pair; a sparse pattern saves those of long texts, a
-        window none.
+        """Operations of four maps and two products per pair.
+
+        A sparse pattern saves those of long texts, a window none.
         """
         h, e, width = config.n_heads, config.head_width, config.d_model
         found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)

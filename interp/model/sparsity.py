@@ -28,8 +28,7 @@ class Sparsity(ConfigRecord):
     def run_sees(
         self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."]:
-        """Whether any of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast.
-        """
+        """Whether any query at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
         raise NotImplementedError
 
 

@@ -142,7 +142,7 @@ class Scope:
 
 @public()
 class Tap:
-    """Reads and edits of one forward pass; `values` holds the answers afterwards.
+    """The reads and edits of one forward pass; `values` holds the answers afterwards.
 
     Args:
         answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if
@@ -227,7 +227,7 @@ class Tap:
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 
     def kept(self, read: Read, value: Tensor) -> Tensor:
-        """What a read keeps of a value of its site, or of those rows of it that stand in `rows`."""
+        """The part of a site's value that a read keeps, or of those rows of it that stand in `rows`."""
         value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
         if read.via is None:
             return compact(value)

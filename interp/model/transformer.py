@@ -167,7 +167,7 @@ def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
 
 
 class Transformer(nn.Module):
-    """A decoder (or, with `causal=False`, an encoder) whose every part can be read and edited.
+    """A decoder (or, with `causal=False`, an encoder), every part of which can be read and edited.
 
     With `tap=None` no site exists and attention is the fused kernel.
     """
@@ -269,8 +269,7 @@ class Transformer(nn.Module):
         return copy.deepcopy(self, memo)
 
     def ruled(self, rules: Collection[Rule]) -> Transformer:
-        """The model under backward rules: another one of the same parameters, with other derivatives and equal
-        numbers.
+        """The model under backward rules: another one of the same parameters, with other derivatives.
 
         `interp.passes.rules` says which models the rules are defined for.
         """
@@ -415,8 +414,7 @@ class Transformer(nn.Module):
 
     @property
     def by_block(self) -> bool:
-        """Whether running one block costs no more than the block itself, so that a sweep may run one after the other.
-        """
+        """Whether a pass of one block costs no more than the block, so that a sweep may run one after the other."""
         return True
 
     @property
@@ -452,9 +450,7 @@ class Transformer(nn.Module):
         types: Int[Tensor, "b p"] | None,
         tap: Scope | None,
     ) -> Float[Tensor, "b p d"]:
-        """The stream entering the first block: token, position and type embeddings, normed where the family does
-        so.
-        """
+        """The stream entering the first block: token, position and type embeddings, normed in some families."""
         resid = self.embed(tokens)
         if self.config.embed_scale != 1:
             resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)

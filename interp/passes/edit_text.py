@@ -1,4 +1,4 @@
-"""Edits as JSON and as Python: what a result carries, a page asks for and a file keeps, and back without loss."""
+"""Edits as JSON and as Python: the form in which results, pages and files keep them, and back without loss."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def change_to_python(change: Change) -> str:
 
 
 def _fields(change: Change) -> dict[str, object]:
-    """What differs from the defaults, and every field without one."""
+    """The fields that differ from their defaults, and every field without one."""
     found = {name: (getattr(change, name), usual) for name, usual in _every_field(change).items()}
     return {
         name: value for name, (value, usual) in found.items() if isinstance(value, Tensor) or value != usual
@@ -224,7 +224,7 @@ def _python(value: object) -> str:
 
 
 def tensor_from_json(held: object) -> Tensor:
-    """The tensor that JSON holds as dtype, shape and bytes. ValueError for anything else."""
+    """The tensor that JSON stores as dtype, shape and bytes. ValueError for anything else."""
     found = _from_json(held)
     if not isinstance(found, Tensor):
         raise ValueError(f"a tensor as JSON is required, got {held!r:.200}")

@@ -29,7 +29,7 @@ from interp.passes.sampling import Choice, Sampling
 Stop = str | int | np.integer | Collection[str | int | np.integer] | Int[Tensor, "*n"] | np.ndarray
 """Where to end: a token id, a text that is one token, or several of either."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers decode bytes to that are not (yet) a character."""
+"""The character to which tokenizers decode bytes that are not (yet) a character."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def stream(
     reads: Sequence[Read] = (),
     edits: Sequence[Edit] = (),
 ) -> Iterator[Step]:
-    """The steps of a continuation, each computed when it is asked for; ends when every row holds a stop token.
+    """The steps of a continuation, computed one by one as they are consumed; ends when every row has a stop token.
 
     Prompts are aligned to the left of the first new column, as `batch.left_aligned()`; positions of edits are each
     row's own tokens, negative ones from the end of its prompt, "new" those that are generated. Greedy without
@@ -326,7 +326,7 @@ def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[in
 def encoded(
     model: EncoderDecoder, source: Batch, target: Batch | None = None, *, edits: Sequence[Edit] = ()
 ) -> Batch:
-    """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
+    """The target as a batch of the decoder with the encoded source as its memory; without a target, the start token.
 
     What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
     gradient. edits: of the encoder's pass, their sites named without a side.

@@ -1,4 +1,4 @@
-"""What a causal experiment watches: one number per row, read off the final residual stream of that row.
+"""Metrics of causal experiments: one number per row, read off the final residual stream of that row.
 
 An answer of several tokens stands in the row but for its last token (teacher forcing, `Batch.forced`), so that all its
 tokens are predicted in one pass: log p(answer) is the sum over the columns in which they are.
@@ -34,7 +34,7 @@ from interp.model.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a pass left of some rows: all that a metric may look at. Differentiable."""
+    """The results of a pass for some rows: all that a metric may look at. Differentiable."""
 
     model: Transformer
     stream: Float[Tensor, "r n d"]
@@ -42,7 +42,7 @@ class Outcome:
     batch: Batch
     """The rows themselves, with their answers."""
     example: Int[Tensor, "r"]
-    """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
+    """Row of `reference` that each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
     """The final stream of each example in the run that a metric compares with, at the same columns."""
     reference_model: Transformer | None = None
@@ -77,7 +77,7 @@ MetricValue = Callable[[Outcome], Float[Tensor, "r"]]
 @public()
 @dataclass(frozen=True)
 class Metric:
-    """One number per row, and what it needs to be computed.
+    """A metric: one number per row, and what is needed to compute it.
 
     `value` must treat rows apart from each other: rows are packed as memory allows.
     """
@@ -86,12 +86,12 @@ class Metric:
     unit: str
     value: MetricValue
     answer: Answers | None = None
-    """The right next token of each example; None if the metric asks for none, or the batch brings its own."""
+    """The right next token of each example; None if the metric needs none, or the batch brings its own."""
     wrong: Answers | None = None
     everywhere: bool = False
-    """Whether it looks at every column instead of one position of each row."""
+    """Whether the metric looks at every column instead of one position of each row."""
     compares: bool = False
-    """Whether it compares with a reference run."""
+    """Whether the metric compares with a reference run."""
     of_answer: bool = False
     """Whether it looks at every column in which a token of the answer is predicted, so that answers may be of several
     tokens; otherwise at the last token of the prompt.
@@ -124,11 +124,18 @@ class Metric:
         return found
 
     def at(self, pos: int | PerRow) -> Metric:
-        """This metric, read at this token of every prompt instead of the last: 0 is the first, negative from the
-        end; or at one of each prompt's own (`PerRow`).
+        """The metric at another token of every prompt than the last.
 
-        What a classifier says at its first token, or a list at one of its places. Padding does not count.
-        Errors of its value: PositionError for a position that a row lacks. ValueError for a metric of every column.
+        For a classifier's first token, or a list's places. Padding does not count.
+
+        Args:
+            pos: 0 is the first token, negative from the end; or one position per prompt (`PerRow`).
+
+        Returns:
+            The moved metric; its value raises PositionError for a position that a row lacks.
+
+        Raises:
+            ValueError: a metric of every column.
         """
         one_position(pos)
         if self.everywhere:
@@ -292,7 +299,7 @@ def of_logits(
 
 
 def _no_logit_function(given: object) -> str | None:
-    """None for what may be a function of the logits; else how to write what was meant."""
+    """None for a value that may be a function of the logits; else how to write what was meant."""
     if isinstance(given, type) or not callable(given):
         return ""
     if getattr(given, "__module__", "") == __name__:
@@ -304,12 +311,14 @@ LogitFunction = Annotated[
     Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
     Required("a function of the logits at the last token", _no_logit_function),
 ]
-"""From the logits at the last token, `[r, 1, v]`, to one number per row."""
+"""A function of the logits at the last token, `[r, 1, v]`, that returns one number per row."""
 
 
 def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
-    """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
-    of the answers that the data bring. The logit of an answer of several tokens is its log-probability.
+    """The metric that an argument `metric` means.
+
+    A metric is itself; a function of the logits at the last token becomes one; None is the logit difference of the
+    answers that the data bring. The logit of an answer of several tokens is its log-probability.
     """
     if given is None:
         return logit_difference()

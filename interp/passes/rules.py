@@ -39,7 +39,7 @@ PRESETS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 cp-lrp: conservative propagation (Ali et al. 2022).
 """
 SUMMANDS = ("hook_embed", "hook_pos_embed", "hook_type_embed")
-"""What the first block's stream is the sum of."""
+"""The sites whose sum enters the first block."""
 ROUNDING, AT_MOST = 200, 0.2
 """How many times the precision of the model a sum may be off, relative to the absolute values of its terms; and how far
 at most, where that precision is low.
@@ -111,13 +111,13 @@ def _prove(under: Transformer) -> None:
 
 
 def rules_attrs(given: Rules) -> dict[str, str]:
-    """What a result says of the rules its gradients were taken under: their names; nothing where there are none."""
+    """Attributes of a result that name the backward rules of its gradients; empty where there are none."""
     rules = as_rules(given)
     return {"rules": ", ".join(rules)} if rules else {}
 
 
 def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
-    """What of a model the rules do not reach; None if they reach everything."""
+    """The part of a model that the rules do not reach; None if they reach everything."""
     if config.block.proven:
         if set(rules) == set(LINEAR):
             return None

@@ -107,6 +107,6 @@ def penalised(
 
 
 def present(batch: Batch, d_vocab: int) -> Bool[Tensor, "b v"]:
-    """Which tokens each row holds; padding does not count."""
+    """True at the tokens that each row contains; padding does not count."""
     real = torch.ones_like(batch.tokens) if batch.keep is None else batch.keep.to(batch.tokens.dtype)
     return batch.tokens.new_zeros(len(batch), d_vocab).scatter_add_(1, batch.tokens, real) > 0

@@ -266,7 +266,7 @@ def changes(edits: Sequence[tuple[int, PlacedEdit]], copies: int, examples: int,
 def _turns(
     edits: Sequence[tuple[int, PlacedEdit]],
 ) -> Iterator[tuple[list[_Wave], list[tuple[int, PlacedEdit]]]]:
-    """What is done together, in order: waves of planned edits, then functions, then waves again, ..."""
+    """Edits that are carried out together, in order: waves of planned edits, then functions, then waves again, ..."""
     seen: dict[int, int] = defaultdict(int)
     steps: dict[int, list[tuple[int, PlacedEdit]]] = defaultdict(list)
     for slot, each in edits:

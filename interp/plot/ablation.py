@@ -129,7 +129,7 @@ def _bars(result: xr.Dataset, names: list[str], ax: Axes | None) -> Axes:
 
 
 def _intervention(result: xr.Dataset) -> str:
-    """What was done, in words."""
+    """The name of the intervention, in words."""
     if "change" not in result.attrs:
         return str(result.attrs["intervention"])
     parts = {"named": "named parts"}.get(result.attrs["parts"], f"every {result.attrs['parts']}")

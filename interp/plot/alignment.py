@@ -21,7 +21,7 @@ from interp.plot.canvas import (
 )
 
 CEILING = ("found", "whole state")
-"""What is no null."""
+"""The line that is no null."""
 
 
 @public()

@@ -1,4 +1,4 @@
-"""What every picture shares: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
+"""Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ MASS = "Blues"
 SIGNED = "RdBu"
 """Colour map of signed numbers: red below 0, blue above."""
 ON_CELL = "on a cell"
-"""By what texts on the cells of a map are known."""
+"""Marker of the texts on the cells of a map."""
 CROWDED = 400
 """Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
 

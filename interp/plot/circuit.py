@@ -97,8 +97,7 @@ def circuit_curve(
 
 @public()
 def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Results of `evaluate_circuit` as bars with 95 % intervals: a circuit's faithfulness next to that of random
-    ones.
+    """Faithfulness of a circuit and of random ones as bars with 95 % intervals, from `evaluate_circuit`.
 
     Left of the line the circuit and the random ones of its size (1 = the whole effect), right of it what is lost
     without each node that was taken out (minimality). The title gives the mean and the largest incompleteness.

@@ -66,8 +66,7 @@ def eigenvalue_disc(
 
 @public()
 def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> Axes:
-    """The result of `interp.copying`: the plane of `copying_plane` if heads were matched, else the map of
-    `copying_map`.
+    """The plane of `copying_plane` if `interp.copying` matched heads, else the map of `copying_map`.
 
     Args:
         table: what `interp.copying` returned.

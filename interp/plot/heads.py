@@ -41,8 +41,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
 
 @public()
 def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """The `label` of every head of `interp.heads` as a layer x head map, one colour per label, heads without one
-    white.
+    """The `label` of every head of `interp.heads` as a layer x head map, one colour per label; unnamed heads white.
 
     Args:
         result: what `interp.heads` returned.

@@ -100,7 +100,7 @@ UNITS = {
     "entropy": "entropy (nats)",
     "target_prob": "probability of the target",
 }
-"""What a curve may show, and its name on the axis."""
+"""Variables that a curve may show, and their names on the axis."""
 
 
 @public()

@@ -25,8 +25,7 @@ OUTLINE = "#bbbbbb"
 def trajectories(
     result: xr.Dataset, score: str = "min_cosine", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """One score of `interp.lab.depth.trajectories` over time: angles that close, clusters that join, a potential that
-    rises.
+    """One score of `interp.lab.depth.trajectories` over time: angles that close, clusters that join.
 
     Args:
         result: what `interp.lab.depth.trajectories` returned.

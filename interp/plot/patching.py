@@ -28,8 +28,7 @@ def patching(
     reach: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells where nothing was
-    changed.
+    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells without a change.
 
     Args:
         result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
@@ -71,7 +70,7 @@ def patching(
 
 
 def _by_layer(result: xr.Dataset) -> xr.Dataset:
-    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for those not asked for."""
+    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for missing ones."""
     parts = [Part.of(str(name)) for name in result.part.values]
     own = [part.index if part.kind == "head" else part.kind for part in parts]
     columns = [
@@ -93,9 +92,7 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
 
 
 def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> ColourScale:
-    """The scale of effects: of clean cells in the corrupted run what they add, of corrupted cells in the clean run
-    what they take away.
-    """
+    """The scale of effects: clean cells add to the corrupted run, corrupted cells take away from the clean run."""
     label = _label(result, value)
     if result.attrs.get("direction") != "noise":
         return ColourScale.signed(values if reach is None else np.array([reach]), label)

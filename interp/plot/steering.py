@@ -11,7 +11,7 @@ from interp.core.boundary import public
 from interp.plot.canvas import axes, legend, score_of
 
 WORDS = {"kl": "KL divergence from the model without it", "loss": "change of loss on other texts"}
-"""What scores other than the effect are called."""
+"""Names of the scores other than the effect."""
 
 
 @public()

@@ -136,7 +136,7 @@ def packed_done(done: Done) -> bytes:
 
 
 def unpacked_done(data: bytes, reductions: Reductions) -> Done:
-    """What `packed_done` packed, bit for bit."""
+    """The inverse of `packed_done`, bit for bit."""
     about, groups = _unpacked(data)
     partials = loaded(groups, reductions).get("part")
     return Done(about["window"], about["batch"], about["last"], partials, tally_of(about["tally"]))

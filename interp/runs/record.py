@@ -1,4 +1,4 @@
-"""The record of an experiment: a folder that holds what was asked, what came out, and enough to go on after a crash.
+"""The record of an experiment: a folder with its parameters, its results, and enough to go on after a crash.
 
     runs/name_every_head-20260131T120000Z-3f9a1c/
         run.json        parameters, seeds, versions, git revision, sessions, and what is done so far (`RunFile`)
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Drawing(Protocol):
-    """What can draw itself into a file, as a matplotlib Figure can."""
+    """Protocol of objects that can draw themselves into a file, as a matplotlib Figure can."""
 
     def savefig(self, fname: io.BytesIO, *, format: str, dpi: int) -> object:
         """Write the picture."""
@@ -172,12 +172,12 @@ class Record(Shown):
 
     @property
     def run(self) -> RunFile:
-        """What run.json says now."""
+        """The present contents of run.json."""
         return self._run if self._lock is not None else RunFile.read(self.folder)
 
     @property
     def state(self) -> RunState:
-        """running, finished, failed or interrupted; a run that nobody works on any more was interrupted.
+        """"running", "finished", "failed" or "interrupted"; a run that no process works on any more was interrupted.
 
         In a folder that may not be written to nobody can ask for the lock, and a run that was killed still reads as
         running.
@@ -387,7 +387,7 @@ def _checked_name(name: str) -> str:
 
 
 def _fresh_folder(root: Path, name: str) -> Path:
-    """A new folder that nobody else made, `<name>-<UTC time>-<random>`."""
+    """A new folder of this process only, `<name>-<UTC time>-<random>`."""
     made_folder(root)
     while True:
         folder = root / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
@@ -399,7 +399,7 @@ def _fresh_folder(root: Path, name: str) -> Path:
 
 
 def _locked(folder: Path, run: RunFile) -> ExitStack:
-    """The lock of a run; waits a moment, for whoever asks for the state holds it that long."""
+    """The lock of a run; waits a moment, since reading the state takes it that long."""
     last = run.sessions[-1]
     return locked(
         folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1.0

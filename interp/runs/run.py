@@ -60,14 +60,14 @@ SomeQuestions = Askable | Sequence[Askable] | Mapping[str, Askable]
 
 @dataclass(frozen=True, eq=False)
 class Results(Shown, Named):
-    """The result of every analysis by name, and what they were made from."""
+    """The results of a run: the data set of each question by name, and counts of the rows they were made from."""
 
     datasets: Named
     rows: int
-    """Rows that count, those set aside not among them."""
+    """Number of rows that count, without those set aside."""
     tokens: int
     cut: int
-    """Rows that were truncated or split."""
+    """Number of rows that were truncated or split."""
     complete: bool
     """Whether all of the data is in, or as much as the questions ask for: False where shards are missing."""
     rejected: pd.DataFrame
@@ -172,7 +172,7 @@ def _found(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Results:
-    """What `run` returns, about a model that is fit to be asked."""
+    """The results of `run`, for a checked model."""
     network, named = subject.transformer, _by_name(questions)
     bound = _bound(named, subject, bootstrap, seed)
     _check_data(bound, data, place)
@@ -203,7 +203,9 @@ def _found(
 
 
 def _decided_by(bound: ByRow | Staged | Alone, question: Askable, data: object) -> object:
-    """What decides the answer beside weights and tokenizer, with these data or none; None where other things do."""
+    """All that decides the answer apart from weights and tokenizer, with these data or none; None where other things
+    do.
+    """
     if isinstance(bound, Staged):
         return bound.of_model if data is None or bound.data == "none" else None
     return question if isinstance(bound, Alone) else None
@@ -315,7 +317,7 @@ def _bound(
 def _check_data(
     bound: Mapping[str, ByRow | Staged | Alone], data: DataSource | Data | Pairs | None, place: WorkPlace
 ) -> None:
-    """ValueError for data, or a folder, that nobody asks about, and for none where they are required."""
+    """ValueError for data, or a folder, that no question uses, and for none where they are required."""
     staged = [each for each in bound.values() if isinstance(each, Staged)]
     required = [each.name for each in bound.values() if isinstance(each, ByRow)]
     required += [each.name for each in staged if each.data == "required"]
@@ -360,7 +362,7 @@ def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
 
 
 def _record_of(given: object) -> str:
-    """What to write instead of something that is no question: of a function of the package its record."""
+    """A hint for a value that is no question: for a function of the package its record."""
     if isinstance(given, type):
         return f": call it, {given.__name__}(...)"
     module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__name__", None)

@@ -46,9 +46,9 @@ SMALL = 0.25
 """Length of an embedding of the early site, 1 elsewhere: noise of three standard deviations of it hides a name from its
 readers, as it would at any length, but does not drown what is written at that place afterwards."""
 CONFIDENT = 0.5
-"""What the mover writes of its answer, 10 logits: about .997 of probability without the last layer."""
+"""Size of the answer that the mover writes, 10 logits: about .997 of probability without the last layer."""
 HELD_BACK = 0.12
-"""What each of the two parts of the last layer adds to a frequent symbol at most, 2.4 logits."""
+"""The most that each of the two parts of the last layer adds to a frequent symbol, 2.4 logits."""
 
 
 def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
@@ -106,7 +106,7 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
 
 def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-    """A planted model whose last layer holds its answer back: "..k... " -> k, less sure than the layer before was.
+    """A planted model with a last layer that lowers its answer: "..k... " -> k, less sure than the layer before was.
 
     L0H1 moves the letter to the end, with 10 logits. In the last layer L1H3 looks from the end at the first token and
     writes what stands there, the average token; MLP 1 adds as much of it once an answer is written. Both lower the
