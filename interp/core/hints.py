@@ -15,8 +15,9 @@ import torch
 
 @dataclass(frozen=True)
 class Required:
-    """An annotation's meaning in words for error messages: `Annotated[Subject | Transformer, Required("a model",
-    refused)]`.
+    """The meaning of an annotation in words, for error messages.
+
+    `Annotated[Subject | Transformer, Required("a model", refused)]`.
     """
 
     words: str

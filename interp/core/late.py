@@ -1,5 +1,6 @@
-"""Names that a package imports at their first use. The standard library alone: importing `interp` does not load
-torch.
+"""Names that a package imports at their first use, so that importing `interp` does not load torch.
+
+The standard library alone.
 """
 
 from collections.abc import Callable, Mapping

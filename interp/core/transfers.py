@@ -118,8 +118,7 @@ def check(fine: Bool[Tensor, ""], failure: Failure) -> None:
 
 @contextmanager
 def checks_together() -> Iterator[Checks]:
-    """Let the checks of a device's numbers wait: the caller that opens this settles them once, with other fetched
-    values.
+    """Let the checks of a device's numbers wait, so that they are settled once, with other fetched values.
 
     Where something else raises inside, the first check that failed before is raised instead, as on the host.
     """

@@ -353,8 +353,9 @@ class ModelConfig(ConfigRecord):
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """Terms that each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`,
-        `mlp_out`.
+        """Sublayers that add to the stream in each block, in order.
+
+        `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`, as far as the block has them.
         """
         return tuple(self.block.sublayers(self))
 

@@ -1,5 +1,4 @@
-"""Mixtures of experts: a router picks some gated MLPs per token and weighs them, next to a shared one in some models.
-"""
+"""Mixtures of experts: a router picks some gated MLPs per token and weighs them, next to a shared one in some models."""
 
 from __future__ import annotations
 

@@ -181,7 +181,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge: what one part adds to the input of another through the residual stream, `L0H1->L1H2.k`."""
+    """An edge: what one part adds to the input of another through the residual stream, `L0H1->L1H2.k`.
+
+    Example:
+        >>> str(Edge.of("a0.h1->a1.h2<k>"))
+        'L0H1->L1H2.k'
+    """
 
     sender: Part
     receiver: Part

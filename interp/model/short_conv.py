@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShortConv(Mixer):
-    """Gated short convolution in the place of attention (LFM2): depthwise, causal, between two gates, without heads.
-    """
+    """Gated short convolution in the place of attention (LFM2): depthwise, causal, without heads."""
 
     kernel: int = 3
     """Tokens that the convolution sees, the own one last."""

@@ -123,7 +123,7 @@ def _height(level: str) -> tuple[int, int, str]:
 
 
 def _columns(places: dict[tuple[int, str], list[GraphNode]]) -> dict[int, tuple[float, float]]:
-    """By position the middle of its column and the room it takes."""
+    """Middle and width of each column, by position."""
     found: dict[int, tuple[float, float]] = {}
     left = MARGIN
     for pos in sorted({pos for pos, _ in places}):
@@ -161,7 +161,9 @@ def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, st
 
 
 def _placeless(graph: AttributionGraph) -> bool:
-    """Whether the places of nodes mean nothing: a file of ours says that its edges are sums over positions."""
+    """Whether the places of nodes have no meaning: a file of this package says that its edges are sums over
+    positions.
+    """
     return graph.ours is not None
 
 

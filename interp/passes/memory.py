@@ -38,8 +38,7 @@ def tile_floats(device: torch.device) -> int:
 
 
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
-    """Upper estimate of the bytes that one token of a sweep takes at once; `explicit`: attention patterns included.
-    """
+    """Upper estimate of the bytes that one token of a sweep takes; `explicit`: attention patterns included."""
     widths = [(mixer.query_width(config), mixer.z_width(config)) for mixer in config.mixers]
     wide = max(config.head_width, *(width for each in widths for width in each))
     heads = wide * (config.n_heads + 2 * config.kv_heads)

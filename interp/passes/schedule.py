@@ -86,8 +86,7 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
 
 @dataclass(eq=False)
 class _Networks:
-    """The models that run: under backward rules a model is another one, made once for all questions with these rules.
-    """
+    """The models that run: under backward rules a model is another one, made once per set of rules."""
 
     model: Transformer
     _ruled: dict[tuple[int, tuple[Rule, ...]], Transformer] = field(default_factory=dict)

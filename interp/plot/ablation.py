@@ -29,6 +29,9 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         ValueError: a result of another number of dims.
+
+    Example:
+        >>> ablation(interp.ablate(model, prompt, change=interp.edits.Zero(), metric=interp.metrics.kl_divergence()))
     """
     effect = result.value
     if effect.ndim not in (1, 2):
@@ -67,6 +70,10 @@ def recall_curve(
 
     Raises:
         KeyError: a score that the result does not hold.
+
+    Example:
+        >>> from interp.causal import continuations, recall
+        >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
     some = score_of(result, score)
     names = [str(part) for part in result.part.values if "+" not in str(part)]  # the whole model first
@@ -94,6 +101,11 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
 
     Raises:
         KeyError: a score that the result does not hold.
+
+    Example:
+        >>> from interp.causal import continuations, recall
+        >>> pair = [("The cat sat", " on the mat")]
+        >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
     some, found = score_of(result, score), {}
     for name in map(str, result.part.values[1:]):

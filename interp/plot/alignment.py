@@ -41,6 +41,10 @@ def alignment(
     Raises:
         KeyError: another score.
         ValueError: more than two dims of cells, or another number of tokens.
+
+    Example:
+        >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
+        >>> plot.alignment(interp.causal.align(model, base, source, answer=[9, 8], rank=2))
     """
     cells = score_of(result, score)
     dims = [str(dim) for dim in cells.value.dims if dim != "swapped"]

@@ -26,6 +26,10 @@ def attention(
 
     Raises:
         ValueError: another number of tokens.
+
+    Example:
+        >>> _, cache = model.run_with_cache(prompt, "blocks.1.attn.hook_pattern")
+        >>> plot.attention(cache["pattern", 1][0, 2], model.to_str_tokens(prompt))
     """
     if pattern_qk.ndim != 2:
         raise ValueError(

@@ -24,6 +24,9 @@ def attention_attribution(
 
     Raises:
         IndexError: a prompt that the result does not hold.
+
+    Example:
+        >>> plot.attention_attribution(interp.attention.attention_attribution(model, prompt, "L1H2", key=2))
     """
     one = result.isel(prompt=prompt)
     values = one["value"].transpose("query_part", "key_part").to_numpy()

@@ -33,6 +33,9 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
 
     Raises:
         KeyError: another score.
+
+    Example:
+        >>> attention_entropy(interp.attention.attention_entropy(model, prompt))
     """
     known = {
         "relative": "entropy / log(keys)",
@@ -68,6 +71,9 @@ def dispersion(
 
     Raises:
         KeyError: another score or head.
+
+    Example:
+        >>> dispersion(interp.attention.dispersion(model, prompt), "entropy", heads=["L0H1"])
     """
     if score not in VALUES:
         raise KeyError(f"no score {score!r} to draw; {nearest(score, VALUES)}")

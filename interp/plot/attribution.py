@@ -26,6 +26,9 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
 
     Raises:
         IndexError: a prompt that the result does not hold.
+
+    Example:
+        >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", parts="head"))
     """
     dim = "path" if "path" in result.dims else "part"
     unit = str(result.value.attrs.get("unit", "logits"))
@@ -62,6 +65,9 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
 
     Raises:
         ValueError: a result that is not by head.
+
+    Example:
+        >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", parts="head"))
     """
     if result.attrs.get("parts") not in ("head", "source"):
         raise ValueError(

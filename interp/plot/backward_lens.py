@@ -65,6 +65,10 @@ def backward_lens(
     Raises:
         KeyError: a matrix that the result does not hold.
         ValueError: `tokens` that do not fit it.
+
+    Example:
+        >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
+        >>> plot.backward_lens(found)
     """
     which = _chosen(result, matrix)
     cells = result.isel(prompt=prompt).sel(matrix=which)
@@ -113,6 +117,9 @@ def backward_lens_grid(
 
     Raises:
         IndexError: a token that the prompt does not have.
+
+    Example:
+        >>> plot.backward_lens_grid(interp.backward_lens(model, prompt, " Mary"))
     """
     cells = result.isel(prompt=prompt).transpose("matrix", "layer", "pos", ...)
     real = np.flatnonzero(~np.isnan(cells.delta.to_numpy()[0, 0]))
@@ -161,6 +168,9 @@ def backward_lens_curves(
     Raises:
         KeyError: a value or matrix that the result does not hold.
         ValueError: a segment that no prompt has.
+
+    Example:
+        >>> plot.backward_lens_curves(interp.backward_lens(model, prompt, " Mary"), "target_rank")
     """
     if value not in _VALUES:
         raise KeyError(f"no number {value!r} of a backward lens; there are {', '.join(_VALUES)}")
@@ -192,6 +202,9 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `interp.lenses.gradient_rank` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> plot.gradient_rank(interp.lenses.gradient_rank(model, prompt, " Mary"))
     """
     mean = result.value.mean("prompt").transpose("matrix", "layer").to_numpy()
     ax = axes(ax, 2.4 + 0.6 * mean.shape[1], 1.6 + 0.42 * mean.shape[0])
@@ -218,6 +231,9 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
 
     Raises:
         KeyError: a matrix that the result does not hold.
+
+    Example:
+        >>> plot.gradient_cosines(interp.lenses.gradient_cosines(model, prompt, " Mary"))
     """
     which = _chosen(result, matrix)
     mean = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer").to_numpy()

@@ -32,6 +32,11 @@ def causal_trace(
             (curves show it always), and a dash where restoring can change nothing.
         prompt: place among the prompts of the result; its subject's tokens bear a star. None: by role.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
+        >>> found = interp.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> drawn = causal_trace(found), causal_trace(found, prompt=0)
     """
     if prompt is not None:
         return _of_one(result.isel(prompt=prompt), ax)
@@ -64,6 +69,11 @@ def causal_trace_curves(
 
     Raises:
         KeyError: an unknown role.
+
+    Example:
+        >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
+        >>> found = interp.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> drawn = causal_trace_curves(found, ["last subject", "last token"])
     """
     known = [str(role) for role in result.role.values]
     if unknown := [role for role in roles or () if role not in known]:

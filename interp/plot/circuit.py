@@ -44,6 +44,10 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         ValueError: a circuit without edges.
+
+    Example:
+        >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
+        >>> ax = circuit(Circuit(interp.causal.EdgeGraph.of(model.cfg), scores))
     """
     found = Circuit.of_result(found) if isinstance(found, xr.Dataset) else found
     if not found.edges:
@@ -77,6 +81,12 @@ def circuit_curve(
         label: a name for the legend, where several results share an Axes.
         circuits: which of the result's circuits to show; None: all.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> from interp.circuits import edge_effects
+        >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
+        >>> scores = edge_effects(model, *pairs, metric=metric)
+        >>> ax = circuit_curve(interp.circuits.circuit_curve(model, *pairs, scores, metric=metric, draws=1))
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
@@ -105,6 +115,12 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `evaluate_circuit` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> found = Circuit(interp.causal.EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+        >>> asked = {"metric": interp.logit_difference(3, 4), "draws": 2}
+        >>> ax = circuit_checks(interp.evaluate_circuit(model, *pairs, found, **asked))
     """
     kinds = [kind for kind in result.circuit.values.tolist() if kind in STYLES]
     known = set(result.circuit.values.tolist())

@@ -46,6 +46,9 @@ def composition(
     Raises:
         KeyError: another value.
         ValueError: a negative number of marks.
+
+    Example:
+        >>> plot.composition(interp.composition(model, "K"), mark=3)
     """
     if value not in UNITS:
         raise KeyError(f"value must be one of {', '.join(UNITS)}, got {value!r}; {nearest(value, UNITS)}")

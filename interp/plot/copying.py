@@ -1,5 +1,4 @@
-"""Copying and matching of heads: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane.
-"""
+"""Copying and matching of heads: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
 
 from __future__ import annotations
 
@@ -38,6 +37,9 @@ def eigenvalue_disc(
 
     Raises:
         ValueError: less than one decade.
+
+    Example:
+        >>> plot.eigenvalue_disc(interp.weights.HeadCircuits(model).full_ov("L1H0").eigenvalues())
     """
     if decades < 1:
         raise ValueError(f"at least one decade is required, got {decades}")
@@ -72,6 +74,9 @@ def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> 
         table: what `interp.copying` returned.
         ax: the Axes to draw on; None: a new figure.
         options: those of the picture that is drawn.
+
+    Example:
+        >>> plot.copying(interp.copying(model, ranks=False))
     """
     both = {"eigenvalue", "matching"} <= set(table.score.values.tolist())
     draw: Callable[..., Axes] = copying_plane if both else copying_map
@@ -89,6 +94,9 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
 
     Raises:
         KeyError: a score that the table does not hold.
+
+    Example:
+        >>> copying_map(interp.copying(model), "mean_rank")
     """
     cells = _score(table, score)
     values, unit = cells.value.to_numpy(), str(cells.unit.values)
@@ -113,6 +121,11 @@ def copying_plane(
 
     Raises:
         KeyError: tables without these scores.
+
+    Example:
+        >>> heads = interp.heads(model)
+        >>> table = interp.copying(model, ranks=False, previous=heads.value.sel(score="previous_token"))
+        >>> plot.copying_plane(table, heads)
     """
     both = [_score(table, name) for name in ("eigenvalue", "matching")]
     across, up = (each.value.to_numpy().ravel() for each in both)

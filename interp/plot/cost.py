@@ -24,6 +24,10 @@ def costs(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `interp.lab.costs` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> of = interp.lab.training.attention_only
+        >>> ax = plot.costs(interp.lab.costs({"one layer": of(1, 100, 64)}, [16, 32, 64]))
     """
     flops = result.flops.transpose("model", "length")
     length, values = result["length"].to_numpy().astype(float), flops.to_numpy()

@@ -39,6 +39,9 @@ def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes 
         result: what `interp.lab.depth.rank_collapse` returned.
         title: title of the picture.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> ax = rank_collapse(interp.lab.depth.rank_collapse(model, prompt))
     """
     ax = axes(ax, 5.6, 3.8)
     floor, reached = float(result.attrs["floor"]), False
@@ -84,6 +87,9 @@ def consensus(
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> ax = consensus(interp.lab.depth.consensus(model, prompt, repeats=4))
     """
     if score not in LABELS:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, LABELS)}")
@@ -111,6 +117,10 @@ def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes 
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> found = interp.lenses.late_layers(model, ["The cat sat on", "The capital of France is"], [" the", " Paris"])
+        >>> ax = late_layers(found, "attribution")
     """
     cells = score_of(result, score)
     cells = cells.isel(part=cells.value.notnull().to_numpy())
@@ -142,6 +152,9 @@ def refinement(
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> ax = refinement(interp.lab.depth.refinement(model, prompt, times=(1, 2)))
     """
     cells = score_of(result, score)
     ax = axes(ax, 5.2, 3.6)
@@ -167,6 +180,9 @@ def splitting(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `interp.lab.depth.splitting` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> ax = splitting(interp.lab.depth.splitting(model, prompt, 1, steps=(1, 2), fine=4))
     """
     ax = axes(ax, 5.2, 3.6)
     for scheme in result.scheme.values:

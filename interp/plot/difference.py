@@ -1,5 +1,4 @@
-"""Differences of two models: the share of the whole change that each part brings about, by weights and activations.
-"""
+"""Differences of two models: the share of the whole change that each part brings about, by weights and activations."""
 
 from __future__ import annotations
 
@@ -28,6 +27,13 @@ def diff(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         ValueError: another result.
+
+    Example:
+        >>> import copy
+        >>> tuned = copy.deepcopy(model.transformer)
+        >>> with torch.no_grad():
+        ...     _ = tuned.blocks[1].mlp.out.weight.mul_(1.5)
+        >>> diff(interp.editing.diff(model, [prompt], tuned))
     """
     check_result("result", result, ("what", "score", "changed"), "interp.editing.diff")
     dim = "part" if "part" in result.dims else "pair"

@@ -31,6 +31,9 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
 
     Raises:
         KeyError: a score that the result does not hold.
+
+    Example:
+        >>> plot.heads(interp.heads(model), "previous_token")
     """
     cells = score_of(result, score).transpose("layer", "head", ...)
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
@@ -49,6 +52,9 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         KeyError: a result without labels.
+
+    Example:
+        >>> head_labels(interp.heads(model))
     """
     if "label" not in result:
         raise KeyError("no labels in this result: the table of interp.heads is required")

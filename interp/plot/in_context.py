@@ -25,6 +25,10 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
         result: what `interp.dynamics.in_context` returned.
         label: a name for the legend, where several models share an Axes.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> ax = plot.loss_by_index(interp.dynamics.in_context(model, rows))
     """
     ax = axes(ax, 6.4, 3.6)
     index, loss = result["index"].to_numpy(), result.sel(score="loss")
@@ -53,6 +57,11 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
 
     Raises:
         KeyError: another value.
+
+    Example:
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> load = {"step10": model, "step20": model}.__getitem__
+        >>> ax = plot.loss_map(interp.dynamics.loss_map(load, ["step10", "step20"], rows))
     """
     if value not in ("loss", "slope"):
         raise KeyError(f"no value {value!r} in a loss map; {nearest(value, ('loss', 'slope'))}")
@@ -96,6 +105,12 @@ def heads_over_training(
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> from interp.attention import Heads
+        >>> load = {"step10": model, "step20": model}.__getitem__
+        >>> table = interp.dynamics.over_checkpoints(load, ["step10", "step20"], Heads())
+        >>> ax = plot.heads_over_training(table, "previous_token")
     """
     dims = {"step", "layer", "head", "score"}
     known = result.score.values.tolist() if dims == set(result.value.dims) else []

@@ -19,6 +19,14 @@ def influence(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: that of `interp.dynamics.lds`.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> exact = xr.Dataset({"value": (("group", "query"), np.random.rand(4, 2), {"unit": "nats"}),
+        ...                     "left_out": (("group", "row"), np.eye(4) > 0)},
+        ...                    coords={"group": range(4), "query": range(2)})
+        >>> guess = xr.Dataset({"value": (("row", "query"), np.random.rand(4, 2), {"unit": "nats"})},
+        ...                    coords={"row": range(4), "query": range(2)})
+        >>> ax = influence(interp.dynamics.lds(exact, guess))
     """
     check_result("result", result, ("predicted", "exact", "value", "low", "high"), "lds")
     ax = axes(ax, 4.6, 4.2)

@@ -18,6 +18,11 @@ def learning_coefficient(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         result: that of `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains
             stand in the title.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> bowl = lambda point: point["w"].square().sum() / 2
+        >>> at, sampler = {"w": torch.zeros(3)}, interp.dynamics.Langevin(chains=2, steps=50, burn_in=0)
+        >>> ax = learning_coefficient(interp.dynamics.learning_coefficient_of(bowl, at, 1000, sampler))
     """
     check_result("result", result, ("loss", "value", "spread"), "learning_coefficient")
     ax = axes(ax, 5.6, 3.4)

@@ -43,6 +43,9 @@ def logit_lens(
 
     Raises:
         ValueError: `tokens` that do not fit the result.
+
+    Example:
+        >>> plot.logit_lens(interp.logit_lens(model, prompt))
     """
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
     n_depths, n = best.top_token.shape
@@ -75,6 +78,9 @@ def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `interp.lenses.patchscope` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
     """
     values = result.value.transpose("depth", "target_depth").to_numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
@@ -114,6 +120,10 @@ def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axe
 
     Raises:
         KeyError: another score.
+
+    Example:
+        >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
+        >>> lens_comparison(found, "top_agreement")
     """
     if value not in COMPARED:
         raise KeyError(f"no score {value!r} of lenses; {nearest(value, COMPARED)}")
@@ -144,6 +154,10 @@ def lens_curve(
 
     Raises:
         KeyError: another value.
+
+    Example:
+        >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
+        >>> lens_curve(interp.lenses.by_depth(found), label="logit lens")
     """
     if value not in UNITS:
         raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")

@@ -35,6 +35,11 @@ def trajectories(
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
+        >>> way = interp.lab.depth.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100)
+        >>> ax = trajectories(way, "potential")
     """
     cells = score_of(result, score)
     ax = axes(ax, 5.2, 3.6)
@@ -59,6 +64,10 @@ def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: tokens of other than two or three dimensions, or for three an Axes that is not one of
             `projection="3d"`.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
+        >>> ax = particles(interp.lab.depth.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100))
     """
     paths = result.position.transpose("token", "axis", "time").to_numpy()
     width = paths.shape[1]

@@ -43,6 +43,10 @@ def patching(
     Raises:
         KeyError: a value that the result lacks.
         ValueError: another number of dims, or of tokens.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> plot.patching(interp.patch(model, *pairs, metric=interp.logit_difference(3, 4)))
     """
     if value not in result:
         raise KeyError(f"this result has {', '.join(str(name) for name in result)}, not {value!r}")

@@ -22,6 +22,11 @@ def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: that of `interp.residual.term_importance`.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> from interp.residual import term_importance
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> plot.loss_by_order(term_importance(small, ["abcabcabc", "xyxyxyxy"]))
     """
     whole = [str(term).startswith("order") for term in result.term.values]
     loss = result.isel(term=whole).sel(score="loss")

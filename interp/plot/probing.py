@@ -30,6 +30,11 @@ def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) ->
 
     Raises:
         KeyError: an unknown score.
+
+    Example:
+        >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
+        >>> found = interp.features.probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2, 4))
+        >>> ax = probing(found, "balanced_accuracy")
     """
     if score not in WORDS:
         raise KeyError(f"no score {score!r} of a probe; {nearest(score, WORDS)}")

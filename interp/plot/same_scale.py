@@ -28,6 +28,13 @@ def same_scale(*axes: Axes | Sequence[Axes] | np.ndarray) -> None:
     Raises:
         ValueError: no two maps of one quantity.
         TypeError: what holds no axes.
+
+    Example:
+        >>> from matplotlib import pyplot as plt
+        >>> _, sides = plt.subplots(1, 2)
+        >>> for ax, metric in zip(sides, (3, 4), strict=True):
+        ...     ax = plot.attribution_map(interp.attribute(model, prompt, metric, 5, parts="head"), ax=ax)
+        >>> plot.same_scale(sides)
     """
     groups: dict[str, list[ScalarMappable]] = {}
     for ax in _each(axes, "same_scale"):

@@ -31,6 +31,9 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
 
     Raises:
         KeyError: another kind.
+
+    Example:
+        >>> singular_values(interp.weights.spectra(model), "OV")
     """
     kinds = [str(each) for each in result.kind.values]
     kind = kind or ("W_out" if "W_out" in kinds else kinds[0])
@@ -65,6 +68,9 @@ def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes
     Args:
         matrix: the product.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> factored_spectrum(interp.weights.HeadCircuits(model).ov("L1H0"))
     """
     values = matrix.svd()[1].detach().float().cpu().numpy()
     rows = values.reshape(-1, values.shape[-1])
@@ -91,6 +97,9 @@ def spectra_map(
 
     Raises:
         KeyError: another value or kind.
+
+    Example:
+        >>> spectra_map(interp.weights.spectra(model), "effective_rank", kind="OV")
     """
     if value not in NAMES:
         raise KeyError(f"no value {value!r} to draw; {nearest(value, NAMES)}")
@@ -147,6 +156,9 @@ def superposition(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: what `interp.weights.superposition` returned.
         ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> superposition(interp.weights.superposition(model))
     """
     ax = axes(ax, 5.2, 4.0)
     layers = result.layer.values.tolist()

@@ -27,6 +27,11 @@ def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None
 
     Raises:
         KeyError: a score that is not there.
+
+    Example:
+        >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]
+        >>> metric = interp.logit_difference(" Mary", " John")
+        >>> ax = steering_curve(interp.causal.steering_curve(model, prompt, each, metric=metric, random=2))
     """
     some = score_of(result, score).sortby("strength")
     layers = some.layer.values.tolist()

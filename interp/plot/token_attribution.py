@@ -30,6 +30,10 @@ def token_attribution(
     Raises:
         ValueError: no results, or results about different tokens.
         IndexError: a prompt that they do not hold.
+
+    Example:
+        >>> methods = ("attention", "rollout", "alti")
+        >>> plot.token_attribution({name: interp.token_attribution(model, prompt, method=name) for name in methods})
     """
     if isinstance(results, xr.Dataset):
         results = {str(results.attrs.get("method", "score")): results}

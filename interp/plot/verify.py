@@ -27,6 +27,9 @@ def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         ValueError: a contract of which no line was measured.
+
+    Example:
+        >>> contract(interp.verify.contract(model.transformer, "no reference"))
     """
     lines = [(line, line.error) for line in found.lines if line.error is not None]
     if not lines:

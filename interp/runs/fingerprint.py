@@ -1,5 +1,6 @@
-"""Everything that decides a number, as JSON that is equal in every process: runs with equal fingerprints compute the
-same.
+"""Fingerprints of runs: everything that decides a number, as JSON that is equal in every process.
+
+Two runs with equal fingerprints compute equal numbers.
 
 A function of this package or of an installed one is known by its name. One of the user's is known by its code and by
 all that it holds: defaults, what it closes over, the globals and other functions that it names. Objects are known by

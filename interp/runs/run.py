@@ -203,9 +203,7 @@ def _found(
 
 
 def _decided_by(bound: ByRow | Staged | Alone, question: Askable, data: object) -> object:
-    """All that decides the answer apart from weights and tokenizer, with these data or none; None where other things
-    do.
-    """
+    """All that decides the answer apart from weights and tokenizer; None where other things do."""
     if isinstance(bound, Staged):
         return bound.of_model if data is None or bound.data == "none" else None
     return question if isinstance(bound, Alone) else None

@@ -140,8 +140,9 @@ def _share(folder: Path, name: str) -> ExitStack:
 
 
 def _alone(folder: Path, name: str) -> None:
-    """ValueError while another process works on windows that may be this one's: the whole run, or an array of another
-    size.
+    """ValueError while another process works on windows that may belong to this one.
+
+    The other process does the whole run, or a shard of an array of another size.
     """
     for file in folder.glob(".*.lock"):
         other = file.name.removeprefix(".").removesuffix(".lock")

@@ -103,6 +103,12 @@ class Agreement:
 
         Raises:
             ValueError: too few words that are single tokens; the message names them.
+
+        Example:
+            >>> tokenizer = interp.lab.training.Vocabulary.learned(interp.tasks.Agreement.texts(), 800).tokenizer
+            >>> pairs = interp.tasks.Agreement("subject_verb", 2).pairs(tokenizer)
+            >>> pairs.changes, sorted(pairs.spans)
+            (('evidence',), ['end', 'evidence'])
         """
         generator = np.random.default_rng(self.seed) if generator is None else generator
         words = _Words(tokenizer)

@@ -236,6 +236,12 @@ class Facts:
 
         Raises:
             ValueError: no two facts that fit; the message names subjects, objects and their tokens.
+
+        Example:
+            >>> asked = interp.tasks.Facts(3, phrasings={"capital": ["The capital of {subject} is"]})
+            >>> capitals = asked.pairs(interp.zoo.load("demo-4l")[1])
+            >>> len(capitals), capitals.changes
+            (3, ('subject',))
         """
         pools: dict[tuple[str, str], list[_Asked]] = defaultdict(list)
         for prompt in self.prompts:

@@ -167,6 +167,10 @@ class IndirectObjects(Brief):
 
         Returns:
             The sentences, `rows` of them.
+
+        Example:
+            >>> interp.tasks.IndirectObjects(1).sentences()[0].text.count(".") >= 1
+            True
         """
         generator = np.random.default_rng(self.seed) if generator is None else generator
         known = name_pairs(self.names, held_out=self.held_out)

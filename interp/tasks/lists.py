@@ -75,6 +75,10 @@ class ListCopy:
 
         Raises:
             ValueError: too few words that are single tokens; the message names them.
+
+        Example:
+            >>> interp.tasks.ListCopy(5, words=4).pairs(interp.zoo.load("demo-4l")[1]).changes
+            ('source',)
         """
         n = self.words
         known = [*required_single_tokens(tokenizer, WORDS, task="copy", kind="words", at_least=n + 1)]
@@ -137,6 +141,11 @@ class DocstringArguments:
 
         Raises:
             ValueError: too few words that are single tokens; the message names them.
+
+        Example:
+            >>> tokenizer = interp.zoo.load("demo-4l")[1]
+            >>> interp.tasks.DocstringArguments(2).pairs(tokenizer, corruption="swap").changes
+            ('C_def', 'D_def')
         """
         if corruption not in ("names", "swap"):
             raise ValueError(f"corruption must be one of names, swap, got {corruption!r}")

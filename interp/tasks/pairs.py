@@ -32,6 +32,14 @@ class TaskPairs:
     Raises:
         ValueError: a pair that differs nowhere, or outside the roles in `changes`, or a group with rows that are not
             aligned.
+
+    Example:
+        >>> tokenizer = interp.zoo.load("demo-4l")[1]
+        >>> pairs = interp.tasks.IndirectObjects(4).pairs(tokenizer)
+        >>> pairs
+        TaskPairs('indirect_objects', 4 pairs, differing at S2; roles: IO, S1, S1+1, S2, end)
+        >>> bool((pairs.clean_tokens[range(4), pairs.columns("IO")] == pairs.answer).all())
+        True
     """
 
     task: str

@@ -118,6 +118,11 @@ class RepeatedTokens:
         Caveat:
             The answer always stands `period` columns before its place, so attention by position alone can find it, in
             both prompts.
+
+        Example:
+            >>> pairs = interp.tasks.RepeatedTokens(3, 2, rows=2).pairs(model.text.tokenizer, ids=[7, 8, 9, 10])
+            >>> bool((pairs.clean_tokens[:, 3] == pairs.answer).all())
+            True
         """
         if self.period < 3 or self.repeats != 2:
             raise ValueError(f"two copies of a period of at least 3 tokens are required, got {self}")
