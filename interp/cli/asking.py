@@ -233,8 +233,9 @@ def option_of(hint: object) -> object | None:
 
 
 def _hints(owner: object) -> Mapping[str, object]:
-    """The annotations of fields that a command line can give a value for; tables, whose package is slow to load, it
-    cannot.
+    """The annotations of fields that a command line can give a value for.
+
+    Tables are left out: their package is slow to load.
     """
     return hints_of(owner, imported=False)
 

@@ -1,4 +1,4 @@
-"""A live `TransformerBridge` of TransformerLens (4, with weights as they are stored also 3) becomes our model."""
+"""A live `TransformerBridge` of TransformerLens (4, with weights as they are stored also 3) becomes a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from interp.model.config import MLP, AnyConfig, ModelConfig
 from interp.model.transformer import Transformer
 
 WRAPPED = "._original_component"
-"""What a bridge puts into the names of the Hugging Face model that it wraps."""
+"""Insertions of a bridge into the names of the Hugging Face model that it wraps."""
 NAMES_WEIGHTS = 4
-"""The first major version whose bridges have all their weights under the names of TransformerLens 3."""
+"""The first major version with bridges that name all their weights as TransformerLens 3 does."""
 TOLERANCE = 1e-3
-"""How far our logits may be from a processed bridge's, relative to the largest."""
+"""Largest accepted difference of logits from a processed bridge's, relative to the largest."""
 
 
 @public()

@@ -138,7 +138,7 @@ def local_fields(config: ModelConfig) -> dict[str, object] | None:
 
 
 def _plain_experts(mlp: MoE) -> MoE:
-    """The same size of mixture as TransformerLens would build it."""
+    """The mixture of this size as TransformerLens would build it."""
     return MoE(mlp.n_experts, mlp.top_k, mlp.d_mlp, mlp.act, renormalise=mlp.renormalise)
 
 
@@ -167,7 +167,7 @@ def _norms(model: Transformer) -> dict[str, Tensor]:
 
 
 def _norm_weights(module: Normalize, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Gamma and beta as theirs, who has all that a kind of norm may have."""
+    """Gamma and beta in TransformerLens' layout, which has all that a kind of norm may have."""
     found = {} if module.gamma is None else {"w": module.gamma.to(dtype)}
     if isinstance(module.kind, LayerNorm):
         ones = torch.ones(module.width, dtype=dtype)

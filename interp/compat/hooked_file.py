@@ -31,7 +31,7 @@ SAVE_AGAIN = (
 
 
 class _Fields:
-    """What a pickled HookedTransformerConfig becomes: an object with its fields, and none of its code."""
+    """Replacement of a pickled HookedTransformerConfig: an object with its fields, and none of its code."""
 
 
 _MODULES = (
@@ -118,7 +118,8 @@ def _unpickled(file: Path) -> object:
 
 
 def _allowed() -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
-    """What may be rebuilt beside tensors: numpy's scalars, and the fields of a config under its old names."""
+    """Classes that may be rebuilt besides tensors: numpy's scalars, and the fields of a config under its old names.
+    """
     scalar = np.float64(0).__reduce__()[0]
     assert callable(scalar)
     names = {f"{module}.multiarray.scalar": scalar for module in ("numpy.core", "numpy._core")}
@@ -128,7 +129,7 @@ def _allowed() -> list[Callable[..., object] | tuple[Callable[..., object], str]
 
 
 def _parts(file: Path, found: object) -> tuple[dict[str, Tensor], object]:
-    """State dict and config of what a file held."""
+    """State dict and config in the contents of a file."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{file} must hold a state dict or a dict with one, got {type(found).__name__}")
     inner = [key for key in STATE_KEYS if isinstance(found.get(key), Mapping)]

@@ -1,4 +1,4 @@
-"""Karpathy's llama2.c: a `.bin` file of float32 weights, and `tokenizer.bin`, become our model.
+"""Karpathy's llama2.c: a `.bin` file of float32 weights, and `tokenizer.bin`, become a model.
 
 Formats: the legacy one (seven int32, then weights, read by run.c) and version 1 of export.py (magic "ak42", a header of
 256 bytes). The network is Llama's with rotation of adjacent pairs; nothing is permuted.
@@ -34,7 +34,7 @@ FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size"
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the weights, and where they begin."""
+    """The header before the weights, and the offset at which they begin."""
 
     config: ModelConfig
     legacy: bool

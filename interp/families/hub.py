@@ -9,11 +9,11 @@ SAFE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.ti
 PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
 """Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
 COPIES = ("*/*", "consolidated*.safetensors")
-"""The same weights again, for other programs."""
+"""Endings of files with further copies of the weights, for other programs."""
 
 
 class UnreachableError(ValueError):
-    """The hub cannot be reached, and what is asked of it was never fetched."""
+    """The hub cannot be reached, and the requested files were never fetched."""
 
 
 def located(source: str | Path, revision: str | None, hint: str) -> Path:
@@ -76,7 +76,7 @@ def download(name: str, revision: str | None) -> Path:
 
 
 def _gguf_files(name: str, revision: str | None) -> list[str]:
-    """The GGUF files at the top of a hub repository; none where the hub cannot be asked."""
+    """The GGUF files at the top of a hub repository; none where the hub cannot be reached."""
     import httpx
     from huggingface_hub import errors, list_repo_files
 

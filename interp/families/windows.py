@@ -9,7 +9,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def window_size(settings: Settings, default: int | None) -> int | None:
-    """`sliding_window`, None where the config says so; `default` stands in for a missing key alone."""
+    """`sliding_window`, None where the config says so; `default` stands in for a missing key only."""
     size = settings.optional("sliding_window", default)
     return None if size is None else int(size)
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str, Ablate]:
-    """The questions of the table: every head and MLP replaced by zero and, with a corrupted prompt, by its value
-    there.
-    """
+    """The questions of the table: every head and MLP replaced by zero, or by its value in the corrupted prompt."""
     changes: dict[str, StandIn] = {"zero": Zero(), **({"resample": Resample()} if corrupt else {})}
     kinds: tuple[AblatedKind, ...] = (
         "head",

@@ -45,9 +45,7 @@ class PromptPair:
     metric: Metric
 
     def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
-        """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits for
-        comparison.
-        """
+        """Faithfulness of circuits by size, of as many of the strongest edges; without random circuits."""
         count = scores.attrs["edges"]
         sizes = [*(size for size in SIZES if size < count), count]
         # The curve takes shares and rounds down: half an edge more lands on each size.

@@ -161,9 +161,7 @@ def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, st
 
 
 def _placeless(graph: AttributionGraph) -> bool:
-    """Whether the places of nodes have no meaning: a file of this package says that its edges are sums over
-    positions.
-    """
+    """Whether the places of nodes have no meaning, in files of this package with edges summed over positions."""
     return graph.ours is not None
 
 

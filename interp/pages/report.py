@@ -346,8 +346,9 @@ def _about_model(
 
 
 def _answered(model: Subject, question: ReportQuestion, output_p: Tensor) -> _Answered | None:
-    """The answer of the model; None if it ends in its residual stream, ValueError if an answer was given for such a
-    model.
+    """The answer of the model; None if it ends in its residual stream.
+
+    ValueError if an answer was given for such a model.
     """
     if not model.transformer.config.unembed:
         if question.answer is None:

@@ -236,8 +236,7 @@ def _level(name: str) -> tuple[float, float]:
 
 
 class _Layout:
-    """The layout of all nodes: each in its row, each row in the middle; the names of layers at the side, and the
-    size.
+    """The layout of all nodes: each in its row, each row in the middle; the names of layers, and the size.
 
     Args:
         boxes: the nodes, each with the parts that stand in it.

@@ -1,5 +1,6 @@
-"""Comparisons of a clean and an edited row, ready to be shown: next tokens, direct attribution, patterns, one head in
-detail.
+"""Comparisons of a clean and an edited row, ready to be shown.
+
+Next tokens, direct attribution, changes of patterns, and one head in detail.
 
 Everything is a list, number or string; tokens are written so that nothing in them hides or reorders.
 """
@@ -138,8 +139,7 @@ def _next(
 def _steered(
     random: Float[Tensor, "r v"] | None, log: Float[Tensor, "2 v"], answer: int
 ) -> dict[str, object] | None:
-    """Effects of the added directions next to random ones of their length: the answer's probability, and KL from
-    clean.
+    """Effects of the added directions next to random ones: the answer's probability, and KL from clean.
 
     For each measure: what it is clean, with the edits, and the least and the most with random directions.
     """

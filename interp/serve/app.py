@@ -1,5 +1,4 @@
-"""The live page on a port of 127.0.0.1: its routes (page, style, script, four questions), and which requests are
-served.
+"""The live page on a port of 127.0.0.1: its routes (page, style, script, four questions), and who may use them.
 
 Whatever goes wrong is JSON with the reason. Only this machine's own browser may ask, by the URL that was printed: a
 page of another origin cannot reach it (its Origin is refused, a name that resolves to 127.0.0.1 fails on Host, DNS

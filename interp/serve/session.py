@@ -76,7 +76,7 @@ class RowPair:
     clean: Seen
     edited: Seen
     edits: Sequence[Edit]
-    """With the values that they stand for."""
+    """The edits, with looked-up values of means and resampled parts."""
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
     random: Float[Tensor, "r v"] | None = None
@@ -86,10 +86,13 @@ class RowPair:
 class Session:
     """Passes of one model for the page.
 
+    Args:
+        model: the model.
+        subspaces: the directions that the page may add.
+
     Raises:
-        ValueError: a model that the page cannot show: without logits or tokenizer, with cross-attention, or one that
-            sees both ways; and for directions that are not one per site. directions: what the page may add, as
-            `interp.causal.Subspace` holds it.
+        ValueError: a model that the page cannot show (without logits or tokenizer, with cross-attention, or one that
+            sees both ways), or directions that are not one per site.
     """
 
     def __init__(self, model: Subject, subspaces: Sequence["Subspace"] = ()) -> None:

@@ -57,9 +57,7 @@ class Attended:
 
 @dataclass
 class Running:
-    """One pass under way: its reads and edits, the blocks it runs, and the terms that the present block has added so
-    far.
-    """
+    """One pass under way: its reads and edits, the blocks it runs, and the terms of the present block so far."""
 
     original: str
     """The attention that the network has without us."""
