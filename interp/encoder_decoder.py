@@ -1,4 +1,7 @@
-"""Encoder-decoders (T5, BART, Marian) with their tokenizer: both sides of a model in one object. No logic of its own."""
+"""Encoder-decoders (T5, BART, Marian) with their tokenizer: both sides of a model in one object.
+
+No logic of its own.
+"""
 
 from __future__ import annotations
 

@@ -118,8 +118,7 @@ def _unpickled(file: Path) -> object:
 
 
 def _allowed() -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
-    """Classes that may be rebuilt besides tensors: numpy's scalars, and the fields of a config under its old names.
-    """
+    """Classes that may be rebuilt besides tensors: numpy's scalars, and the fields of a config under its old names."""
     scalar = np.float64(0).__reduce__()[0]
     assert callable(scalar)
     names = {f"{module}.multiarray.scalar": scalar for module in ("numpy.core", "numpy._core")}

@@ -106,8 +106,7 @@ class Llama2cTokenizer:
         return ids
 
     def _best_pair(self, ids: Sequence[int]) -> tuple[int, int] | None:
-        """Index of the neighbours with the highest score of their joint piece, the first of equals, and that piece.
-        """
+        """Index of the neighbours with the highest score of their joint piece, the first of equals, and that piece."""
         best: tuple[int, int] | None = None
         for at in range(len(ids) - 1):
             joined = self._ids.get(self._pieces[ids[at]] + self._pieces[ids[at + 1]])

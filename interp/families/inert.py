@@ -40,8 +40,7 @@ def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
 
 @functools.cache
 def usual_values(kind: str) -> Mapping[str, object]:
-    """Defaults of transformers for keys that a config of a `model_type` lacks, where its source has them as literals.
-    """
+    """Defaults of transformers for keys that a config of a `model_type` lacks, as far as they are literals."""
     folder = _folder(kind)
     found: dict[str, object] = {}
     for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):

@@ -62,8 +62,7 @@ def reference_of(
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:
-    """The Hugging Face model that computes the function of a model, with copies of its weights, or why there is none.
-    """
+    """The Hugging Face model that computes what a model computes, with copies of its weights, or why there is none."""
     import transformers
 
     kinds = {"GPT2LMHeadModel": (gpt2.FAMILY, _as_gpt2), "LlamaForCausalLM": (llama.FAMILY, _as_llama)}

@@ -1,5 +1,4 @@
-"""Definition of a family: how its config becomes a `ModelConfig`, and which of its tensors become which parameters.
-"""
+"""Definition of a family: how its config becomes a `ModelConfig`, and which of its tensors become which parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,8 +256,7 @@ def _none(config: AnyConfig) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Family(Generic[C]):
-    """One architecture family of checkpoints, with configs that become a `ModelConfig` or an `EncoderDecoderConfig`.
-    """
+    """One architecture family of checkpoints, with configs that become a `ModelConfig` or an `EncoderDecoderConfig`."""
 
     name: str
     model_types: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What an architecture costs before anybody builds it: parameters and floating-point operations, part by part."""
+"""Costs of an architecture before it is built: parameters and floating-point operations, part by part."""
 
 from __future__ import annotations
 

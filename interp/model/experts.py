@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router picks some gated MLPs per token and weighs them, next to a shared one in some models."""
+"""Mixtures of experts: a router picks some gated MLPs per token and weighs them; in some models with a shared one."""
 
 from __future__ import annotations
 

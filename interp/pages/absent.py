@@ -62,8 +62,7 @@ class Absences:
     """A sentence for each section that failed."""
 
     def tried(self, name: str, make: Callable[[], T]) -> T | None:
-        """The value of a section; None where it, or a table that it needs, fails, and then the absence is recorded.
-        """
+        """The value of a section; None where it, or a table that it needs, fails, and then the absence is recorded."""
         if missing := [need for need in NEEDS.get(name, ()) if need in self.why]:
             self._fails(name, f"it requires {' and '.join(missing)}, which is left out")
             return None

@@ -28,7 +28,7 @@ class Reading:
     centre: bool = False
     """Whether the mean over d_model is taken off."""
     scale: Float[Tensor, "*#batch 1"] | None = None
-    """What to divide by, per row and position."""
+    """The divisor, per row and position."""
     projection: Float[Tensor, "d o"] | None = None
     """Directions to read; None keeps the whole vector."""
 
@@ -54,7 +54,7 @@ class Reading:
     def heads(
         self, z: Float[Tensor, "*batch h e"], w_out: Float[Tensor, "h e d"]
     ) -> Float[Tensor, "h *batch o"]:
-        """What each head writes, as read: one einsum."""
+        """The vectors that heads write, as read: one einsum."""
         scaled = z if self.scale is None else z / self.scale[..., None]
         writes = self.unscaled(w_out)
         return torch.einsum("...he,heo->h...o", scaled.to(writes.dtype), writes)
@@ -62,7 +62,7 @@ class Reading:
     def neurons(
         self, post: Float[Tensor, "*batch m"], w_out: Float[Tensor, "m d"]
     ) -> Float[Tensor, "m *batch o"]:
-        """What each neuron writes, as read."""
+        """The vectors that neurons write, as read."""
         scaled = post if self.scale is None else post / self.scale
         writes = self.unscaled(w_out)
         return scaled.movedim(-1, 0)[..., None] * writes.reshape(
@@ -84,7 +84,7 @@ class Reading:
 
 
 def joined(parts: Iterator[Float[Tensor, "_ ..."]], n: int) -> Float[Tensor, "n ..."]:
-    """A copy of the parts in one tensor of n rows; without gradients at most one part is alive beside it."""
+    """A copy of the parts in one tensor of n rows; without gradients at most one other part is in memory."""
     first = next(parts)
     if first.requires_grad:
         return torch.cat([first, *parts])
@@ -237,7 +237,7 @@ NORMALIZED, CENTRED = ("LN", "LNPre", "RMS", "RMSPre"), ("LN", "LNPre")
 
 
 class ActivationCache(CachedActivations):
-    """What a pass cached, by name or shorthand, and what its residual stream is the sum of.
+    """The activations of a pass, by name or shorthand, and the terms that its residual stream is the sum of.
 
     Example: `logits, cache = model.run_with_cache(tokens)`; `stack, labels = cache.stack_head_results(pos_slice=-1,
     return_labels=True)`; `cache.logit_attrs(stack, answer, pos_slice=-1)`.
@@ -296,7 +296,7 @@ class ActivationCache(CachedActivations):
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Stack:
-        """What the embeddings and each sublayer before `layer` (-1, None: all) wrote; the parts sum to its input.
+        """The terms of the embeddings and each sublayer before `layer` (-1, None: all); they sum to its input.
 
         Labels "embed", "pos_embed", "0_attn_out", "0_mlp_out", ...; `mode` keeps one kind of sublayer; `mlp_input` adds
         the attention of `layer` itself; `apply_ln` reads them as that layer's norm does, with its cached scale.
@@ -338,7 +338,7 @@ class ActivationCache(CachedActivations):
         pos_slice: Slices = None,
         apply_ln: bool = False,
     ) -> Stack:
-        """What each head before `layer` (-1, None: all) wrote, labelled "L0H0", ...; then "remainder" if asked for.
+        """Output of each head before `layer` (-1, None: all), labelled "L0H0", ...; then "remainder" if requested.
 
         The remainder is the input of `layer` (0: the final stream) without the heads. Results that are cached are used;
         others are computed at the positions asked for and, unlike in TransformerLens, not put into the cache
@@ -363,7 +363,7 @@ class ActivationCache(CachedActivations):
         pos_slice: Slices = None,
         project_output_onto: Projection | None = None,
     ) -> Float[Tensor, "..."]:
-        """What each neuron of one layer wrote `[*batch_and_pos d_mlp d_model]`, without b_out; not cached.
+        """The output of each neuron of one layer `[*batch_and_pos d_mlp d_model]`, without b_out; not cached.
 
         With a projection the last dimension is o (absent for a vector), and nothing of d_mlp x d_model is formed
         per position.
@@ -387,7 +387,7 @@ class ActivationCache(CachedActivations):
         apply_ln: bool = False,
         project_output_onto: Projection | None = None,
     ) -> Stack:
-        """What each neuron before `layer` (-1, None: all) wrote, labelled "L0N0", ...; then "remainder" if asked for.
+        """Output of each neuron before `layer` (-1, None: all), as "L0N0", ...; then "remainder" if requested.
 
         Large: `d_mlp x d_model` numbers per layer and position unless projected, which is done first. One neuron given
         as a number is a stack of one per layer.
@@ -487,7 +487,7 @@ class ActivationCache(CachedActivations):
         return reading.dots(residual_stack, directions)
 
     def _layer(self, layer: int | None) -> int:
-        """The layer whose input is asked for; n_layers is the unembedding."""
+        """The layer whose input counts; n_layers is the unembedding."""
         if layer is None or layer == -1:
             return int(self.model.cfg.n_layers)
         if layer < 0:
@@ -498,7 +498,7 @@ class ActivationCache(CachedActivations):
         self, layer: int, mlp_input: bool, pos: Slice, rows: Slice | None = None, *,
         apply_ln: bool, projection: Projection | None = None,
     ) -> Reading:  # fmt: skip
-        """How the norm before `layer` (if asked for and there) and the projection read a vector."""
+        """The norm before `layer` (if requested and there) and the projection, as a map of vectors."""
         if projection is not None and projection.ndim == 1:
             projection = projection[:, None]
         kind = self.model.cfg.normalization_type
@@ -527,7 +527,7 @@ class ActivationCache(CachedActivations):
         return [f"L{at}N{neuron}" for at in range(layers) for neuron in chosen]
 
     def _result(self, layer: int) -> Tensor | None:
-        """The cached results of a layer's heads; anything without a head dimension is not theirs."""
+        """The cached results of a layer's heads; None for a value without a head dimension."""
         found = self.cache_dict.get(_result_name(layer))
         return found if found is not None and found.ndim >= 3 + self.has_batch_dim else None
 
@@ -598,7 +598,7 @@ def _shape(tokens: Tokens) -> torch.Size:
 
 
 def _as_asked(stack: Tensor, projection: Projection | None) -> Tensor:
-    """The stack without its last dimension if one direction was asked for."""
+    """The stack without its last dimension if it was projected to one direction."""
     return stack.squeeze(-1) if projection is not None and projection.ndim == 1 else stack
 
 

@@ -24,7 +24,7 @@ Prompt = str | list[str] | Int[Tensor, "b p"] | Float[Tensor, "b p d"]
 
 @dataclass
 class GenerateOutput:
-    """What `generate(output_logits=True)` gives: the tokens, and the logits `[b v]` of every step."""
+    """Result of `generate(output_logits=True)`: the tokens, and the logits `[b v]` of every step."""
 
     sequences: Int[Tensor, "b p"]
     logits: tuple[Tensor, ...]

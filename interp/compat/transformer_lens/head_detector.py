@@ -53,7 +53,7 @@ def detect_head(
     exclude_current_token: bool = False,
     error_measure: ErrorMeasure = "mul",
 ) -> Float[Tensor, "layer head"]:
-    """The match of each head's attention on a prompt with a pattern; -1 for heads that are not asked for.
+    """The match of each head's attention on a prompt with a pattern; -1 for heads that are not in `heads`.
 
     Args:
         detection_pattern: a lower triangular matrix, or the name of a kind of head (`HEAD_NAMES`). With several

@@ -1,4 +1,4 @@
-"""What becomes of logits: loss, accuracy, a table, a sampled token."""
+"""Functions of logits: loss, accuracy, a table, a sampled token."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Decoder(Protocol):
-    """What turns ids into text."""
+    """Protocol of an object that turns ids into text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of some ids."""

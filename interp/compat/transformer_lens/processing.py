@@ -61,7 +61,7 @@ def centred(weight: Tensor, dim: int) -> Tensor:
 
 
 Three = tuple[Tensor, Tensor, Tensor]
-"""Of queries, keys and values."""
+"""One tensor each of queries, keys and values."""
 
 
 def fold_layer_norm_biases(
@@ -94,7 +94,7 @@ def center_attention_weights(wq_tensor: Tensor, wk_tensor: Tensor, wv_tensor: Te
 def extract_attention_tensors_for_folding(
     state_dict: State, cfg: Any, layer: int, adapter: object = None
 ) -> dict[str, Any]:
-    """What folding one layer's first norm reads: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
+    """Inputs of folding one layer's first norm: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
 
     "keys" holds the name of each, "W_Q", ...; grouped keys and values are found under "_W_K". Errors: ValueError for
     an adapter.
@@ -208,7 +208,7 @@ def _fold_unembed(state: dict[str, Tensor], fold_biases: bool, center: bool, cfg
 
 
 POST_NORM_ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""Architectures whose norms stand on what a sublayer adds, not on what it reads."""
+"""Architectures with norms on what a sublayer adds, not on what it reads."""
 NORMED = ("LN", "LNPre", "RMS", "RMSPre")
 FOLDABLE = re.compile(r"(?:blocks\.\d+\.(?:ln1|ln2|mlp\.ln)|ln_final)\.[wb]")
 """Gammas and betas that folding makes idle."""
@@ -445,7 +445,7 @@ def _unfoldable(state: State, cfg: Any, kind: str | None) -> str | None:
 
 
 def _value_bias(b_V: Tensor, W_O: Tensor) -> Tensor:
-    """`[d_model]`: what constant values add to the stream, query heads reading theirs in groups."""
+    """`[d_model]`: the term of constant values in the stream, query heads reading theirs in groups."""
     shared = b_V.repeat_interleave(W_O.shape[0] // b_V.shape[0], 0)
     return (shared[:, :, None] * W_O).sum((0, 1))
 
@@ -548,7 +548,7 @@ class ProcessedWeights(nn.Module):
         return center_writing_weights(state_dict, self.cfg)
 
     def center_unembed(self, state_dict: State) -> dict[str, Tensor]:
-        """A state dict whose unembedding has mean zero over the vocabulary."""
+        """A state dict with an unembedding of mean zero over the vocabulary."""
         return center_unembed(state_dict)
 
     def fold_value_biases(self, state_dict: State) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ def filter_dict_by_prefix(dictionary: Mapping[str, Value], prefix: str) -> dict[
 SliceInput = Union[  # noqa: UP007 - upstream's users take it apart with typing.get_args
     int, slice, tuple[int | None, ...], list[int], list[bool], Tensor, np.ndarray, None
 ]
-"""What a `Slice` is made of, see there."""
+"""Arguments of a `Slice`, see there."""
 Mode = Literal["int", "slice", "array", "identity"]
 
 
@@ -181,7 +181,7 @@ class Slice:
 
     @classmethod
     def unwrap(cls, slice_input: Union["Slice", SliceInput]) -> "Slice":
-        """The same as a `Slice`; an int becomes a list of one, so that the axis stays."""
+        """The argument as a `Slice`; an int becomes a list of one, so that the axis stays."""
         if isinstance(slice_input, Slice):
             return slice_input
         return cls([slice_input] if isinstance(slice_input, int) else slice_input)

@@ -16,7 +16,7 @@ from interp.compat.transformer_lens.defaults import USE_DEFAULT_VALUE, LocallyOv
 from interp.compat.transformer_lens.tensors import get_cumsum_along_dim
 
 Dataset = Any
-"""A Hugging Face `Dataset` or `IterableDataset`; `datasets` is not a dependency of ours."""
+"""A Hugging Face `Dataset` or `IterableDataset`; `datasets` is not a dependency of this package."""
 Tokenizer = Any
 """A transformers tokenizer, or what has the attributes that a function names."""
 Texts = TypeVar("Texts", str, list[str])
@@ -157,7 +157,7 @@ def _leading_padding(tokenizer: Tokenizer, tokens: Tensor) -> Tensor:
 
 
 WITHOUT_BOS = ("OlmoForCausalLM", "OlmoeForCausalLM", "Olmo2ForCausalLM")
-"""Architectures whose tokenizer is left as it is."""
+"""Architectures with tokenizers that are left as they are."""
 TokenRows = Int[Tensor, "..."] | np.ndarray | list[Any]
 
 

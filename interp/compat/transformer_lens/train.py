@@ -29,7 +29,7 @@ class HookedTransformerTrainConfig:
     seed: int = 0
     """Given to torch before anything is drawn."""
     momentum: float = 0.0
-    """Of SGD."""
+    """Momentum of SGD."""
     max_grad_norm: float | None = None
     """The gradient is scaled down to this norm; None = never."""
     weight_decay: float | None = None
@@ -47,7 +47,7 @@ class HookedTransformerTrainConfig:
     wandb: bool = False
     """Whether to log to Weights & Biases."""
     wandb_project_name: str | None = None
-    """Its project; None = "easy-transformer"."""
+    """Name of the project in wandb; None: "easy-transformer"."""
     print_every: int | None = 50
     """Write the loss to stdout at every so many steps; None = never."""
     max_steps: int | None = None
@@ -115,7 +115,7 @@ def _optimizer(model: nn.Module, config: HookedTransformerTrainConfig) -> optim.
 
 
 def _log(config: HookedTransformerTrainConfig) -> Callable[[dict[str, Any]], None]:
-    """What is done with the numbers of a step."""
+    """Show and log the numbers of a step."""
     if not config.wandb:
         return lambda row: None
     if not is_library_available("wandb"):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ANGLES = ("min_cosine", "mean_cosine", "to_first", "to_first_start", "distance_to_first", "norm")
-"""What `angles` gives, in order."""
+"""Names of the scores of `angles`, in order."""
 UNITS = dict(zip(ANGLES, ("cosine",) * 4 + ("units of the stream",) * 2, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Attention as tokens that move on a sphere or an ellipsoid: where they end, and how they get there.
+"""Attention as tokens that move on a sphere or an ellipsoid: their paths and where they end.
 
 Geshkovski et al. 2023 (arXiv:2305.05465, arXiv:2312.10794) and Rodríguez Abella et al. 2024/25 read depth as time:
 x' = Proj_x(U sum_j softmax_j(x^T P x_j) x_j), one head, no MLP. From a hemisphere tokens meet; under a causal mask they
@@ -29,7 +29,7 @@ UNITS = {
     "min_cosine": "cosine", "mean_cosine": "cosine", "to_first_start": "cosine", "potential": "exponential of a score",
     "clusters": "clusters",
 }  # fmt: skip
-"""What `trajectories` measures at each time, with units."""
+"""Scores of `trajectories` at each time, with units."""
 ROUNDINGS = 100
 """Roundings of the dtype up to which two matrices count as one: a matrix and its transpose, W U and a multiple of P."""
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 LINES: Mapping[str, tuple[Switch, ...]] = MappingProxyType(
     {"SAN": ("skip", "mlp"), "SAN+MLP": ("skip",), "SAN+skip": ("mlp",), "transformer": ()}
 )
-"""What is switched off in every block, under the paper's names of what is left (SAN: self-attention network)."""
+"""Parts that are switched off in every block, under the paper's names of what is left (SAN: self-attention network).
+"""
 ROUNDINGS = 10
 """Below this many roundings of the model's dtype a residual is noise."""
 

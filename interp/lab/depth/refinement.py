@@ -1,4 +1,4 @@
-"""Depth as time in a trained model: its blocks as shorter steps, and what it costs to split a block into sublayers.
+"""Depth as time in a trained model: its blocks as shorter steps, and the error of splitting a block into sublayers.
 
 A residual stack is Euler's scheme for x' = F(x), one step per block (Chen et al. 2018, arXiv:1806.07366); a block that
 adds attention and then the MLP is a Lie-Trotter splitting of F = F_attention + F_mlp, and half an MLP, attention, half
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TIMES = (1, 2, 4, 8)
-"""Into how many steps a block, or its time, is cut unless told otherwise."""
+"""Default numbers of steps into which a block, or its time, is cut."""
 CHUNK = 128
-"""Tokens whose logits exist at a time."""
+"""Number of tokens with logits in memory at a time."""
 Field = Callable[[Tensor], Tensor]
-"""What a sublayer adds to a stream that it reads."""
+"""A function from a stream to what a sublayer adds to it."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def _splits(
 def _added(
     model: Transformer, batch: Batch, layer: int, sublayer: str, stream: Float[Tensor, "b p d"]
 ) -> Float[Tensor, "b p d"]:
-    """What a sublayer of the block adds where it reads this stream, nothing else having been added."""
+    """The term of a sublayer of the block where it reads this stream, nothing else having been added."""
     site = entering(layer)
     read = Read(f"blocks.{layer}.hook_{sublayer}")
     others = [

@@ -1,4 +1,4 @@
-"""A trained equivalent of a compiled model: the same variables at the same parts, learned instead of written.
+"""Trained equivalents of compiled models: equal variables at equal parts, learned instead of written.
 
 Interchange intervention training (Geiger et al. 2022, arXiv:2112.00826), strict as in InterpBench (Gupta et al. 2024,
 arXiv:2407.14494). What a head or an MLP says in another run is put in its place; the model must then answer as the
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BESIDE = 2
-"""Parts of no variable that an update exchanges, besides all parts that have some."""
+"""Number of parts without a variable that an update exchanges, in addition to all parts with some."""
 
 
 @public()
@@ -44,23 +44,23 @@ class InterchangeTraining:
     """The size of a trained equivalent, and how it is trained."""
 
     d_model: int = 64
-    """Dimensions of its stream."""
+    """Width of its stream."""
     d_head: int = 16
-    """Of its heads."""
+    """Width of its heads."""
     d_mlp: int = 128
     """Neurons of a layer. There are MLPs in every layer, also where the program needs none."""
     heads: int = 1
-    """More heads in every layer than the program needs."""
+    """Number of heads in every layer beyond those that the program needs."""
     steps: int = 2000
-    """Updates, by AdamW with a cosine from the learning rate to 0."""
+    """Number of updates, by AdamW with a cosine from the learning rate to 0."""
     rows: int = 64
     """Pairs of sequences of an update; each part is exchanged in all of them."""
     pairs: int = 1024
-    """Of each length, which updates draw from."""
+    """Number of pairs of each length, from which updates draw."""
     learning_rate: float = 2e-3
-    """At its highest."""
+    """Learning rate at its highest."""
     seed: int = 0
-    """Of weights and pairs."""
+    """Seed of weights and pairs."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_head", "d_mlp", "steps", "rows", "pairs"):
@@ -194,13 +194,13 @@ def _others(compiled: Compiled) -> list[str]:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Sequences, others, what the program says of the first, and what with the variables of each part exchanged."""
+    """Pairs of sequences, with the program's answers to the first, and with each part's variables exchanged."""
 
     base: Int[Tensor, "n p"]
     source: Int[Tensor, "n p"]
     answers: Int[Tensor, "n a"]
     wanted: Mapping[str, Int[Tensor, "n a"]]
-    """By part; -1 where the program has no answer to such a mixture."""
+    """Right answers by part; -1 where the program has no answer to such a mixture."""
 
     @classmethod
     def drawn(cls, compiled: Compiled, n: int, length: int, generator: torch.Generator) -> _Pairs:

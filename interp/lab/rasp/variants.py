@@ -1,4 +1,4 @@
-"""The same circuit, less clean: a compiled model in another basis, squeezed into fewer dimensions, or beside noise.
+"""Less clean models of a circuit: in another basis, squeezed into fewer dimensions, or with noise heads.
 
 In a compiled model every variable has dimensions of its own, so methods that only work in a privileged basis look
 better on it than they are. Each function here gives another `Compiled` of the same program, whose directions are those
@@ -23,9 +23,9 @@ from interp.model.transformer import Transformer
 from interp.zoo.planted import generator_of
 
 WRITERS = ("attn.out.weight", "mlp.out.weight")
-"""Parameters whose rows are dimensions of the stream."""
+"""Parameters with rows that are dimensions of the stream."""
 ALONG = ("embed.weight", "attn.qkv.weight", "mlp.into.weight", "mlp.out.bias", "unembed.weight")
-"""Those whose last axis is the stream."""
+"""Parameters with the stream as their last axis."""
 IDLE = 8
 """Dimensions that only noise heads write and read."""
 MOST_HEADS = 1000
@@ -138,7 +138,7 @@ def _principal(compiled: Compiled) -> Float[Tensor, "d d"]:
 
 
 def _through(compiled: Compiled, turn: Float[Tensor, "d d2"]) -> Compiled:
-    """The model whose stream is that of before times `turn`, and is multiplied by its transpose where it is read."""
+    """The model with its stream multiplied by `turn`, and by its transpose where it is read."""
     old = compiled.model
     if old.config.normed:
         raise ValueError(f"a model without norms is required, got one with {old.config.norm}")

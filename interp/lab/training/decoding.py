@@ -1,4 +1,4 @@
-"""How often an encoder-decoder is right when nobody tells it the target: greedy decoding against the truth."""
+"""Accuracy of an encoder-decoder by greedy decoding, without the target as input."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from interp.model.config import WITH_HEADS, AnyConfig, EncoderDecoderConfig, Mod
 from interp.model.edits import Edit
 
 STREAM = 1
-"""Keeps these random numbers apart from those of the data, which are drawn from seed and step alone."""
+"""Key that keeps these random numbers apart from those of the data, which are drawn from seed and step only."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Dropout:
     """
 
     residual: float = 0.0
-    """Of what each sublayer adds to the stream, bias, norm and factor included."""
+    """Rate of dropout of what each sublayer adds to the stream, bias, norm and factor included."""
     attention: float = 0.0
-    """Of the attention weights, after their softmax; the pattern is then written out, which the fused kernel is not."""
+    """Rate of dropout of the attention weights, after their softmax; the pattern is then written out, unlike in the
+    fused kernel.
+    """
     embedding: float = 0.0
-    """Of the stream that enters the first block."""
+    """Rate of dropout of the stream that enters the first block."""
 
     def __post_init__(self) -> None:
         for name in ("residual", "attention", "embedding"):

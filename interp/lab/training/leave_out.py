@@ -1,4 +1,4 @@
-"""What training rows did to a model, exactly: the same run again without them, bit for bit the same in all else.
+"""Exact effects of training rows on a model: the run again without them, bit for bit equal in all else.
 
 A row that is left out keeps its place in every batch, and its loss is multiplied by 0 there: first weights, the order
 of the rows, the divisor of the mean loss and the learning rates stay as they were. So the difference between two runs
@@ -60,11 +60,11 @@ class FixedRows:
     """
 
     rows: Examples
-    """What is trained on."""
+    """Rows that are trained on."""
     held_out: Examples
-    """What the log measures the loss on."""
+    """Rows on which the log measures the loss."""
     without: tuple[int, ...] = ()
-    """Rows whose loss counts nothing: they stay in their batches, with weight 0."""
+    """Rows with a loss that counts nothing: they stay in their batches, with weight 0."""
 
     def __post_init__(self) -> None:
         if self.rows.batch.documents is not None:
@@ -91,7 +91,7 @@ class FixedRows:
         return {"type": "FixedRows", **hashes, "without": list(self.without)}
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """The rows of this place, each with its weight; of the held-out place the first held-out ones."""
+        """The rows of a place, each with its weight; of the held-out place the first held-out ones."""
         if place.step is None:
             return self.held_out.rows(torch.arange(min(rows, len(self.held_out.batch))))
         count = len(self.rows.batch)
@@ -235,7 +235,7 @@ def _measured(model: AnyModel, queries: Examples, training: Training) -> list[fl
 
 
 def _outcome(config: AnyConfig, training: Training, queries: Examples, data: FixedRows) -> list[float]:
-    """What is measured of every query after one run, on one thread."""
+    """The numbers of every query after one run, on one thread."""
     with _one_thread():
         return _measured(train(config, data, training).model, queries, training)
 
@@ -243,7 +243,7 @@ def _outcome(config: AnyConfig, training: Training, queries: Examples, data: Fix
 def _outcomes(
     run: partial[list[float]], jobs: Mapping[str, FixedRows], processes: int
 ) -> Iterator[tuple[str, list[float]]]:
-    """What every run measured, in the order in which they finish."""
+    """The numbers of every run, in the order in which they finish."""
     if processes == 1 or len(jobs) < 2:
         yield from ((name, run(data)) for name, data in jobs.items())
         return
@@ -286,7 +286,7 @@ class _Kept:
             yield cls(Path(out))
 
     def read(self, name: str, queries: int) -> list[float] | None:
-        """What a run measured, if it is kept. ValueError for a file that does not hold a number for every query."""
+        """The numbers of a run, if they are kept. ValueError for a file without a number for every query."""
         path = self._path(name)
         if path is None or not path.is_file():
             return None

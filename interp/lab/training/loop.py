@@ -55,7 +55,7 @@ class Described(Protocol):
 
 @runtime_checkable
 class WithVocabulary(Protocol):
-    """Data whose ids are of a tokenizer, which is then kept beside the weights."""
+    """Protocol of data with a tokenizer, which is then kept with the weights."""
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -1,4 +1,4 @@
-"""What a model is trained on, its loss there, and how much of what the context determines it gets right."""
+"""Training data, a model's loss on it, and its accuracy on what the context determines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from interp.tasks.examples import Examples, Place
 
 @runtime_checkable
 class TrainingData(Protocol):
-    """What a model is trained on: rows by their place alone, so that a run can go on anywhere.
+    """Protocol of training data: rows by their place only, so that a run can go on anywhere.
 
     A frozen dataclass of numbers and texts is described by its fields; anything else needs a `description`.
     """
@@ -95,8 +95,9 @@ def mean_loss(
 def _losses(
     model: AnyModel, examples: Examples, smoothing: float, edits: Sequence[Edit]
 ) -> Float[Tensor, "b _"]:
-    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary, unless
-    labels are smoothed.
+    """Nats per predicted token.
+
+    Under adaptive and hierarchical output layers without a row of the vocabulary, unless labels are smoothed.
     """
     batch = examples.batch
     if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or smoothing:

@@ -93,7 +93,7 @@ class PackedTexts:
 
     @property
     def description(self) -> Json:
-        """What decides the rows."""
+        """The fields that decide the rows."""
         digest = hashlib.sha256()
         for part in (self._trained, self._kept):
             digest.update(part.flat.tobytes() + part.lengths.tobytes())
@@ -106,7 +106,7 @@ class PackedTexts:
         }
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place; of the held-out texts no more than there are."""
+        """The rows of a place; of the held-out texts no more than there are."""
         if place.step is None:
             kept = self._kept
             return _examples([kept.cut(np.arange(len(kept.lengths)), np.arange(min(rows, kept.rows)))])

@@ -14,7 +14,7 @@ from interp.families.tokenizer import FileTokenizer
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary(Brief):
-    """A `tokenizer.json` as text; it must have our beginning-of-text token, `<|bos|>`."""
+    """A `tokenizer.json` as text, with a beginning-of-text token, `<|bos|>`."""
 
     json: str
 
