@@ -90,7 +90,7 @@ class ReportCommand(ModelCommand):
 
 @dataclass(frozen=True)
 class Graph(Common):
-    """Draw an attribution graph of Neuronpedia, of circuit-tracer or of a report as a page that opens from disk."""
+    """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
 
     file: Annotated[Path, tyro.conf.Positional]
     """The graph's JSON file."""

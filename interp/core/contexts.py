@@ -20,12 +20,14 @@ _PLACE = "place in the batch"
 
 @dataclass(frozen=True)
 class TopInContext:
-    """A reduction: the lists of `top`, and how the values `along` run around each entry.
+    """A reduction: the lists of `top`, and the values `along` around each entry.
 
     Args:
         along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of
-            them): those along the context, and those of the entry alone. Missing: NaN, -1 for integers. Errors: those
-            of `TopRows`.
+            them): those along the context, and those of the entry alone. Missing: NaN, -1 for integers.
+
+    Raises:
+        ValueError: as `TopRows`.
 
     Example:
         >>> rule = TopInContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))

@@ -178,9 +178,13 @@ class FactoredMatrix(Viewable):
         return tiles.row_top(*self._single(), k, largest=largest)
 
     def diagonal_ranks(self) -> Int[Tensor, "n"]:
-        """How many entries of each row of one product are larger than the diagonal's; tile by tile.
+        """Rank of the diagonal's entry in each row of one product: how many entries are larger; tile by tile.
 
-        0 = none is. Errors: ValueError for more rows than columns.
+        Returns:
+            [n], 0 where none is larger.
+
+        Raises:
+            ValueError: more rows than columns.
         """
         return tiles.diagonal_ranks(*self._single())
 

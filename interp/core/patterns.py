@@ -122,10 +122,13 @@ def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[
 
 
 def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
-    """Attention to what followed the earlier copies of each token, the prefix-matching score of Olsson et al. 2022.
+    """Prefix-matching score: attention to the tokens after the earlier copies of each token (Olsson et al. 2022).
 
     The sum over all earlier copies, averaged over the queries that have one (i > period): 1 is a perfect induction
-    head. Errors: ValueError for rows with less than two repeats of the period after BOS.
+    head.
+
+    Raises:
+        ValueError: rows with less than two repeats of the period after BOS.
     """
     return _attention_back(pattern_bhqk, period)[..., 1]
 

@@ -114,10 +114,14 @@ class Histogram:
 class Histograms:
     """A reduction: the histogram of one named value `[n ... *cells]`.
 
-    The last `cells` axes are kept apart; observations are pooled over all others: rows, and positions if there are any.
+    The last `cells` axes are kept apart; observations are pooled over all others: rows, and positions if there are
+    any.
+
+    Raises:
+        ValueError: bad edges, or a value that is missing or has too few axes.
 
     Memory:
-        8 bytes per cell and edge. Errors: ValueError for bad edges, a value that is missing or has too few axes.
+        8 bytes per cell and edge.
 
     Example:
         >>> Histograms("loss", edges=(0.0, 1.0, 2.0)).of({"loss": torch.rand(3, 7)}).n.item()

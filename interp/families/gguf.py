@@ -183,9 +183,11 @@ def _contents(name: str, field: gguf.ReaderField) -> object:
 class GgufTensors(Tensors):
     """The tensors of a GGUF file under the names of an ordinary checkpoint, dequantised as they are read.
 
-    A matrix is computed in float32 and rounded once, to `dtype`. Errors: ValueError for tensors that transformers
-    has no name for, for a type of blocks that `gguf` cannot dequantise, and for a shape that the config does not
-    have.
+    A matrix is computed in float32 and rounded once, to `dtype`.
+
+    Raises:
+        ValueError: tensors that transformers has no name for, a type of blocks that `gguf` cannot dequantise, or a
+            shape that the config does not have.
     """
 
     def __init__(self, file: GgufFile, dtype: torch.dtype | None) -> None:

@@ -20,8 +20,11 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
     """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
 
     Args:
-        hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not
-            there, ValueError for a name that the hub does not give.
+        hint: other names that could have been meant, for the errors.
+
+    Raises:
+        FileNotFoundError: a path that is not there.
+        ValueError: a name that the hub does not have.
     """
     if not str(source):
         raise ValueError(f"the name or the path of a model is required, got an empty text; {hint}")

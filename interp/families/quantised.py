@@ -48,10 +48,14 @@ def from_scaled(
 ) -> Float[Tensor, "*x out i"]:
     """A matrix of float8 or int8 numbers times its scales: one in all, one along the first axis, or one per block.
 
+    Scales of one byte are powers of two, 2^(scale - 127).
+
     Args:
-        block: rows and columns of a block, the last ones cut off at the edge; None = as many as divide the matrix
-            evenly. Scales of one byte are powers of two, 2^(scale - 127). Errors: ValueError for scales that do not
-            fit.
+        block: rows and columns of a block, the last ones cut off at the edge; None: as many as divide the matrix
+            evenly.
+
+    Raises:
+        ValueError: scales that do not fit.
     """
     factor = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     if factor.numel() == 1:

@@ -177,8 +177,10 @@ class HuggingFaceTokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation in the tokenizer's own template, special tokens as the template writes them.
 
-        The template is text of the checkpoint, which transformers runs in a sandbox. Errors: ValueError for a tokenizer
-        without a template, or a conversation that its template refuses.
+        The template is text of the checkpoint, which transformers runs in a sandbox.
+
+        Raises:
+            ValueError: a tokenizer without a template, or a conversation that its template refuses.
         """
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise ValueError("messages require a tokenizer with a chat template, this one has none")
@@ -460,7 +462,10 @@ def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenize
     with spaces, or with characters that the file rewrites, get other ids than the model was trained with. Its
     conversion of the file itself does not, from some version on (5.9 loses the first space, 5.24 does not). Of both,
     the first that agrees is taken. With `"legacy": false` a text that begins with a space has no other before it, as
-    transformers has it. Errors: ValueError if neither agrees.
+    transformers has it.
+
+    Raises:
+        ValueError: neither agrees.
     """
     import transformers
 

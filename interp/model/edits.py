@@ -87,10 +87,13 @@ class Mean:
 @public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Resample:
-    """Put what the part says on another prompt: the reference prompt of the same row, or some other row of its group.
+    """Put the part's value on another prompt in its place: the reference prompt of the row, or another row of its
+    group.
 
-    All parts of one row take their values from the same other prompt. seed: of the draw of the other row, where no
-    reference is given.
+    All parts of one row take their values from the same other prompt.
+
+    Args:
+        seed: seed of the draw of the other row, where no reference is given.
     """
 
     seed: int = 0
@@ -99,7 +102,12 @@ class Resample:
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Add(Brief):
-    """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
+    """Add `scale` times a vector to the cells: steering, for one.
+
+    Args:
+        values: a number, or a tensor that broadcasts against the cells.
+        scale: factor on the values.
+    """
 
     values: Shaped[Tensor, "..."] | float
     scale: float = 1.0
@@ -145,10 +153,11 @@ class Project(Brief):
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Swap(Brief):
-    """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
+    """Put given values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
 
     Args:
-        directions: rows that span the subspace. values and first: as in `Set`.
+        directions: rows that span the subspace.
+        values, first: as in `Set`.
     """
 
     directions: Float[Tensor, "*k d"]

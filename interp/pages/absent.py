@@ -74,7 +74,7 @@ class Absences:
             return None
 
     def tables(self, work: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """The tables that can be made, by name: those that others need come before them, and order is kept otherwise."""
+        """The tables that can be made, by name: those that others need come before them, else order is kept."""
         found: dict[str, T] = {}
         for name in sorted(work, key=lambda name: name in NEEDS):
             if (made := None if name in self.why else self.tried(name, work[name])) is not None:

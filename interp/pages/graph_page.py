@@ -63,10 +63,16 @@ class GraphDrawing:
 
 @public()
 def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
-    """The whole page as HTML: the `most` strongest links and the nodes at their ends, as a picture and as a table.
+    """The page of an attribution graph as HTML: the strongest links and the nodes at their ends, drawn and as a
+    table.
 
-    It shows what the file says, features of transcoders included; it knows no more about them. Errors: ValueError for
-    a number of links below 1.
+    It shows what the file says, features of transcoders included; it knows no more about them.
+
+    Args:
+        most: number of links.
+
+    Raises:
+        ValueError: a number of links below 1.
     """
     if most < 1:
         raise ValueError(f"at least one link is required, got {most}")

@@ -74,7 +74,7 @@ class HeadStages:
 
 
 def staged(model: Transformer) -> list[int]:
-    """The layers with heads that have all stages: one product of queries and keys, a softmax, and values moved by it."""
+    """The layers with heads that have all stages: one product of queries and keys, a softmax, and moved values."""
     config = model.config
     there = set(names(config))
     return [

@@ -132,10 +132,13 @@ def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
 
 
 def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
-    """The answers of consecutive steps to one read as one pass over all their positions would have given them.
+    """The answers of consecutive steps to one read, as one pass over all their positions would have given them.
 
     Joined along the position axis (queries, for scores and patterns); keys that a step had not seen yet are 0, in
-    scores -inf. Errors: ValueError for no steps, or for a read with `via`, whose answers have axes of their own.
+    scores -inf.
+
+    Raises:
+        ValueError: no steps, or a read with `via`, whose answers have axes of their own.
     """
     if not traces:
         raise ValueError("at least one step is required, got none")
@@ -184,7 +187,11 @@ class Decoder:
         reads: Sequence[Read] = (),
         edits: Sequence[Edit] = (),
     ) -> "Decoder":
-        """Before the first pass, with room for so many tokens. Errors: ValueError or KeyError for reads and edits."""
+        """A decoder before its first pass, with room for so many tokens.
+
+        Raises:
+            ValueError, KeyError: reads and edits that do not fit the model.
+        """
         _check_tap(model.config, reads, edits, use_cache)
         _check_values(model.config, batch, (*model.edits, *edits))
         rows, n = batch.tokens.shape

@@ -100,7 +100,11 @@ class Metric:
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
     def answers(self, text: Text) -> AnswerTokens | None:
-        """The answers that it brings, as tokens; None where the data must. Errors: those of `AnswerTokens.of`."""
+        """The answers that the metric brings, as tokens; None where the data must.
+
+        Raises:
+            ValueError: as `AnswerTokens.of`.
+        """
         return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
     def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:

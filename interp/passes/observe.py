@@ -290,8 +290,10 @@ def as_edits(hooks: Sequence[tuple[Hook, HookDirection]], config: ModelConfig) -
 class Hooked:
     """A hook function as the change of an edit: it receives its place, and a dict of its own for one pass.
 
-    Backward hooks get the gradient when the pass is differentiated, and may return another one. Errors: ValueError for
-    a backward hook in a pass that keeps no gradients.
+    Backward hooks get the gradient when the pass is differentiated, and may return another one.
+
+    Raises:
+        ValueError: a backward hook in a pass that keeps no gradients.
     """
 
     function: HookFunction

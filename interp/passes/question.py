@@ -384,10 +384,12 @@ class Questions:
         rows: Int[Tensor, "n"] | None,
         checks: Checks | None = None,
     ) -> dict[str, Partial] | None:
-        """Like `reduced`, but None if `fine` is False: the flag and what is kept are fetched from a device together.
+        """The reductions of every question over these rows, or None if `fine` is False.
+
+        The flag and the reductions are fetched from a device together.
 
         Args:
-            checks: what was checked on the way to the values, and is looked at now. Errors: what those raise.
+            checks: checks made on the way to the values, which are settled now and raise their errors.
         """
         checks = Checks() if checks is None else checks
         if fine.is_cpu and not bool(fine):

@@ -530,11 +530,16 @@ class Sweep:
     ) -> Swept:
         """The metric of every variant.
 
+        A pack that does not fit into the device's memory is halved until it does.
+
         Args:
-            reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
-                run's.
-            reference_model: the model that it comes from; None = this one. A pack that does not fit into the device's
-                memory is halved until it does.
+            metric: the metric.
+            reference: [b, n, d], the final stream that a comparing metric compares with, at the watched columns;
+                None: the base run's.
+            reference_model: the model that the reference comes from; None: this one.
+
+        Returns:
+            `Swept`: the values [v, b] of the variants and of the base run.
         """
         base, watched = self.base, self._watched(metric)
         columns = None if watched is None else sent(watched, self._network.device)

@@ -130,14 +130,23 @@ class Record(Shown):
     def resume(
         cls, folder: Path, parameters: object, *, command: str | None = None, file: Path | None = None
     ) -> "Record":
-        """A run that was interrupted or failed, to be gone on with; steps that it lists are loaded, not computed.
+        """A run that was interrupted or failed, to be gone on with; finished steps are loaded, not computed.
 
         Code that changed since (another git revision or another experiment file under the same name) is a warning in
         the record and in the log.
 
+        Args:
+            folder: the folder of the run.
+            parameters: the parameters, equal to those of the run.
+            command: the command line that goes on with it.
+            file: the experiment's file.
+
+        Returns:
+            The record, open for writing.
+
         Raises:
-            ValueError: if the folder is not a run, if the run is finished, if another process works on it, if it is
-                of another experiment, and for parameters that differ, each with what it was and is.
+            ValueError: a folder that is not a run, a run that is finished, in use by another process, or of another
+                experiment, or parameters that differ, each with what it was and is.
         """
         lock = _locked(folder, RunFile.read(folder))
         try:

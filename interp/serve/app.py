@@ -362,7 +362,11 @@ def opened(subject: ServedModel, port: int = 0) -> Served:
 
 
 def serve(subject: ServedModel, port: int, ready: Callable[[str], None]) -> None:
-    """Answer on 127.0.0.1 until Ctrl-C; `ready` gets the address once the port is open. Errors: see `opened`."""
+    """Answer requests on 127.0.0.1 until Ctrl-C; `ready` gets the address once the port is open.
+
+    Raises:
+        OSError: as `opened`.
+    """
     served = opened(subject, port)
     ready(served.address)
     try:

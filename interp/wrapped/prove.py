@@ -73,8 +73,16 @@ def wrap(
     """A Hugging Face decoder as a `Transformer`, with the sites that were proven of it.
 
     The network itself is not touched; its tensors are shared, unless they are cast or moved. Hooks on its modules are
-    left out, and a `Note` names them. In half precision the
-    proof runs on a copy in float32, which is given back afterwards. Errors: ValueError naming what was not found.
+    left out, and a `Note` names them. In half precision the proof runs on a copy in float32, which is freed
+    afterwards.
+
+    Args:
+        network: the decoder.
+        dtype: dtype to cast to; None: the network's.
+        device: device to move to; None: the network's.
+
+    Raises:
+        ValueError: a part that was not found; the message names it.
     """
     _check(network)
     note_hooks(network)
@@ -203,7 +211,7 @@ class _Proof:
         self._traits(base)
 
     def _ends(self, stream: Tensor) -> None:
-        """Refuse a network if its logits for other final streams, put there by hand, are not those that are read out."""
+        """Refuse a network if its logits for other final streams, put there by hand, are not those read out."""
         noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(17)).to(stream)
         size = stream.square().mean().sqrt()
         for factor in (0.1, 4.0):

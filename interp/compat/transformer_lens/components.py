@@ -175,11 +175,7 @@ NORMS: dict[str, type[LayerNormPre]] = {
 
 
 def norm_of(cfg: HookedTransformerConfig) -> nn.Module:
-    """The norm that a block reads the stream through; the identity without one.
-
-    Raises:
-        ValueError: a `normalization_type` that does not exist.
-    """
+    """The norm that a block reads the stream through; the identity without one. ValueError for an unknown type."""
     kind = cfg.normalization_type
     if kind is None:
         return nn.Identity()
@@ -195,11 +191,7 @@ class CanBeUsedAsMLP(Part):
     """Base class of a block's `mlp`: reads the normed stream `[b p d]`, returns what is added to it."""
 
     def __init__(self, cfg: Config) -> None:
-        """The sizes of an MLP, as the config says.
-
-        Raises:
-            ValueError: a config without `d_mlp`.
-        """
+        """An MLP of the config's `d_mlp`; ValueError where it has none."""
         super().__init__()
         self.cfg = HookedTransformerConfig.unwrap(cfg)
         if self.cfg.d_mlp is None:

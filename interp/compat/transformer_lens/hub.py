@@ -36,7 +36,7 @@ def call_hf_with_retry(
     """`func(*args, **kwargs)`, called again after a pause while the hub answers 429 (too many requests).
 
     The pause: what the answer's `Retry-After` says, else base_delay 2^attempt seconds give or take a fifth, at most
-    two minutes. Errors: any other error at once, and the 429 of the last attempt.
+    two minutes. Any other error is raised at once, and the 429 of the last attempt.
     """
     for attempt in range(max_attempts - 1):
         try:

@@ -96,8 +96,10 @@ def extract_attention_tensors_for_folding(
 ) -> dict[str, Any]:
     """Inputs of folding one layer's first norm: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
 
-    "keys" holds the name of each, "W_Q", ...; grouped keys and values are found under "_W_K". Errors: ValueError for
-    an adapter.
+    "keys" has the name of each, "W_Q", ...; grouped keys and values are found under "_W_K".
+
+    Raises:
+        ValueError: an adapter.
     """
     if adapter is not None:
         raise ValueError(
@@ -264,7 +266,10 @@ def center_writing_weights(state_dict: State, cfg: Any) -> dict[str, Tensor]:
 def center_unembed(state_dict: State, cfg: Any = None) -> dict[str, Tensor]:
     """W_U and b_U minus their means over the vocabulary: logits shift together, probabilities stay.
 
-    A soft cap on the logits breaks that. Errors: KeyError without `unembed.W_U`.
+    A soft cap on the logits breaks that.
+
+    Raises:
+        KeyError: no `unembed.W_U`.
     """
     if "unembed.W_U" not in state_dict:
         raise KeyError(

@@ -49,7 +49,10 @@ class Dropout:
     ) -> tuple[Edit, ...]:
         """The edits of the update after `step` others, every site with random numbers of its own.
 
-        Another kind of device draws others. Errors: ValueError for attention dropout in a layer without a pattern.
+        Another kind of device draws others.
+
+        Raises:
+            ValueError: attention dropout in a layer without a pattern.
         """
         places = [(site, share) for site, share in self._places(config) if share > 0]
         seeds = np.random.SeedSequence([step + 1, seed, STREAM]).generate_state(len(places), np.uint64)

@@ -275,7 +275,7 @@ class _Kept:
     @classmethod
     @contextmanager
     def opened(cls, out: Path | str | None, question: Json) -> Iterator[_Kept]:
-        """The folder for this study, locked until it is left. Errors: ValueError for one of another study."""
+        """The folder for this study, locked until it is left. ValueError for one of another study."""
         if out is None:
             yield cls(None)
             return

@@ -14,11 +14,14 @@ NO_DROPOUT = Dropout()
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: AdamW, linear warm-up and then a falling rate, clipped gradients. Errors: ValueError.
+    """Parameters of a training run: AdamW, linear warm-up and then a falling rate, clipped gradients.
 
     The first Transformer's (Vaswani et al. 2017, section 5): `schedule="inverse_sqrt"`, `initial="xavier"`,
-    `dropout=Dropout(0.1, 0.1, 0.1)`, `label_smoothing=0.1`, `weight_decay=0.0` and
-    `learning_rate=(d_model * warm_up) ** -0.5`, with which `rate` is its equation 3.
+    `dropout=Dropout(0.1, 0.1, 0.1)`, `label_smoothing=0.1`, `weight_decay=0.0` and `learning_rate=(d_model * warm_up)
+    ** -0.5`, with which `rate` is its equation 3.
+
+    Raises:
+        ValueError: parameters out of range.
     """
 
     steps: int = 2000

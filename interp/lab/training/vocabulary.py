@@ -20,7 +20,12 @@ class Vocabulary(Brief):
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
-        """The vocabulary of a file. Errors: FileNotFoundError; ValueError if it lacks the token."""
+        """The vocabulary of a file.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a file without the token.
+        """
         try:
             found = cls(regular(path).read_text(encoding="utf-8"))
             found.tokenizer  # noqa: B018 - it refuses what is no tokenizer of ours
