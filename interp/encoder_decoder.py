@@ -128,7 +128,15 @@ class HookedEncoderDecoder(Shown):
         return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *said))])
 
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
-        """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them."""
+        """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them.
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            The batch.
+        """
         return self.text.batch(prompts, side=padding_side)
 
     def to_target(self, prompts: Prompts) -> Batch:
@@ -147,7 +155,15 @@ class HookedEncoderDecoder(Shown):
         return self.run_with_cache(source, target, names_filter=())[0]
 
     def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
-        """Teacher-forced loss: mean nats per target token after the start token; padding does not count."""
+        """Teacher-forced loss: mean nats per target token after the start token; padding does not count.
+
+        Args:
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as `to_target` gives them.
+
+        Returns:
+            One number, in nats.
+        """
         batch = self.to_target(target).to(self.model.device)
         return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
 
@@ -185,6 +201,13 @@ class HookedEncoderDecoder(Shown):
 
         A function that takes a Transformer and a batch (`observe`, `run`, every analysis) takes `model.decoder` and
         this batch.
+
+        Args:
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as `to_target` gives them.
+
+        Returns:
+            The batch.
         """
         return encoded(self.model, self.to_source(source), self.to_target(target))
 
@@ -240,7 +263,14 @@ class HookedEncoderDecoder(Shown):
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
-        """The numerical contract of both sides, measured line by line: `print(model.verify())`."""
+        """The numerical contract of both sides, measured line by line: `print(model.verify())`.
+
+        Args:
+            reference: a live model to compare with; None: what this one was loaded from.
+
+        Returns:
+            `Contract`: one line per property that was measured.
+        """
         origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
         source = reference or origin
         other = (

@@ -61,7 +61,7 @@ class Asking(ModelCommand):
     checkpoints: tuple[str, ...] = ()
     """Training checkpoints to compare, such as `step1200 step2850`, or `all` that a demo model ships."""
     scores: tuple[str, ...] = ()
-    """Which scores to print, where there are several; the lines are ordered by the first of them."""
+    """Scores to print, where there are several; the lines are ordered by the first of them."""
     sort: str | None = None
     """Column by which the lines are ordered, largest size first; without it `value`."""
     most: int = 40

@@ -108,7 +108,7 @@ def permutation_test(
 def _as_large(
     labels: _Flips | _Deals, parts: Float[Tensor, "g c"], total: int, seed: int | None
 ) -> Float[Tensor, "2 c"]:
-    """How many labellings make each cell's statistic as large as observed, and how many make any cell's as large."""
+    """Numbers of labellings that make each cell's statistic as large as observed, and that make any cell's as large."""
     observed = (labels.observed() @ parts).abs() - ROUNDING
     counts = parts.new_zeros(2, parts.shape[1])
     step = max(1, ENTRIES // sum(parts.shape))

@@ -53,7 +53,7 @@ class MergeTree(Generic[T]):
         return any((level, part >> level) in self.nodes for level in range(64))
 
     def __len__(self) -> int:
-        """How many parts have arrived."""
+        """Number of parts that have arrived."""
         return sum(1 << level for level, _ in self.nodes)
 
     def add(self, part: int, value: T | None) -> None:

@@ -19,7 +19,7 @@ from interp.core.transfers import sent
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """How many observations fall between each two edges, cell by cell.
+    """Counts of observations between each two edges, cell by cell.
 
     Bins are half-open, [edge, next edge), the last one closed, as in numpy. What lies outside is counted too, and so is
     what is absent (NaN: padding, undefined).

@@ -201,7 +201,7 @@ def _lower_end(m: Tensor, n: Tensor, variance: Tensor) -> Tensor:
 
 
 def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
-    """How often chance is at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
+    """Share of chance values at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
 
     At most a share a of values that are exchangeable with their draws has p <= a, exactly so where a (n + 1) is whole
     and no two are equal (Phipson and Smyth 2010); ties count against the value. Draws that are NaN do not count. NaN

@@ -22,7 +22,7 @@ from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, Text
 
 @dataclass(frozen=True)
 class Span:
-    """Which columns a pass computes, and which tokens they hold: `past` before it are known."""
+    """The columns that a pass computes, and the tokens in them: `past` before it are known."""
 
     past: int = 0
     layout: Layout = field(default_factory=Layout, compare=False)
@@ -32,7 +32,7 @@ class Span:
     only: Int[Tensor, "b n"] | None = field(default=None, compare=False)
     """The columns of the pass that sites after the blocks hold; None = all."""
     width: int = 0
-    """How many columns there are, those before the pass included."""
+    """Number of columns, those before the pass included."""
     memory: dict[str, object] = field(default_factory=dict, compare=False)
     """Values that functions keep from one site of this pass to another."""
 

@@ -116,15 +116,15 @@ class ModelConfig(ConfigRecord):
     block: UsualBlock = UsualBlock()
     """The form of a block: what else it has, or does in another order (`interp.lab.Macaron`)."""
     parallel: bool = False
-    """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
+    """Whether attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
-    """True: attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
+    """Whether attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
     causal: bool = True
-    """False: every position sees every other (encoders)."""
+    """Whether a position sees only those before it and itself; False: every position sees every other (encoders)."""
     window: int | None = None
-    """Sliding window: a query sees itself and the `window - 1` positions before it."""
+    """Width of the sliding window: a query sees itself and the `window - 1` positions before it; None: all."""
     local_layers: tuple[int, ...] | None = None
-    """The layers that have the window; None = all of them."""
+    """Layers with the window; None: all of them."""
     local_position: Rotary | None = None
     """Rotary positions of the layers with the window, where they differ (Gemma 3)."""
     attn_scale: float | None = None
@@ -150,11 +150,11 @@ class ModelConfig(ConfigRecord):
     n_token_types: int = 0
     """Rows of a table of token types added to the embedding (BERT)."""
     unembed: bool = True
-    """False: the model ends in its residual stream, without logits."""
+    """Whether there is an unembedding; False: the model ends in its residual stream, without logits."""
     output: Output = FullSoftmax()
-    """How the final stream becomes probabilities, in a model with `unembed`."""
+    """The output layer, in a model with `unembed`."""
     d_vocab_out: int | None = None
-    """How many outputs a position has, where they are not the tokens (a classifier); None = a logit for each token."""
+    """Number of outputs of a position, where they are not the tokens (a classifier); None: a logit for each token."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
@@ -280,7 +280,7 @@ class ModelConfig(ConfigRecord):
 
     @property
     def qk_norms(self) -> frozenset[NormedHeads]:
-        """How queries and keys are normed in the layers where they are."""
+        """The kinds of norm of queries and keys, of the layers that have them."""
         found = [mixer.qk_norm(self) for mixer in self.mixers]
         return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
 
@@ -325,7 +325,7 @@ class ModelConfig(ConfigRecord):
 
     @property
     def n_outputs(self) -> int:
-        """How many logits a position has: `d_vocab_out`, or one for each token."""
+        """Number of logits of a position: `d_vocab_out`, or one for each token."""
         return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
 
     def require_tokens(self, what: str) -> None:
@@ -346,7 +346,7 @@ class ModelConfig(ConfigRecord):
 
     @property
     def rotary_dim(self) -> int:
-        """How many leading dimensions of a head are rotated; 0 without rotary positions."""
+        """Number of leading dimensions of a head that are rotated; 0 without rotary positions."""
         if not isinstance(self.position, Rotary):
             return 0
         return self.head_width if self.position.dim is None else self.position.dim

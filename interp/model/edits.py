@@ -1,5 +1,9 @@
 """Interventions as data: what is changed where, in one record that every pass understands.
 
+An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what
+they touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
+printed as Python. Any function of the cells is a change too; it cannot be planned, so it runs where it is put.
+
 An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what they
 touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
 printed as Python. Any function of the cells is a change too; nobody can plan it, so it runs where it is put.
@@ -87,8 +91,7 @@ class Mean:
 @public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Resample:
-    """Put the part's value on another prompt in its place: the reference prompt of the row, or another row of its
-    group.
+    """Put the part's value on another prompt in its place: the reference prompt, or another row of its group.
 
     All parts of one row take their values from the same other prompt.
 

@@ -42,11 +42,11 @@ class Router(ConfigRecord):
     """Whether a trained number per expert is added to its score for the choice, and not for the weight (DeepSeek V3).
     """
     groups: int = 1
-    """Groups of neighbouring experts, some of which are chosen first (DeepSeek V2, section 2.2.2)."""
+    """Number of groups of neighbouring experts, some of which are chosen first (DeepSeek V2, section 2.2.2)."""
     top_groups: int = 1
-    """How many groups experts may come from."""
+    """Number of groups that experts may come from."""
     best: int = 1
-    """A group ranks by the sum of so many of its best scores: 1 in DeepSeek V2, 2 in V3."""
+    """Number of best scores whose sum ranks a group: 1 in DeepSeek V2, 2 in V3."""
     factor: float = 1.0
     """Factor on the weights, applied last."""
     weighs: Literal["output", "input"] = "output"
@@ -208,7 +208,7 @@ class ExpertGroups:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many rows every expert has, for the host."""
+        """Number of rows of every expert, for the host."""
         ends = [0, *self.ends.tolist()]
         return [end - start for start, end in pairwise(ends)]
 

@@ -114,14 +114,14 @@ class TextTokens:
     columns: Int[Tensor, "t n"]
     """The column of each token; of one that is not there, some column of the row."""
     places: Int[Tensor, "t n"]
-    """How many tokens of the text stand before each."""
+    """Number of tokens of the text before each."""
     there: Bool[Tensor, "t n"] | None = None
     """True where the token exists; None: all do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
+    """Layout of the rows of a pass: which columns are real, and which document each belongs to."""
 
     keep: Bool[Tensor, "b k"] | None = None
     """True at real tokens; None = no padding."""
@@ -229,7 +229,7 @@ class Layout:
         return rows, lengths, lengths.cumsum(0) - lengths, flat
 
     def _prompts(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
-        """How many tokens negative positions are counted back from: those of the prompt, where an answer follows it."""
+        """Number of tokens from which negative positions are counted back: the prompt's, where an answer follows."""
         if self.prompt is None:
             return lengths if self.forced is None else lengths - self.forced.cpu()
         keep = self._home[0]

@@ -29,9 +29,9 @@ class PartKind:
     """One row of the table of kinds."""
 
     form: str
-    """How a part of this kind is written: `L{layer}H{index}`."""
+    """Spelling of a part of this kind: `L{layer}H{index}`."""
     site: str | None
-    """Where its value is, inside its block or the model; None for what is no activation, such as a bias."""
+    """Site of its value, inside its block or the model; None for a kind that is no activation, such as a bias."""
     axis: str | None = None
     """The axis of the site that tells the members of the kind apart."""
     older: tuple[str, ...] = ()
@@ -93,12 +93,14 @@ EXAMPLES = "L3H5 (head), L3.attn, L3.mlp, L3N17 (neuron), L3.resid, embed, logit
 class Part:
     """A piece of a model, by kind, layer and index; `str(part)` is its one name.
 
-    A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; everything here says it so.
+    A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; every analysis says it so.
 
     Args:
         kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value
             heads where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`,
             group g serving the query heads h with h // (n_heads / n_kv_heads) = g.
+        layer: number of the block; None outside the blocks.
+        index: number of the head, neuron or expert; None for kinds without one.
 
     Example:
         >>> str(Part("head", 3, 5)), Part.of("a3.h5") == Part.of((3, 5)) == Part("head", 3, 5)
@@ -316,7 +318,7 @@ def as_site(given: Part | str, config: ModelConfig) -> str:
 
 
 def axis_size(axis: str, config: ModelConfig) -> int:
-    """How many members an axis that tells parts apart has: heads, key/value heads, neurons or experts."""
+    """Number of members of an axis that tells parts apart: heads, key/value heads, neurons or experts."""
     mlp = config.mlp
     sizes = {
         "h": config.n_heads,

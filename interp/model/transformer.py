@@ -173,8 +173,8 @@ class Transformer(nn.Module):
     """
 
     opened: tuple[str, ...] = ()
-    """What was done to the checkpoint when it was opened, a clause each: its format where that is no plain
-    safetensors, what was dequantised, merged or left out.
+    """Steps by which the checkpoint was opened, a clause each: its format where that is no plain safetensors, what
+    was dequantised, merged or left out.
     """
     rules: frozenset[Rule] = NO_RULES
     """Backward rules: what derivatives take for constant or linear; none but in what `ruled` returns."""
@@ -527,7 +527,7 @@ class Transformer(nn.Module):
 
 
 def _source(memory: Memory | None) -> Layout:
-    """How the rows of what cross-attention reads are laid out."""
+    """Layout of the rows that cross-attention reads."""
     return Layout(None if memory is None else memory.keep)
 
 

@@ -63,8 +63,7 @@ class GraphDrawing:
 
 @public()
 def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
-    """The page of an attribution graph as HTML: the strongest links and the nodes at their ends, drawn and as a
-    table.
+    """The page of an attribution graph as HTML: its strongest links and the nodes at their ends.
 
     It shows what the file says, features of transcoders included; it knows no more about them.
 

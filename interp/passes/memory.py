@@ -24,7 +24,7 @@ def room(model: Transformer) -> int:
 
 
 def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
-    """How many tokens or rows of `each` bytes one pass of interventions may have, at least one.
+    """The most tokens or rows of `each` bytes in one pass of interventions, at least one.
 
     Args:
         memory: bytes that it may hold; None = `room`.
@@ -33,7 +33,7 @@ def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
 
 
 def tile_floats(device: torch.device) -> int:
-    """How many float32 numbers a tile of scores may hold."""
+    """The most float32 numbers in a tile of scores."""
     return (HOST_ROOM if device.type == "cpu" else DEVICE_TILE) // 4
 
 

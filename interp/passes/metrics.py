@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def prompt(self) -> Int[Tensor, "r"]:
-        """Which prompt each row is a variant of, counted through all that the experiment was given."""
+        """Number of the prompt that each row is a variant of, counted through all that the experiment was given."""
         return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
 
     def logits(self) -> Float[Tensor, "r n v"]:

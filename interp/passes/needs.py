@@ -51,7 +51,7 @@ class TowardMetric:
     reference: Float[Tensor, "b n d"] | None = None
     """The reference of a metric that compares: the final stream of each example, at the columns that it sees."""
     example: Int[Tensor, "r"] | None = None
-    """Which example each row is a copy of, where examples are run several times; None = row i is example i."""
+    """Example that each row is a copy of, where examples are run several times; None: row i is example i."""
     in_runs: bool = False
     """Whether blocks are differentiated in runs where a whole pass would keep too much (`checkpointed`): of a pass that
     is read and edited at the embeddings alone."""

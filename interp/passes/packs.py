@@ -64,7 +64,7 @@ class SweepPlan:
 
     @property
     def passes(self) -> float:
-        """How many full passes over these examples the sweep is worth, the unembedding apart."""
+        """Number of full passes over these examples that the sweep costs, the unembedding apart."""
         return self.cost / (self.examples * self.columns * max(1, self.n_layers))
 
     @property

@@ -152,7 +152,7 @@ def promises(model: Transformer) -> bool:
 def completeness(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], gradient: Float[Tensor, "b p d"]
 ) -> dict[str, Float[Tensor, "b"]]:
-    """How far relevances miss what they promise to sum to: `completeness_error`, the same for every row of the batch.
+    """Error of the sum of relevances, `completeness_error`, equal for every row of the batch.
 
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
     of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits

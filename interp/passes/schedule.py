@@ -301,7 +301,7 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
-    """Which of the sites that these passes read make a pass round otherwise.
+    """The sites, among those that these passes read, that make a pass round otherwise.
 
     A scale or a weight that is differentiated must carry the computation, which its own fused kernel then cannot.
     """

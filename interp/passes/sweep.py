@@ -499,7 +499,7 @@ class Swept:
 @public()
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Variants of the same examples, and what to watch of them.
+    """Many variants of one batch as one planned computation, and the values or metrics to record of each.
 
     Errors (when it is planned): everything that an `Edit` may have wrong, by name.
 
@@ -638,7 +638,7 @@ class Sweep:
         return base_run(self._plain, self._batch, Touched.of(self._variants), self._common, reads)
 
     def base_at(self, touched: Touched, reads: Sequence[Read]) -> Base:
-        """The run that sweeps with edits at these sites can depart from, with what others read in it."""
+        """The run from which sweeps with edits at these sites can depart, with other questions' reads in it."""
         return base_run(self._plain, self._batch, touched, self._common, reads)
 
     def _run(self, base: Base, plan: SweepPlan, name: str, each: Callable[[SweepPass], None]) -> None:

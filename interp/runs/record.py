@@ -103,13 +103,19 @@ class Record(Shown):
         """A new run in `root/<name>-<UTC time>-<random>/`, however many start at once; it is locked by this process.
 
         Args:
+            root: folder of all runs.
+            name: name of the experiment.
             parameters: a dataclass instance of numbers, texts, paths and records of these.
-            command: what was typed (default: this process's arguments).
+            command: the command line; None: this process's arguments.
+            seed: seed of the run, which is recorded.
             file: the experiment file, hashed so that a change is noticed.
+
+        Returns:
+            The record, open for writing.
 
         Raises:
             ValueError: a bad name or parameter.
-            OSError: if the folder cannot be made.
+            OSError: a folder that cannot be made.
         """
         values = fields_of(parameters)
         question, session = question_of(file) if file else "", RunSession.begun(command, file)
@@ -207,14 +213,17 @@ class Record(Shown):
         """The result called `name`: computed and written if it is not there yet, else loaded.
 
         Args:
-            compute: gives an xarray Dataset, a pandas DataFrame or a dict of tensors. What is returned is always what
-                stands on disk, so that a resumed run cannot see another value than the first; tensors come back on
-                the CPU.
+            name: name of the step.
+            compute: function that returns an xarray Dataset, a pandas DataFrame or a dict of tensors.
+
+        Returns:
+            Always what stands on disk, so that a resumed run cannot see another value than the first; tensors come
+            back on the CPU.
 
         Raises:
-            ValueError: a bad or repeated name and for a result that cannot be stored exactly.
+            ValueError: a bad or repeated name, or a result that cannot be stored exactly.
             TypeError: a result of another kind.
-            OSError: if it cannot be written, which leaves no part of it.
+            OSError: a result that cannot be written, which leaves no part of it.
         """
         self._claim("step", name)
         there = self._run.steps.get(name)
@@ -275,15 +284,24 @@ class Record(Shown):
     def stream(
         self, name: str, questions: SomeQuestions, model: Subject, data: DataSource | Data, **options: Any
     ) -> Results:
-        """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
+        """The answers of `interp.run` over data, kept in this run and continued from an earlier session.
+
+        Notes model and data; keeps every result as the step `name_analysis`, and the rows set aside as a table. In
+        one job of an array the work is kept where all jobs find it; a job that does not see the end of it raises
+        ShareDoneError, the last one goes on with the whole.
 
         Args:
-            options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and
-                the rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job
-                that does not see the end of it raises ShareDoneError, the last one goes on with the whole.
+            name: name of the stream.
+            questions: as `interp.run` takes them.
+            model: the model.
+            data: as `interp.run` takes it.
+            options: further options of `interp.run`.
+
+        Returns:
+            `Results`, as `interp.run` gives them.
 
         Raises:
-            ValueError: as in `interp.run`.
+            ValueError: as `interp.run`.
         """
         self.model(model)
         shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared

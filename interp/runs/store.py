@@ -65,14 +65,14 @@ class StoreIndex:
     """The fingerprint of the source, where the writer was given one."""
     complete: bool = False
     rejected: int = 0
-    """How many rows of the source could not be used and were left out, as counted when the last shard was in."""
+    """Number of rows of the source that could not be used and were left out, when the last shard was in."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of one entry at each site; empty as long as there is none."""
     shards: tuple[StoreShard, ...] = ()
 
     @property
     def entries(self) -> int:
-        """How many entries the shards hold together."""
+        """Number of entries of all shards."""
         return sum(shard.entries for shard in self.shards)
 
     @property

@@ -264,7 +264,7 @@ def done_by_processes(
 
 
 class _Crew:
-    """As many worker processes as devices."""
+    """Worker processes, one per device."""
 
     def __init__(self, parcel: Parcel, devices: Sequence[torch.device]) -> None:
         self._parcel = parcel

@@ -69,7 +69,7 @@ class Agreement:
     """
 
     phenomenon: Phenomenon = "distractor_agreement"
-    """Which rule decides."""
+    """The rule of grammar that decides."""
     rows: int = 32
     """Number of pairs."""
     seed: int = 0

@@ -60,7 +60,7 @@ class Examples:
 
     @property
     def counted(self) -> Bool[Tensor, "b n"]:
-        """Which tokens from the second on are predicted at all: real, and in one text with the token before."""
+        """True at tokens from the second on that are predicted: real, and in one text with the token before."""
         known = predicted(self.batch.keep, self.batch.documents)
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
@@ -88,7 +88,7 @@ class Examples:
             yield self.rows(torch.arange(start, min(start + size, len(self.batch))))
 
     def asked(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
-        """Which tokens from the second on a loss is about: those predicted, or those that the context determines.
+        """True at tokens from the second on that a loss counts: predicted ones, or those that the context determines.
 
         Raises:
             ValueError: if the data does not say which are determined.

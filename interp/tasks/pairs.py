@@ -67,7 +67,7 @@ class TaskPairs:
     options: Int[Tensor, "c"] | None = None
     """Where the answer is a set: every token that is right or wrong for some row."""
     right: Bool[Tensor, "n c"] | None = None
-    """Which of the options are right after each clean prompt; the others are wrong."""
+    """True at options that are right after each clean prompt; the others are wrong."""
 
     def __post_init__(self) -> None:
         allowed = torch.stack([self.spans[role] for role in self.changes]).any(0)

@@ -90,7 +90,12 @@ class Compiled:
         return MappingProxyType(found)
 
     def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
-        """The output of the program, not of the model, at every position; `given` as in `Program.trace`."""
+        """The output of the program, not of the model, at every position.
+
+        Args:
+            tokens: the input.
+            given: variables that are set to these values instead, as in `Program.trace`.
+        """
         return self.program.evaluate(tokens, given)
 
     @public()
@@ -106,7 +111,15 @@ class Compiled:
 
     @public()
     def inputs(self, most: int = 10_000, seed: int = 0) -> list[Int[Tensor, "n p"]]:
-        """Every input of the program, as ids, by length; if there are more than `most`, so many random ones."""
+        """Every input of the program, as ids, by length; if there are more than `most`, so many random ones.
+
+        Args:
+            most: the most inputs.
+            seed: seed of the random ones.
+
+        Returns:
+            A list of [n, p], one for each length.
+        """
         source = self.program.tokens
         count, lengths = len(source.symbols), range(1, source.length + 1)
         total = sum(count**length for length in lengths)
@@ -121,7 +134,15 @@ class Compiled:
 
     @public()
     def check(self, most: int = 10_000, seed: int = 0) -> Exactness:
-        """How often and how clearly the model answers as the program does, on its `inputs`."""
+        """How often and how clearly the model answers as the program does, on its `inputs`.
+
+        Args:
+            most: the most inputs.
+            seed: seed of the inputs, where there are more.
+
+        Returns:
+            `Exactness`.
+        """
         leads = []
         for tokens in self.inputs(most, seed):
             right = self.expected(tokens)[..., None]

@@ -544,7 +544,15 @@ class Program:
         return {name: known[each] for name, each in self.variables.items()}
 
     def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
-        """The output at every position; `given` and errors as in `trace`."""
+        """The output of the program at every position.
+
+        Args:
+            tokens: the input.
+            given: variables that are set to these values instead, as in `trace`.
+
+        Raises:
+            ValueError, KeyError: as `trace`.
+        """
         (name,) = (name for name, each in self.variables.items() if each is self.output)
         return self.trace(tokens, given)[name]
 

@@ -23,7 +23,7 @@ STREAM = 1
 
 @dataclass(frozen=True)
 class Dropout:
-    """Which share of the numbers of a training pass is set to 0; the others are divided by what is kept.
+    """Shares of the numbers of a training pass that are set to 0; the others are divided by what is kept.
 
     Raises:
         ValueError: a share outside [0, 1).

@@ -54,10 +54,19 @@ class PackedTexts:
     def of(
         cls, data: Data, vocabulary: Vocabulary, *, width: int, held_out: float = 0.05, field: str = "text"
     ) -> "PackedTexts":
-        """The texts of anything that `open_source` reads; each begins with BOS, one over `width` is split, with BOS.
+        """The texts of anything that `open_source` reads, as training data.
+
+        Each begins with BOS; one over `width` is split, with BOS.
+
+        Args:
+            data: files, a folder, a data set or texts.
+            vocabulary: the tokenizer.
+            width: tokens of a row.
+            held_out: share of the texts that is held out.
+            field: name of the column of texts, in tables.
 
         Raises:
-            ValueError: naming the first row that cannot be used (an empty one, say), and as above.
+            ValueError: a row that cannot be used (an empty one, say), which the message names, or as the class.
         """
         text = Text(vocabulary.tokenizer, width, vocabulary.size)
         stream = Stream(

@@ -35,7 +35,11 @@ class Vocabulary(Brief):
 
     @classmethod
     def learned(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """A byte-level BPE of at most `size` tokens, learned from the texts; every text can be encoded.
+        """A byte-level BPE vocabulary learned from texts, with which every text can be encoded.
+
+        Args:
+            texts: the texts.
+            size: the most tokens.
 
         Raises:
             ValueError: fewer than 257 tokens, all bytes and the beginning.
