@@ -265,10 +265,12 @@ def scored(
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
-    For pandas: to sort, to filter, to join, to write as CSV. Next to a column `part` stand `layer` and `head`
-    (integers, <NA> for a part in no layer or no head) and `kind` ("head", "mlp", "neuron", "embed", ...), so that no
-    name has to be taken apart; columns that the result has of these names stay. Of parts that were changed together,
-    `L0H1+L0H3`, the kind is "set", and the layer the one that they share.
+    For pandas: to sort, to filter, to join, to write as CSV.
+
+    Next to a column `part` stand `layer` and `head` (integers, <NA> for a part in no layer or no head) and `kind`
+    ("head", "mlp", "neuron", "embed", ...), so that no name has to be taken apart; columns that the result has of
+    these names stay. Of parts that were changed together, `L0H1+L0H3`, the kind is "set", and the layer the one that
+    they share.
 
     Args:
         result: a data set or one of its variables.

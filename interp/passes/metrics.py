@@ -156,10 +156,11 @@ class Metric:
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
-    The metric of most analyses: how much more the model favours the answer than the wrong one. Answers of several
-    tokens are compared at the first token in which they differ, after the tokens that they share; an answer of
-    several tokens without a wrong one is measured by its log-probability instead (`answer_log_probability`), since a
-    logit is of one token.
+    The metric of most analyses: how much more the model favours the answer than the wrong one.
+
+    Answers of several tokens are compared at the first token in which they differ, after the tokens that they share;
+    an answer of several tokens without a wrong one is measured by its log-probability instead
+    (`answer_log_probability`), since a logit is of one token.
 
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data

@@ -163,7 +163,9 @@ def observe(
     metric: Objective | None = None,
     answers_only: bool = False,
 ) -> Observation:
-    """Values at chosen sites of one pass of the model, under interventions; every analysis is built on it.
+    """Values at chosen sites of one pass of the model, under interventions.
+
+    Every analysis is built on it: name what to look at and what to change, and get the values.
 
     With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and no
     `.grad` is written. Without it the pass runs under `no_grad`.

@@ -109,8 +109,9 @@ def run(
 ) -> Results:
     """The answers to any number of questions over all of the data, from shared passes of one model.
 
-    For corpora: data of any size, many questions at once, several devices, and resumption after an interruption. What
-    all questions read of the model comes from one pass per batch.
+    For corpora: data of any size, many questions at once, several devices, and on again after an interruption.
+
+    What all questions read of the model comes from one pass per batch.
 
     Args:
         questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, one or several in a
