@@ -18,7 +18,7 @@ SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")
 NEAR = 5
 """Tokens that count as local: the current one and those just before it."""
 RUNS = 4
-"""Number of queries whose entropies are computed together, over the keys that the last of them sees."""
+"""Number of runs of queries; entropies of a run are computed together, over the keys that its last query sees."""
 
 
 def pattern_scores(

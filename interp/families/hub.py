@@ -9,7 +9,7 @@ SAFE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.ti
 PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
 """Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
 COPIES = ("*/*", "consolidated*.safetensors")
-"""Endings of files with further copies of the weights, for other programs."""
+"""Patterns of files with further copies of the weights, for other programs."""
 
 
 class UnreachableError(ValueError):

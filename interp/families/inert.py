@@ -17,7 +17,7 @@ from pathlib import Path
 SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integrations/heterogeneity/*.py")
 """Files that every model's code uses and that ask a configuration for something."""
 SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
-"""Keys that only some models read, by a word in their files."""
+"""Further such files, by a word: they count for models with that word in their own files."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
 """Methods of a configuration that only check it: what they read changes no number."""
 

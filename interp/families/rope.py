@@ -39,7 +39,7 @@ class Wording:
     part: str | None = None
     """The entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention."""
     original: int | None = None
-    """Whether `original_max_position_embeddings` outside the table counts where it is missing inside."""
+    """Default of `original_max_position_embeddings` outside the table, where a config lacks it."""
     longrope: Sequence[str] = ("longrope",)
     """The kinds of scaling that mean LongRoPE."""
     table: Mapping[str, object] | None = None

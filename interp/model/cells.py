@@ -171,7 +171,7 @@ class _Cells:
     places: tuple[Tensor | None, ...]
     """Columns that are meant, as whole values of a single row count them: by the tokens before."""
     kept: tuple[int, ...]
-    """Axes that stay in the cells though one index is meant."""
+    """Axes that the cells keep, even where a single index is meant."""
     there: Tensor
     """True where a cell is in this pass, `[t, n or 1]`."""
 

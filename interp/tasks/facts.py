@@ -143,7 +143,7 @@ def fact_prompts(
     """Every fact in each of the phrasings of its relation, fact by fact.
 
     Args:
-        phrasings: the phrasings of each relation; by default those of the trained demo models.
+        phrasings: the phrasings of each relation; by default those in the training text of the demo models.
         table: the facts; None: those of the package.
 
     Returns:

@@ -62,7 +62,7 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     Args:
         seed: seed of the noise, the facts and the prompts.
         n: number of prompt pairs.
-        noise: size of the random numbers added to the weights.
+        noise: standard deviation of all parameters before the circuit is written over some of them.
 
     Returns:
         `Planted`: the model, the edges that it uses, and n pairs of prompts. The corrupted prompt has another
@@ -115,7 +115,7 @@ def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Pla
     Args:
         seed: seed of the noise and the prompts.
         n: number of prompt pairs.
-        noise: size of the random numbers added to the weights.
+        noise: standard deviation of all parameters before the circuit is written over some of them.
 
     Returns:
         `Planted`: the model, the edges that it uses, and n pairs of prompts. The corrupted prompt has another letter

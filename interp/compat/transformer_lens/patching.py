@@ -219,7 +219,7 @@ def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
 
 
 TOGETHER = 64
-"""Rows with logits of a position in one matrix product: for a single row it is as slow as reading W_U."""
+"""Number of rows whose logits of a position are one matrix product: for a single row it is as slow as reading W_U."""
 
 
 @torch.no_grad()
