@@ -84,7 +84,7 @@ def to_config(values: Mapping[str, object]) -> ModelConfig:
     """Our config of a HookedTransformerConfig's fields; a field that is missing has TransformerLens' default.
 
     Raises:
-        ValueError: naming a field that asks for something else than we do, or that nobody knows.
+        ValueError: naming a field that is unknown, or asks for something that is not supported.
     """
     settings = Settings(values, "TransformerLens")
     _refuse(settings)

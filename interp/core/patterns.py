@@ -30,7 +30,7 @@ def pattern_scores(
     last `NEAR` tokens (fewer where the period is short), BOS left out. entropy: H_i / log(i + 1), 1 for even attention.
 
     Args:
-        kernel: `distance_kernel` to a distance that is far enough, where somebody has it.
+        kernel: `distance_kernel` to a distance that is far enough, where the caller has it.
     """
     queries = pattern_bhqk.shape[-1] - 1
     nearest = min(NEAR - 1, period - 2)

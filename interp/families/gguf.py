@@ -61,7 +61,7 @@ def read(path: Path) -> GgufFile:
 
     Raises:
         ValueError: the package `gguf` is missing, the file is damaged, transformers does not read its architecture,
-            or the file asks for something that nobody reads.
+            or the file asks for something that is not read.
     """
     import transformers
 

@@ -1,7 +1,7 @@
 """The keys of a GGUF file as a config of transformers, every key accounted for.
 
 transformers has a table of keys; it leaves out some, writes others where its config does not look, and guesses what
-a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what nobody reads is refused by name.
+a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what is not read is refused by name.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def values_of(said: GgufContents) -> dict[str, object]:
     """The values of transformers' config for the file, with its `model_type`.
 
     Raises:
-        ValueError: transformers does not read the architecture, or the file asks for something that nobody reads.
+        ValueError: transformers does not read the architecture, or the file asks for something that is not read.
     """
     from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING
 

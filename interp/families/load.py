@@ -600,7 +600,7 @@ def _read(
         live: a network is there already, so its type need not be one that transformers opens by itself.
 
     Raises:
-        ValueError: a damaged config, or one that nobody does.
+        ValueError: a damaged config, or one that is not supported.
     """
     if wrapped:
         return ()

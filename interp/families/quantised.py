@@ -141,7 +141,7 @@ Finder = Callable[[Tensors], tuple[dict[str, Made], set[str]]]
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a checkpoint's matrices are stored."""
+    """Storage of a checkpoint's quantised matrices."""
 
     words: str
     find: Finder

@@ -30,7 +30,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Wording:
-    """How a family's configs say what the rotation is, where they say it otherwise than Llama's."""
+    """Keys and rules by which a family's configs describe the rotation, where they differ from Llama's."""
 
     theta: str = "rope_theta"
     """Key of the base, where it stands outside the table."""

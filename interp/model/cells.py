@@ -43,7 +43,7 @@ def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
     Raises:
         IndexError: cells or rows that the value does not have.
         PositionError: tokens that a row lacks.
-        ValueError: a change that returns another shape, or stands for values nobody looked up.
+        ValueError: a change that returns another shape, or stands for values that were not looked up.
         RuntimeError: from whatever a function raises.
     """
     if _differs_by_row(edit, span):

@@ -22,7 +22,7 @@ class LayerNorm(ConfigRecord):
 
     eps: float = 1e-5
     trained: TrainedNorm = "gamma and beta"
-    """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
+    """Vectors that the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
     unit_offset: bool = False
     """True: what is stored is gamma - 1 (Nemotron)."""
 

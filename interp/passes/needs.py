@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Ahead:
     """Rows that a question will sweep after its pass, and the sites that it will edit there.
 
-    Said beforehand, a pass over these rows that somebody needs now is recorded so that the sweep can depart from it.
+    Said beforehand, a pass over these rows that is needed now is recorded so that the sweep can depart from it.
     """
 
     batch: Batch

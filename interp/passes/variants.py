@@ -80,7 +80,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
 
     Raises:
         KeyError: an unknown site.
-        ValueError: a site after the last block, values that do not fit, values nobody looked up, or an edit of some
+        ValueError: a site after the last block, values that do not fit or were not looked up, or an edit of some
             rows only.
         IndexError: an index outside the site.
         PositionError: a position that an example lacks.

@@ -52,7 +52,7 @@ class Journal:
         """The journal of this name with all that earlier processes wrote; empty if there is none.
 
         Args:
-            read_only: somebody else may be writing it.
+            read_only: another process may be writing it.
             number: of its latest snapshot, as `numbers_in` found it just now; without it the folder is listed.
 
         Raises:

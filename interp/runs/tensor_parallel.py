@@ -295,7 +295,7 @@ class SpreadFeedForward(FeedForward):
 class Inside(Scope):
     """A layer's scope as the inside of a spread part knows it: part of a value in, all of it at the site, part out.
 
-    Nothing is gathered at sites that nobody asks for, and nothing cut again where the value was only read.
+    Nothing is gathered at sites that are not read, and nothing cut again where the value was only read.
     """
 
     def __init__(self, scope: Scope, team: Team) -> None:

@@ -51,7 +51,7 @@ class HeadMap:
 
 @dataclass(frozen=True)
 class StreamReading:
-    """How a block's heads read the stream: the norm before (None: none), and the maps after it by `q`, `k` and `v`."""
+    """Maps by which a block's heads read the stream: the norm before (None: none), and maps by `q`, `k` and `v`."""
 
     norm: str | None
     kind: Norm

@@ -27,7 +27,7 @@ DeviceType = torch.device | str | int | None
 
 @runtime_checkable
 class TensorConversion(Protocol):
-    """How a hook point shows its value to hooks, and back."""
+    """Conversion of a hook point's value for hooks, and back."""
 
     def convert(self, value: Tensor) -> Tensor:
         """The value that hooks see."""

@@ -42,7 +42,7 @@ class HookScope(Scope):
         self.stream: Tensor | None = None
         """The stream that enters the first block, if that is given instead of tokens."""
         self.stepwise = False
-        """Whether attention and norms go step by step even where nobody watches them."""
+        """Whether attention and norms go step by step even where they are not watched."""
 
     def wants(self, *names: str) -> bool:
         """Whether any of these sites has hooks or is read, or is the pattern of a pass that goes step by step."""

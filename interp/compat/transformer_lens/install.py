@@ -1,7 +1,7 @@
 """TransformerLens' module names: under this package always, under `transformer_lens` itself after `install()`.
 
 `interp.compat.transformer_lens.HookedTransformer` or `transformer_lens.utilities.slice` are aliases of modules of ours:
-the same module objects, so a class is the same class under all names. Nothing is imported before somebody asks for it.
+the same module objects, so a class is the same class under all names. Nothing is imported before it is asked for.
 """
 
 from __future__ import annotations

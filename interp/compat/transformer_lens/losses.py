@@ -48,7 +48,7 @@ def lm_cross_entropy_loss(
 def lm_accuracy(
     logits: Float[Tensor, "b p v"], tokens: Int[Tensor, "b p"], per_token: bool = False
 ) -> Float[Tensor, ""] | Bool[Tensor, "b q"]:
-    """How often the next token is the one with the largest logit; `[b, p - 1]` with `per_token`."""
+    """Share of tokens whose next token has the largest logit; `[b, p - 1]` with `per_token`."""
     hits = logits.argmax(-1)[:, :-1] == tokens[:, 1:]
     return hits if per_token else hits.sum() / hits.numel()
 

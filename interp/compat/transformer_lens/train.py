@@ -18,10 +18,10 @@ from interp.compat.transformer_lens.hub import is_library_available
 
 @dataclass
 class HookedTransformerTrainConfig:
-    """How to train."""
+    """Parameters of a training run."""
 
     num_epochs: int
-    """How often to go through the dataset."""
+    """Number of passes over the dataset."""
     batch_size: int
     """Rows per step."""
     lr: float = 1e-3
