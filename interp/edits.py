@@ -1,4 +1,4 @@
-"""What an intervention may put in place of what a model computes: the closed changes, and edits as JSON and Python."""
+"""Interventions: the changes of an edit (`Zero`, `Add`, `Mean`, ...), and edits as JSON and Python."""
 
 from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
 from interp.model.layout import PerRow

@@ -1,4 +1,7 @@
-"""Encoder-decoders (T5, BART, Marian) as users hold them: both sides with their tokenizer. No logic of its own."""
+"""Encoder-decoders (T5, BART, Marian) with their tokenizer: both sides of a model in one object.
+
+No logic of its own.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,11 @@ class HookedEncoderDecoder(Shown):
         """A network with its tokenizer.
 
         Args:
+            model: the network.
+            tokenizer: its tokenizer; None: sources and targets are token ids.
+            name: the model's name in results and pages.
             origin: what the weights came from, for `verify`; a live model is held weakly.
-            ends: ids at which what is generated ends; none = the tokenizer's end of text.
+            ends: ids at which what is generated ends; none: the tokenizer's end of text.
         """
         self.model, self.name = model, name
         encoder = model.config.encoder
@@ -77,7 +83,22 @@ class HookedEncoderDecoder(Shown):
         device: Device = "cpu",
         devices: Devices | None = None,
     ) -> HookedEncoderDecoder:
-        """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
+        """The model of a local folder, hub name or live Hugging Face model.
+
+        Args:
+            source: folder, hub name, or live model.
+            tokenizer: a tokenizer, a bare transformers tokenizer too; None: that of the source.
+            revision: a branch, tag or training checkpoint.
+            dtype: dtype of the weights; None: the checkpoint's.
+            device: where the weights go.
+            devices: several to spread the layers over, or "auto".
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: a model of one stack of layers, which is for `HookedTransformer`.
+        """
         dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
@@ -107,11 +128,22 @@ class HookedEncoderDecoder(Shown):
         return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *said))])
 
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
-        """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them."""
+        """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them.
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            The batch.
+        """
         return self.text.batch(prompts, side=padding_side)
 
     def to_target(self, prompts: Prompts) -> Batch:
-        """Texts as what the decoder reads: the start token, then their tokens. Ids and batches stay as they are."""
+        """Targets as the decoder reads them: the start token, then the tokens of each text.
+
+        Ids and batches stay as they are.
+        """
         if isinstance(prompts, Tensor | Batch | Mapping):
             return self._target.batch(prompts)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -123,7 +155,15 @@ class HookedEncoderDecoder(Shown):
         return self.run_with_cache(source, target, names_filter=())[0]
 
     def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
-        """Teacher-forced loss: mean nats per target token after the start token; padding does not count."""
+        """Teacher-forced loss: mean nats per target token after the start token; padding does not count.
+
+        Args:
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as `to_target` gives them.
+
+        Returns:
+            One number, in nats.
+        """
         batch = self.to_target(target).to(self.model.device)
         return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
 
@@ -133,9 +173,16 @@ class HookedEncoderDecoder(Shown):
     ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
         """Logits, and the activations of either side: `cache["decoder"]["blocks.0.cross_attn.hook_pattern"]`.
 
+        No gradients are kept.
+
         Args:
-            names_filter: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual
-                accessors of each cache take that side apart. No gradients are kept.
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as given (`to_target`).
+            names_filter: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides.
+
+        Returns:
+            Logits [b, p, v] of the target, and the caches "encoder" and "decoder"; the residual accessors of each
+            take that side apart.
         """
         wanted = self._sites(names_filter)
         given, read = self.to_source(source).to(self.model.device), self.to_target(target)
@@ -152,7 +199,15 @@ class HookedEncoderDecoder(Shown):
     def given(self, source: Prompts, target: Prompts) -> Batch:
         """The target as a batch of the decoder with the encoded source as its memory.
 
-        What takes a Transformer and a batch (`observe`, `run`, every analysis) takes `model.decoder` and this one.
+        A function that takes a Transformer and a batch (`observe`, `run`, every analysis) takes `model.decoder` and
+        this batch.
+
+        Args:
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as `to_target` gives them.
+
+        Returns:
+            The batch.
         """
         return encoded(self.model, self.to_source(source), self.to_target(target))
 
@@ -162,13 +217,26 @@ class HookedEncoderDecoder(Shown):
         repetition_penalty: float = 1.0, stop_tokens: Collection[int] | None = None, use_cache: bool = True,
         edits: Sequence[Edit] = (),
     ) -> Batch:  # fmt: skip
-        """The most probable target, token by token, or one drawn by `sampling`.
+        """The model's target for each source, token by token: the most probable tokens, or sampled ones.
 
-        It stops where the model's own generation does (`generation_config.json`), or at the tokenizer's end of text,
-        unless told otherwise. edits: of either side, whose name their sites
-        begin with (`encoder.blocks.0.hook_resid_post`); those of the encoder act once, those of the decoder at every
-        step, on the positions that are computed in it. Errors: KeyError for a site that the side lacks; ValueError as
-        in `HookedTransformer.generate`.
+        Args:
+            source: sources, as texts, token ids or a batch.
+            max_new_tokens: the most tokens of a target.
+            sampling: how tokens are drawn; None: the most probable one.
+            repetition_penalty: as `HookedTransformer.generate`.
+            stop_tokens: ids that end a target; None: where the model's own generation ends
+                (`generation_config.json`), or the tokenizer's end of text.
+            use_cache: keep keys and values of earlier tokens instead of computing them again.
+            edits: interventions on either side, whose name their sites begin with
+                (`encoder.blocks.0.hook_resid_post`); those of the encoder act once, those of the decoder at every
+                step, on the positions that are computed in it.
+
+        Returns:
+            Batch of targets, each beginning with the start token.
+
+        Raises:
+            KeyError: a site that the side lacks.
+            ValueError: as `HookedTransformer.generate`.
 
         Example:
             >>> pair = interp.HookedEncoderDecoder(interp.model.build(interp.lab.training.encoder_decoder(8, 8)))
@@ -195,7 +263,14 @@ class HookedEncoderDecoder(Shown):
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
-        """The numerical contract of both sides, measured line by line: `print(model.verify())`."""
+        """The numerical contract of both sides, measured line by line: `print(model.verify())`.
+
+        Args:
+            reference: a live model to compare with; None: what this one was loaded from.
+
+        Returns:
+            `Contract`: one line per property that was measured.
+        """
         origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
         source = reference or origin
         other = (

@@ -1,4 +1,7 @@
-"""What users hold: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
+"""A model with its tokenizer, and what a notebook does with it: tokens, passes, hooks, generation.
+
+No logic of its own.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +82,12 @@ class HookedTransformer(Shown):
         """A network with its tokenizer.
 
         Args:
+            transformer: the network; its parameters require no gradient afterwards.
+            tokenizer: its tokenizer; None: prompts are token ids.
+            name: the model's name in results and pages.
             origin: what the weights came from, for `verify`; a live model is held weakly.
-            ends: ids at which what is generated ends; none = the tokenizer's end of text.
-            default_prepend_bos: whether texts begin with BOS where a call does not say; None = they do if there is
+            ends: ids at which what is generated ends; none: the tokenizer's end of text.
+            default_prepend_bos: whether texts begin with BOS where a call does not say; None: they do if there is
                 one.
         """
         config = transformer.config
@@ -110,21 +116,27 @@ class HookedTransformer(Shown):
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), folder, file of weights, hub name or live Hugging Face model.
 
-        A folder or file may hold safetensors, GGUF, an adapter (merged into its base) or what a training script saved;
-        a live model may be compiled, parallel or adapted. What was done to open it stands in `print(model)`.
-        Weights are never folded or centred. dtype: torch.bfloat16, or "bfloat16"; None keeps the checkpoint's. A bare
-        transformers tokenizer is accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub
-        or as a subfolder.
+        A folder or file may hold safetensors, GGUF, an adapter (merged into its base) or what a training script
+        saved; a live model may be compiled, parallel or adapted. What was done to open it stands in `print(model)`.
+        Weights are never folded or centred.
 
         Args:
+            source: name, path, or live model.
+            tokenizer: a tokenizer, a bare transformers tokenizer too; None: that of the source.
+            revision: a branch, tag or training checkpoint ("step3000"), on the hub or as a subfolder.
+            dtype: torch.bfloat16, or "bfloat16"; None: the checkpoint's.
+            device: where the weights go.
             devices: several to spread the layers over, or "auto"; inputs and what is recorded are on the first.
-            wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does;
-                None where we have none for the family.
+            wrapped: True takes Hugging Face's own code instead of this package's, with its activations as sites
+                (`interp.wrapped`), False never does; None: where this package has none for the family.
             default_prepend_bos: whether texts begin with BOS, in every call that does not say it itself; None: they
                 do where the tokenizer has a BOS. Token ids are taken as they are.
 
+        Returns:
+            The model.
+
         Raises:
-            ValueError, FileNotFoundError: naming what is unknown, missing or not understood.
+            ValueError, FileNotFoundError: what is unknown, missing or not understood; the message names it.
         """
         dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -159,8 +171,14 @@ class HookedTransformer(Shown):
     def verify(self, reference: nn.Module | None = None) -> Contract:
         """The numerical contract of this model, measured line by line: `print(model.verify())`.
 
-        Logits and gradients are compared with Hugging Face's implementation: with `reference`, a live model, or with
-        what this one was loaded from (its folder is read a second time).
+        Logits and gradients are compared with Hugging Face's implementation.
+
+        Args:
+            reference: a live model to compare with; None: what this one was loaded from (its folder is read a second
+                time).
+
+        Returns:
+            `Contract`: one line per property that was measured.
         """
         origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
         source = reference or origin
@@ -179,9 +197,15 @@ class HookedTransformer(Shown):
 
     @public()
     def edited(self, edits: Sequence[Edit] | Edit) -> HookedTransformer:
-        """This model under interventions, as another model of the same parameters: every pass of it has these edits.
+        """The model under interventions, as another model of the same parameters: every pass of it has these edits.
 
-        Any analysis may be asked of it. Means and resampled values need data: `ablate` looks them up.
+        Any analysis takes it. Means and resampled values need data: `ablate` looks them up.
+
+        Args:
+            edits: one edit or several.
+
+        Returns:
+            A `HookedTransformer` that shares its weights with this one.
 
         Raises:
             KeyError, IndexError: a part or site that the model lacks.
@@ -251,8 +275,16 @@ class HookedTransformer(Shown):
     ) -> Int[Tensor, "b p"]:
         """Token ids of one or several texts of one length, BOS first unless switched off.
 
+        Args:
+            text: one text or several.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+            padding_side: without effect here, since texts of several lengths are refused.
+
+        Returns:
+            [b, p].
+
         Raises:
-            ValueError: texts of several lengths: ids alone do not say which are padding, `to_batch` does.
+            ValueError: texts of several lengths: ids do not say which are padding, `to_batch` does.
         """
         batch = self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side)
         if batch.keep is not None:
@@ -267,19 +299,30 @@ class HookedTransformer(Shown):
     def to_batch(
         self, prompts: Prompts, *, prepend_bos: bool | None = None, padding_side: Side = "right"
     ) -> Batch:
-        """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended."""
+        """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended.
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            The batch.
+        """
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
     @public()
     def chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> Int[Tensor, "1 p"]:
-        """A conversation as a prompt, in the chat template of the tokenizer: token ids, BOS where the template has one.
+        """A conversation as token ids, in the chat template of the tokenizer; BOS where the template has one.
 
         Args:
             messages: `{"role": "user", "content": "..."}` and so on, in order.
-            add_generation_prompt: end where the assistant's answer begins. The ids go wherever a prompt goes, and
-                nothing is prepended to them.
+            add_generation_prompt: end where the assistant's answer begins.
+
+        Returns:
+            [1, p]. The ids go wherever a prompt goes, and nothing is prepended to them.
 
         Raises:
             ValueError: no messages, a message without role or content, a tokenizer without a chat template, or
@@ -300,7 +343,14 @@ class HookedTransformer(Shown):
     def to_string(
         self, tokens: Int[Tensor, "*p"] | Int[np.ndarray, "*p"] | Sequence[int] | int | np.integer
     ) -> str:
-        """The text of a row of ids, or of one."""
+        """The text of a row of ids, or of one.
+
+        Args:
+            tokens: [p] ids, or one id.
+
+        Raises:
+            ValueError: an id outside the vocabulary.
+        """
         ids = torch.as_tensor(tokens).flatten().tolist()
         if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
             raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
@@ -308,7 +358,15 @@ class HookedTransformer(Shown):
 
     @public(unchecked=("prompt",))
     def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool | None = None) -> list[str]:
-        """The text of each token of one prompt."""
+        """The text of each token of one prompt.
+
+        Args:
+            prompt: one text or row of ids.
+            prepend_bos: whether a text begins with BOS; None: as the model does by default.
+
+        Raises:
+            ValueError: several prompts.
+        """
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)
         if len(batch) != 1:
             raise ValueError(f"one prompt is required, got {len(batch)}")
@@ -316,7 +374,11 @@ class HookedTransformer(Shown):
 
     @public()
     def to_single_token(self, text: str | int | np.integer) -> int:
-        """The id of a text that is one token, or an id itself; ValueError naming the tokens if it is several."""
+        """The id of a text that is one token; an id is returned as it is.
+
+        Raises:
+            ValueError: a text of several tokens; the message names them.
+        """
         return int(self.text.tokens(text)[0])
 
     # passes
@@ -330,7 +392,21 @@ class HookedTransformer(Shown):
         prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits `[b p v]`, the loss in nats (mean, or `[b p-1]`), or both; hooks of an enclosing `hooks()` apply."""
+        """Logits, the next-token loss, or both, of one pass; hooks of an enclosing `hooks()` apply.
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            return_type: "logits", "loss" or "both".
+            loss_per_token: the loss of each token instead of their mean.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            Logits [b, p, v]; the loss in nats, one number or [b, p-1]; or the pair (logits, loss).
+
+        Raises:
+            ValueError: another `return_type`, or a loss of a model that does not predict the next token.
+        """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         batch = batch.to(self.transformer.device)
         logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
@@ -355,12 +431,24 @@ class HookedTransformer(Shown):
         prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> tuple[Tensor, ActivationCache]:
-        """The output and the activations of every matching site (None: all that are not on demand).
+        """The output and the activations of every matching site, of one pass without gradients.
 
         Args:
+            prompts: texts, token ids, or a batch.
             names_filter: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular
-                expression, or a predicate. With `stop_at_layer` the output is the residual stream entering that
-                block. `pos_slice` keeps some positions of every axis that counts queries. No gradients are kept.
+                expression, or a predicate; None: all sites that are not on demand.
+            stop_at_layer: number of a block; the output is the residual stream entering it. None: the whole model.
+            pos_slice: which positions are kept, of every axis that counts queries; None: all.
+            device: where the activations go; None: they stay where they were computed.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            The logits [b, p, v], or with `stop_at_layer` the stream [b, p, d], and the cache by site name.
+
+        Raises:
+            ValueError: a `stop_at_layer` outside [0, n_layers].
+            KeyError: a name that no site has.
         """
         if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
             raise ValueError(
@@ -386,10 +474,21 @@ class HookedTransformer(Shown):
         prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """One pass with functions `fn(tensor, hook) -> tensor | None` at sites; they are gone afterwards.
+        """The output of one pass with functions `fn(tensor, hook) -> tensor | None` at sites, removed afterwards.
 
-        A returned tensor replaces the site's value (None: what the function wrote in place, if anything). Backward
-        hooks get gradients when the output is differentiated.
+        A returned tensor replaces the site's value (None: what the function wrote in place, if anything).
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            fwd_hooks: pairs of a site name (or filter) and a function of its value.
+            bwd_hooks: pairs of a site name (or filter) and a function of its gradient, called when the output is
+                differentiated.
+            return_type: "logits", "loss" or "both".
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+            padding_side: side on which shorter rows are padded.
+
+        Returns:
+            As `model(prompts)`.
         """
         with self.hooks(fwd_hooks, bwd_hooks):
             return self(prompts, return_type=return_type, prepend_bos=prepend_bos, padding_side=padding_side)
@@ -401,8 +500,14 @@ class HookedTransformer(Shown):
     ) -> Iterator[HookedTransformer]:
         """Hooks and edits for every pass inside the `with`, the passes of analyses included.
 
-        They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits run
-        after the hooks of the same block. Backward hooks belong to passes that keep gradients; others refuse them.
+        They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits
+        run after the hooks of the same block.
+
+        Args:
+            fwd_hooks: pairs of a site name (or filter) and a function of its value.
+            bwd_hooks: pairs of a site name (or filter) and a function of its gradient; they belong to passes that
+                keep gradients, others refuse them.
+            edits: interventions of every pass.
         """
         hooks: list[tuple[Hook, HookDirection]] = [(h, "fwd") for h in fwd_hooks]
         hooks += [(h, "bwd") for h in bwd_hooks]
@@ -417,15 +522,28 @@ class HookedTransformer(Shown):
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
         use_past_kv_cache: bool = True, edits: Sequence[Edit] = (), prepend_bos: bool | None = None,
     ) -> Batch:  # fmt: skip
-        """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
+        """Prompts with the model's continuation of each, greedy or sampled, in left-padded rows.
 
-        The prompt and what is new may fill the context exactly. BOS alone, as ids, is a prompt too: what the model
-        says from nothing. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the
-        model's own generation does (`generation_config.json`, else the tokenizer's end of text).
-        `model.to_texts(batch)` gives the strings.
-        `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
-        new token at a time. Positions of an edit are each row's own: 0 is its first token, -1 the last of its prompt,
-        and `{"pos": "new"}` every generated token.
+        The prompt and what is new may fill the context exactly. BOS by itself, as ids, is a prompt too: what the
+        model says from nothing. `model.to_texts(batch)` gives the strings.
+
+        Args:
+            prompts: texts, token ids, or a batch.
+            max_new_tokens: the most tokens that are added to a row.
+            sampling: how tokens are drawn; None: the most probable one.
+            repetition_penalty: divides positive logits of tokens that are in the row, and multiplies negative ones;
+                1: none.
+            stop: tokens that end a row, as ids or texts of one token.
+            stop_at_eos: whether a row ends where the model's own generation does (`generation_config.json`, else the
+                tokenizer's end of text).
+            use_past_kv_cache: keep keys and values of earlier tokens instead of computing them again.
+            edits: interventions at every step; hooks of an enclosing `hooks()` apply too. With the cache they see the
+                prompt, then one new token at a time. Positions of an edit are each row's own: 0 is its first token,
+                -1 the last of its prompt, and `{"pos": "new"}` every generated token.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+        Returns:
+            Batch of prompts and continuations; `batch.keep` marks the real tokens.
         """
         batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return generate(
@@ -443,6 +561,19 @@ class HookedTransformer(Shown):
         """The text that `generate` adds to one prompt, in pieces of whole characters as soon as they are known.
 
         Hooks that are in place at the call apply to the whole stream.
+
+        Args:
+            prompt: one prompt; all other arguments are those of `generate`.
+            max_new_tokens: the most tokens that are added.
+            sampling: how tokens are drawn; None: the most probable one.
+            repetition_penalty: as `generate`.
+            stop: tokens that end the text.
+            stop_at_eos: as `generate`.
+            edits: interventions at every step.
+            prepend_bos: whether a text begins with BOS; None: as the model does by default.
+
+        Returns:
+            Iterator of pieces of text.
         """
         batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
         steps = stream(
@@ -480,5 +611,5 @@ class HookedTransformer(Shown):
 
 
 def _outputs(config: ModelConfig) -> str:
-    """What a model says of outputs that are not its tokens."""
+    """Words for outputs that are not the model's tokens."""
     return "" if config.d_vocab_out is None else f", {config.d_vocab_out} outputs"

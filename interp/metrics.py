@@ -1,4 +1,4 @@
-"""What is watched while something is changed: metrics of the answer's logits, and any function of logits as one."""
+"""Metrics of interventions: numbers of the answer's logits, and any function of logits as a metric."""
 
 from interp.passes.metrics import (
     Metric,

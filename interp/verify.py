@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["Contract", "ContractLine", "PairReference", "Reference", "contract", "pair_contract"]
 
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Allowed between two of our own ways to one number, relative."""
+"""Allowed relative difference between two ways of this package to one number."""
 REFERENCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Allowed against the reference, which computes norms, softmax and angles in float32 even for float64 models.
 
 A model in half precision is compared in float32."""
 DRIFT = 1.5
-"""How many times the reference's own loss of precision in half precision ours may be."""
+"""Allowed loss of precision in half precision, in multiples of the reference's own."""
 
 
 @runtime_checkable
@@ -52,10 +52,12 @@ class Reference(Protocol):
 
     name: str
     rounded: bool
-    """Whether ours are its weights after one more rounding to their dtype: those of adapters that were merged."""
+    """Whether this package's weights are the reference's after one more rounding to their dtype: those of adapters
+    that were merged.
+    """
 
     def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What the model gives for these tokens, in float32 at least."""
+        """The reference's logits for these tokens, in float32 at least."""
         ...
 
     def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
@@ -69,12 +71,12 @@ class Reference(Protocol):
 
 @runtime_checkable
 class PairReference(Protocol):
-    """What an encoder-decoder is compared with: `Reference` for two stacks."""
+    """A reference for an encoder-decoder: `Reference` for two stacks."""
 
     name: str
 
     def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What the model gives for a source and what its decoder has read."""
+        """The reference's logits for a source and a target."""
         ...
 
     def pair_gradient(
@@ -95,7 +97,7 @@ class ContractLine:
 
     @property
     def passed(self) -> bool | None:
-        """Whether it holds; None where it does not apply."""
+        """Whether the line is fulfilled; None where it does not apply."""
         return None if self.error is None else self.error <= self.allowed
 
 
@@ -248,7 +250,7 @@ def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
 
 
 def _open(config: ModelConfig) -> Iterator[ContractLine]:
-    """Which analyses a network is open to whose sites are offered as far as they were proven."""
+    """The line that lists the analyses open to a network with sites that are offered as far as they were proven."""
     if not config.n_layers:
         yield ContractLine("open to the final stream and its lens", None, note="yes")
         yield ContractLine("open to what is inside", None, note=f"no: {config.block.why_not('blocks')}")
@@ -280,7 +282,7 @@ def _open(config: ModelConfig) -> Iterator[ContractLine]:
 def _against(
     model: Transformer, reference: Reference | str, batch: Batch, plain: Float[Tensor, "b p v"]
 ) -> Iterator[ContractLine]:
-    """What an independent implementation says, and the loss of precision in half precision.
+    """Lines of the comparison with an independent implementation, and of the loss of precision in half precision.
 
     Of a model in half precision both are compared in float32, with the same weights, and each with its own float32:
     half precision moves logits by more than a small mistake does, and two roundings differ more than each does.
@@ -396,7 +398,7 @@ def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> ContractL
 
 
 def _splitting(model: Transformer, mixer: str) -> list[int]:
-    """The layers whose z is the pattern of their values."""
+    """The layers in which z is the pattern of their values."""
     mixers = enumerate(model.config.mixers)
     return [layer for layer, kind in mixers if mixer == "cross_attn" or kind.traits.additive]
 
@@ -429,7 +431,7 @@ def _padded(model: Transformer, batch: Batch, side: Side) -> float:
 
 
 def _packed(model: Transformer, batch: Batch) -> float:
-    """Two texts in each row against each alone; rows keep their memory."""
+    """Error of two texts packed in each row against each text for itself; rows keep their memory."""
     n, errors = batch.tokens.shape[1], []
     cut = max(1, n // 3)
     documents = (torch.arange(n, device=batch.tokens.device) >= cut).long().expand_as(batch.tokens)

@@ -25,7 +25,7 @@ from interp.core.notes import Note
 
 @runtime_checkable
 class Command(Protocol):
-    """What the command line starts."""
+    """Protocol of the commands of the command line."""
 
     @property
     def debug(self) -> bool:
@@ -55,7 +55,7 @@ def _made(says: str, module: str, name: str) -> CommandEntry:
 
 
 def _asks(says: str, wing: str, record: str, **usual: object) -> CommandEntry:
-    """The command that asks a question, with other defaults than those of its record."""
+    """The command of a question, with other defaults than those of its record."""
 
     def make() -> type:
         from interp.cli.asking import asking
@@ -180,7 +180,7 @@ def rarely_collected() -> Iterator[None]:
 
 @contextmanager
 def notes_on_stderr() -> Iterator[list[str]]:
-    """What is warned of as an `interp.Note` becomes a line on stderr, `note: ...`; gives the list of them."""
+    """Every `interp.Note` becomes a line on stderr, `note: ...`, inside the `with`; yields the list of them."""
     given: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", Note)
@@ -244,5 +244,5 @@ def parsed(argv: list[str]) -> Command:
 
 
 def _named(name: str) -> type:
-    """What stands for a command that is not called: a class without options that says what it does."""
+    """A placeholder for a command that is not called: a class without options, with the command's description."""
     return dataclasses.make_dataclass(name, [], namespace={"__doc__": COMMANDS[name].says})

@@ -54,23 +54,23 @@ DATA: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(ModelCommand):
-    """What every such command has besides the fields of its question."""
+    """Options of every command of a question, besides the fields of the question."""
 
     question: ClassVar[type[Question]]
 
     checkpoints: tuple[str, ...] = ()
     """Training checkpoints to compare, such as `step1200 step2850`, or `all` that a demo model ships."""
     scores: tuple[str, ...] = ()
-    """Which scores to print, where there are several; the lines are ordered by the first of them."""
+    """Scores to print, where there are several; the lines are ordered by the first of them."""
     sort: str | None = None
-    """Column by whose size the lines are ordered; without it `value`."""
+    """Column by which the lines are ordered, largest size first; without it `value`."""
     most: int = 40
     """The most lines to print."""
     out: Path | None = None
     """CSV file for the whole table."""
 
     def run(self) -> None:
-        """Ask, print the table and how to read it, and write it whole if asked for."""
+        """Answer the question, print the table and how to read it, and write it whole if a file is given."""
         from interp.cli import tables
         from interp.core.files import check_replaceable, write_atomically
         from interp.core.results import frame
@@ -147,7 +147,7 @@ class Asking(ModelCommand):
 def asking(
     kind: type[Question], base: type[Asking] = Asking, *, says: str | None = None, **usual: object
 ) -> type[Asking]:
-    """The command that asks a question.
+    """The command of a question.
 
     Args:
         base: what the command has besides the fields.
@@ -233,7 +233,10 @@ def option_of(hint: object) -> object | None:
 
 
 def _hints(owner: object) -> Mapping[str, object]:
-    """The annotations that a command line can give a value for: tables, whose package is slow to load, it cannot."""
+    """The annotations of fields that a command line can give a value for.
+
+    Tables are left out: their package is slow to load.
+    """
     return hints_of(owner, imported=False)
 
 
@@ -247,7 +250,7 @@ def _members(hint: object) -> list[object]:
 
 
 def _items(hint: object) -> list[object]:
-    """What a list holds, as far as it is simple."""
+    """The type of a list's items, where they are simple."""
     if get_origin(hint) not in (tuple, list, Sequence):
         return []
     inner = [member for each in get_args(hint) if each is not Ellipsis for member in _members(each)]
@@ -272,7 +275,7 @@ def _field(
 
 
 def _of_metric(has_answer: bool) -> list[tuple[str, object, object]]:
-    """What is watched, by name, with its answers unless the question has them itself."""
+    """The metric of a name, with its answers unless the question has them itself."""
     many = tuple[str, ...] | None
     answers = [] if has_answer else [_field(name, many, ANSWERS[name], None) for name in ("answer", "wrong")]
     return [*answers, _field("metric", MetricName | None, ANSWERS["metric"], None)]
@@ -322,7 +325,7 @@ def read_data(given: str | tuple[str, ...]) -> object:
 
 
 def _revisions(model: str, checkpoints: Sequence[str]) -> list[str]:
-    """The checkpoints asked for; `all` are those that come with the package, ValueError if none do."""
+    """The checkpoints that are named; `all` are those that come with the package, ValueError if there are none."""
     from interp import zoo
 
     if tuple(checkpoints) != ("all",):

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from interp.pages import ReportQuestion
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
-"""The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
+"""The default prompt of a report: an indirect object, with the repeated name as wrong answer."""
 ANSWER, WRONG = " Mary", " John"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
-"""The corrupted prompt, whose answer is the wrong one: the other person gives."""
+"""The default corrupted prompt, with the wrong answer as its answer: the other person gives."""
 NEEDED = ("starlette", "uvicorn", "pydantic")
-"""What the live page requires."""
+"""Packages that the live page requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ReportCommand(ModelCommand):
     wrong: str | None = None
     """Token the answer is contrasted with."""
     out: Path = Path("report")
-    """Folder to write; replaced if an earlier report wrote it, refused if it holds anything else."""
+    """Folder to write; an earlier report in it is replaced, anything else is refused."""
     seed: int = 0
     """Seed of the random tokens on which heads are scored."""
     corrupt: str | None = None
@@ -78,7 +78,7 @@ class ReportCommand(ModelCommand):
         return ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPT)
 
     def said(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
-        """The same question about a conversation that the prompt begins."""
+        """The command about a conversation that the prompt begins."""
         from interp.pages import ReportQuestion
 
         def told(text: str) -> "Tensor":

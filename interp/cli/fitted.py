@@ -33,7 +33,7 @@ class OfTask(Asking):
     """The share of the logit difference that is kept with as few edges as do; without it and other limits 0.8."""
 
     def run(self) -> None:
-        """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
+        """Print the edges from the strongest on, and the circuit's faithfulness next to random ones."""
         from interp import evaluate_circuit, find_circuit
         from interp.causal import batches
         from interp.core.files import check_replaceable
@@ -81,14 +81,15 @@ class OfCorpus(Asking):
     data: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Texts, or one file of them, a text a line."""
     prompt: str | None = None
-    """What to read: after every layer the words at its last token, with the ends of their ranks and their stability."""
+    """Text to read: after every layer the words at its last token, with the ends of their ranks and their stability.
+    """
     top: int = 3
     """How many words of each layer."""
     out: Path | None = None
     """File for the lens, in safetensors."""
 
     def run(self) -> None:
-        """Print the standard error of every layer and the words of the prompt; write the lens if asked for."""
+        """Print the standard error of every layer and the words of the prompt; write the lens if a file is given."""
         from interp.core.files import check_replaceable
         from interp.core.results import frame
         from interp.lenses import jacobian_lens

@@ -10,17 +10,17 @@ from interp.opening import OfModel as Opened
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every command has."""
+    """Options of every command."""
 
     debug: bool = False
     """Show where an error was raised."""
     strict: bool = False
-    """Exit with 1 where a note (on stderr) says that an answer is other or less than asked."""
+    """Whether to exit with 1 where a note (on stderr) says that an answer differs from the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCommand(Opened, Common):
-    """What every command about a model has."""
+    """Options of every command about a model."""
 
     model: Annotated[str, tyro.conf.arg(aliases=["-m"])] = "demo-4l"
     """Demo name (see `interp models`), local folder, file of weights or hub name."""

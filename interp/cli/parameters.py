@@ -88,7 +88,7 @@ def _require_known(key: str, known: "dict[str, Parameter]", file: Path) -> None:
 
 
 def _essence(said: str) -> str:
-    """What tyro says within the first box of its message, without the rules around it."""
+    """The text in the first box of tyro's message, without the rules around it."""
     lines = [line.strip(" │|") for line in said.splitlines()]
     rules = [i for i, line in enumerate(lines) if set(line) and set(line) <= set("-─╭╮╰╯")]
     inner = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines

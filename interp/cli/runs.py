@@ -92,7 +92,7 @@ class Run(Common):
             return conduct(experiment, job, record)
 
     def _command(self) -> str:
-        """What to type to start the same run anew, or to go on as this did."""
+        """The command line that starts an equal run anew, or goes on with this one."""
         options = [word for given in self.p for word in ("-p", given)]
         options += ["--shard", self.shard] if self.shard is not None else []
         options += ["--runs", str(self.runs)] if self.runs != ROOT else []
@@ -264,7 +264,7 @@ def share_name(name: str, job: object) -> str:
 
 @contextmanager
 def on_terminal() -> Iterator[None]:
-    """What records say is printed; their logger is as before afterwards."""
+    """Print the lines of records inside the `with`; their logger is as before afterwards."""
     logger = logging.getLogger("interp.runs.record")
     handler, level = logging.StreamHandler(sys.stdout), logger.level
     logger.addHandler(handler)

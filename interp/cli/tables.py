@@ -63,7 +63,7 @@ def over_steps(result: "xr.Dataset", scores: Sequence[str] = ()) -> Iterator[str
 
 
 def _alone(result: "xr.Dataset") -> "xr.Dataset":
-    """The result without the dim of a single prompt, whose effects are those of all prompts."""
+    """The result without the dim of a single prompt, for which the effects are those of all prompts."""
     if result.sizes.get("prompt") != 1:
         return result
     one = result.isel(prompt=0).drop_vars("prompt", errors="ignore")
@@ -188,7 +188,7 @@ def _agreements(result: "xr.Dataset") -> Iterator[str]:
 
 
 def _about(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
-    """What the numbers are, and of which runs."""
+    """Lines that say which numbers these are, and of which runs."""
     attrs = result.attrs
     single = [
         f"{name} {float(x):.3f}" for name, x in result.data_vars.items() if not x.ndim and x.dtype.kind == "f"

@@ -13,7 +13,7 @@ state, config = to_hooked_state(model)                  # back, in TransformerLe
 Code written for TransformerLens 3 runs on `interp.compat.transformer_lens`; `install()` makes `import transformer_lens`
 mean that, for libraries that cannot be edited.
 
-`transformer_lens` itself is never imported: `from_bridge` takes a bridge that somebody made.
+`transformer_lens` itself is never imported: `from_bridge` takes a live bridge.
 """
 
 from interp.compat.bridge import from_bridge

@@ -1,4 +1,4 @@
-"""A live `TransformerBridge` of TransformerLens (4, with weights as they are stored also 3) becomes our model."""
+"""A live `TransformerBridge` of TransformerLens (4, with weights as they are stored also 3) becomes a model."""
 
 from __future__ import annotations
 
@@ -22,25 +22,30 @@ from interp.model.config import MLP, AnyConfig, ModelConfig
 from interp.model.transformer import Transformer
 
 WRAPPED = "._original_component"
-"""What a bridge puts into the names of the Hugging Face model that it wraps."""
+"""Insertions of a bridge into the names of the Hugging Face model that it wraps."""
 NAMES_WEIGHTS = 4
-"""The first major version whose bridges have all their weights under the names of TransformerLens 3."""
+"""The first major version with bridges that name all their weights as TransformerLens 3 does."""
 TOLERANCE = 1e-3
-"""How far our logits may be from a processed bridge's, relative to the largest."""
+"""Largest accepted difference of logits from a processed bridge's, relative to the largest."""
 
 
 @public()
 def from_bridge(bridge: nn.Module) -> HookedTransformer:
-    """Our model of a live `TransformerBridge`, and its tokenizer; the bridge is not touched and shares no memory.
+    """The model of a live `TransformerBridge` with its tokenizer; the bridge is not touched and shares no memory.
 
     A bridge that still has its checkpoint's weights is read through the Hugging Face model inside it. One whose
-    weights were processed (`enable_compatibility_mode()`: folded norms, centred weights) is read as it now is, and our
-    logits on a few tokens are compared with its own.
+    weights were processed (`enable_compatibility_mode()`: folded norms, centred weights) is read as it now is, and
+    the logits on a few tokens are compared with its own: `from_bridge(TransformerBridge.boot_transformers("gpt2"))`.
 
-    Example: `from_bridge(TransformerBridge.boot_transformers("gpt2"))`
+    Args:
+        bridge: the bridge.
+
+    Returns:
+        `HookedTransformer` with the bridge's tokenizer.
 
     Raises:
-        ValueError: what is no bridge, a family we do not support, or processed weights that we cannot take over.
+        ValueError: an object that is no bridge, a family that is not supported, or processed weights that cannot be
+            taken over.
         ImportError: processed weights where transformer-lens is older than 4, whose bridges do not name them all.
     """
     _require_bridge(bridge)

@@ -1,4 +1,4 @@
-"""What a HookedTransformerConfig of TransformerLens says, as a `ModelConfig`: every field is read, idle, or refused."""
+"""A HookedTransformerConfig of TransformerLens as a `ModelConfig`: every field is read, idle, or refused."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, Activation] = {
 """Their names of activations; `gelu_fast` is `gelu_new` with the constant cut at ten digits."""
 
 OUTPUT_NORMED = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""Architectures whose blocks norm what a sublayer adds: said by name, there is no field for it."""
+"""Architectures with blocks that norm what a sublayer adds: recognised by name, there is no field for it."""
 WIDE_QK_NORM = ("OlmoeForCausalLM", *OUTPUT_NORMED)
 """Architectures that norm all heads of a query or key as one vector: likewise."""
 FOLDED = ("LNPre", "RMSPre")
@@ -84,7 +84,7 @@ def to_config(values: Mapping[str, object]) -> ModelConfig:
     """Our config of a HookedTransformerConfig's fields; a field that is missing has TransformerLens' default.
 
     Raises:
-        ValueError: naming a field that asks for something else than we do, or that nobody knows.
+        ValueError: naming a field that is unknown, or asks for something that is not supported.
     """
     settings = Settings(values, "TransformerLens")
     _refuse(settings)
@@ -115,7 +115,7 @@ def to_config(values: Mapping[str, object]) -> ModelConfig:
 
 
 def _refuse(settings: Settings) -> None:
-    """ValueError for what a Transformer of ours cannot do at all."""
+    """ValueError for a field that no `Transformer` can express."""
     settings.require("clip_qkv", None)
     for name in ("use_logn_attn", "use_dynamic_ntk_rope", "load_in_4bit"):
         settings.require(name, False, None)
@@ -154,7 +154,11 @@ def _norm_place(settings: Settings, values: Mapping[str, object]) -> NormPlace:
 
 
 def _embed_norm(settings: Settings, norm: Norm, position: Position) -> bool:
-    """Theirs norms the token embedding alone, and always by LayerNorm; ours norms the sum, by the model's norm."""
+    """Whether there is a norm after the embeddings; ValueError unless the two definitions agree.
+
+    TransformerLens norms the token embedding alone, and always by LayerNorm; a `Transformer` norms the sum, by the
+    model's norm.
+    """
     if not settings.flag("post_embedding_ln", False):
         return False
     if not isinstance(norm, LayerNorm) or isinstance(position, Learned):
@@ -245,7 +249,7 @@ def _scalings(settings: Settings) -> tuple[RotaryScaling | None, RotaryScaling |
 
 
 def _scale(settings: Settings, d_head: int) -> float | None:
-    """Our factor on the scores; theirs is a divisor, the root of d_head where it is -1."""
+    """The factor on the scores; TransformerLens has a divisor, the root of d_head where it is -1."""
     divisor = settings.real("attn_scale", -1.0)
     if not settings.flag("use_attn_scale", True):
         return 1.0

@@ -40,12 +40,18 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "
 def to_hooked_state(model: HookedTransformer | Transformer) -> tuple[dict[str, Tensor], dict[str, object]]:
     """State dict in TransformerLens' layout, and the fields of its HookedTransformerConfig (names of 3.9).
 
-    `HookedTransformer(HookedTransformerConfig(**config)).load_state_dict(state, strict=False)` there computes the same
-    logits; what strict loading would miss are its masks and tables. Both share no memory with the model. The scale of
-    the embedding goes into W_E, a tied unembedding is written out, biases that we lack are zeros.
+    `HookedTransformer(HookedTransformerConfig(**config)).load_state_dict(state, strict=False)` there computes the
+    same logits; what strict loading would miss are its masks and tables. The scale of the embedding goes into W_E, a
+    tied unembedding is written out, biases that the model lacks are zeros.
+
+    Args:
+        model: the model.
+
+    Returns:
+        The state dict and the config's fields; neither shares memory with the model.
 
     Raises:
-        ValueError: naming what TransformerLens cannot express.
+        ValueError: a model that TransformerLens cannot express; the message names what.
     """
     transformer = model.transformer if isinstance(model, HookedTransformer) else model
     config = transformer.config
@@ -132,7 +138,7 @@ def local_fields(config: ModelConfig) -> dict[str, object] | None:
 
 
 def _plain_experts(mlp: MoE) -> MoE:
-    """The same size of mixture as TransformerLens would build it."""
+    """The mixture of this size as TransformerLens would build it."""
     return MoE(mlp.n_experts, mlp.top_k, mlp.d_mlp, mlp.act, renormalise=mlp.renormalise)
 
 
@@ -161,7 +167,7 @@ def _norms(model: Transformer) -> dict[str, Tensor]:
 
 
 def _norm_weights(module: Normalize, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Gamma and beta as theirs, who has all that a kind of norm may have."""
+    """Gamma and beta in TransformerLens' layout, which has all that a kind of norm may have."""
     found = {} if module.gamma is None else {"w": module.gamma.to(dtype)}
     if isinstance(module.kind, LayerNorm):
         ones = torch.ones(module.width, dtype=dtype)

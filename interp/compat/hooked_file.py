@@ -31,7 +31,7 @@ SAVE_AGAIN = (
 
 
 class _Fields:
-    """What a pickled HookedTransformerConfig becomes: an object with its fields, and none of its code."""
+    """Replacement of a pickled HookedTransformerConfig: an object with its fields, and none of its code."""
 
 
 _MODULES = (
@@ -51,17 +51,29 @@ def load_hooked(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """The HookedTransformer of a `.pt` or `.pth` file as our model; under TransformerLens' own names and methods it is
-    `interp.compat.transformer_lens.HookedTransformer.load_hooked(path)`.
+    """The model of a `.pt` or `.pth` file of a HookedTransformer.
 
     The file holds a state dict, or a dict with one under `model`, `state_dict` or `model_state_dict` and the config
-    under `config` or `cfg`; what else is in such a dict (losses, optimiser) is not read. config: the
-    HookedTransformerConfig or its dict, or the path of a JSON file with it; required for a bare state dict, and
-    instead of the file's own where both are there.
+    under `config` or `cfg`; what else is in such a dict (losses, optimiser) is not read.
+
+    Args:
+        path: the file.
+        config: the HookedTransformerConfig or its dict, or the path of a JSON file with it; required for a bare state
+            dict, and used instead of the file's own where both are there.
+        tokenizer: the model's tokenizer, a bare transformers tokenizer too; None: the model takes ids.
+        dtype: dtype of the weights; None: the file's.
+        device: where the weights go.
+
+    Returns:
+        `HookedTransformer`.
 
     Raises:
-        FileNotFoundError, ValueError: a file with anything that would have to run (it says how to save it again),
-            without a config, or that `from_hooked_transformer` refuses.
+        FileNotFoundError, ValueError: a file with anything that would have to run (the message says how to save it
+            again), a file without a config, or one that `from_hooked_transformer` refuses.
+
+    See also:
+        `interp.compat.transformer_lens.HookedTransformer.load_hooked(path)`: under TransformerLens' names and
+        methods.
     """
     state, chosen = read_hooked(path, config)
     try:
@@ -106,7 +118,7 @@ def _unpickled(file: Path) -> object:
 
 
 def _allowed() -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
-    """What may be rebuilt beside tensors: numpy's scalars, and the fields of a config under its old names."""
+    """Classes that may be rebuilt besides tensors: numpy's scalars, and the fields of a config under its old names."""
     scalar = np.float64(0).__reduce__()[0]
     assert callable(scalar)
     names = {f"{module}.multiarray.scalar": scalar for module in ("numpy.core", "numpy._core")}
@@ -116,7 +128,7 @@ def _allowed() -> list[Callable[..., object] | tuple[Callable[..., object], str]
 
 
 def _parts(file: Path, found: object) -> tuple[dict[str, Tensor], object]:
-    """State dict and config of what a file held."""
+    """State dict and config in the contents of a file."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{file} must hold a state dict or a dict with one, got {type(found).__name__}")
     inner = [key for key in STATE_KEYS if isinstance(found.get(key), Mapping)]

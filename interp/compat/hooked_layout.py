@@ -1,4 +1,4 @@
-"""TransformerLens' names and shapes of weights, and which of our parameters each becomes."""
+"""Names and shapes of TransformerLens' weights, and the parameter that each becomes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ BUFFERS = (r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos|alibi)",)
 
 
 def heads_first(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """`[head, d_model, d_head]` as rows of our fused matrix."""
+    """`[head, d_model, d_head]` as rows of the fused matrix."""
     return rearrange(tensor, "h d e -> (h e) d")
 
 
@@ -30,7 +30,7 @@ def heads_last(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 def family(config: ModelConfig) -> Family[ModelConfig]:
-    """The weight table of TransformerLens' layout for a config of ours.
+    """The weight table of TransformerLens' layout for a `ModelConfig`.
 
     Under ALiBi a HookedTransformer keeps a position embedding that it never uses.
     """
@@ -93,7 +93,7 @@ def norm_parts(config: ModelConfig) -> tuple[str, ...]:
 
 
 def check_shapes(state: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """ValueError naming the first tensor whose shape is not TransformerLens' for this config."""
+    """ValueError naming the first tensor with another shape than TransformerLens' for this config."""
     table = shapes(config)
     for name, tensor in state.items():
         wanted = table.get(plain_name(name))
@@ -149,7 +149,7 @@ def _rules(config: ModelConfig) -> Iterator[TensorRule]:
 
 
 def _norm_rules(config: ModelConfig) -> Iterator[TensorRule]:
-    """What is `ln1` there norms a sublayer's output in models that norm only those; we call that `ln1_post`."""
+    """Rules of the norms: `ln1` there norms a sublayer's output in models that norm only those, here `ln1_post`."""
     if isinstance(config.norm, NoNorm):
         return
     ours = {"embed.ln": "ln_embed"}

@@ -1,4 +1,4 @@
-"""A HookedTransformer's state dict and config become our model, and ours becomes theirs.
+"""Conversion of a HookedTransformer's state dict and config to a model, and back.
 
 Tutorials and papers saved theirs until TransformerLens 3; version 4 has no such class. Numbers are copied and
 transposed, with two exceptions, which TransformerLens' arithmetic asks for: norms whose gamma and beta were folded away
@@ -40,19 +40,26 @@ def from_hooked_transformer(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """Our model of a HookedTransformer: `from_hooked_transformer(theirs.state_dict(), theirs.cfg)`.
+    """The model that a HookedTransformer's state dict and config describe.
 
-    Example: `from_hooked_transformer(torch.load("weights.pt"), {"n_layers": 2, "d_model": 512, "n_ctx": 1024,
-    "d_head": 64, "d_vocab": 50278, "attn_only": True})`
+    `from_hooked_transformer(theirs.state_dict(), theirs.cfg)` of a live one, or
+    `from_hooked_transformer(torch.load("weights.pt"), {"n_layers": 2, "d_model": 512, "n_ctx": 1024, "d_head": 64,
+    "d_vocab": 50278, "attn_only": True})`. Folded and centred weights are taken as they are; a bias that no layer has
+    is none.
 
     Args:
-        config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults. dtype None
-            keeps the state dict's. The result shares no memory with it. Folded and centred weights are taken as they
-            are; a bias that no layer has is none.
+        state: the state dict.
+        config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults.
+        tokenizer: the model's tokenizer, a bare transformers tokenizer too; None: the model takes ids.
+        dtype: dtype of the weights; None: the state dict's.
+        device: where the weights go.
+
+    Returns:
+        `HookedTransformer`, which shares no memory with the state dict.
 
     Raises:
-        ValueError: naming a field that asks for something else than we do, or a tensor that is missing, left over, of
-            another shape or not finite.
+        ValueError: a field that asks for something that this package does not compute, or a tensor that is missing,
+            left over, of another shape or not finite; the message names it.
     """
     values = hooked_config.values_of(config)
     ours = hooked_config.to_config(values)
@@ -70,7 +77,7 @@ def from_layout(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> Transformer:
-    """The model of our config with weights in TransformerLens' layout; `folded` norms have no parameters in it."""
+    """The model of a config with weights in TransformerLens' layout; `folded` norms have no parameters in it."""
     hooked_layout.check_shapes(state, config)
     state, config = _with_biases(state, config)
     added = dict(_unit_norms(state, config)) if folded else {}
@@ -114,7 +121,7 @@ def _with_biases(
 
 
 def _unit_norms(state: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Gamma 1 and beta 0 for the norms that read the stream, whose own were folded."""
+    """Gamma 1 and beta 0 for the norms that read the stream, if their own were folded."""
     embedding = state.get("embed.W_E")
     dtype = None if embedding is None else embedding.dtype
     for norm in hooked_layout.norms(config):
@@ -147,7 +154,7 @@ def _moved_biases(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
 
 
 def read_state(found: Mapping[str, object], what: str) -> dict[str, Tensor]:
-    """A dict that must hold tensors only, as a state dict; ValueError naming what else it holds."""
+    """A dict of tensors only, as a state dict; ValueError naming anything else in it."""
     for name, value in found.items():
         if not isinstance(value, Tensor):
             hint = nearest(str(name), ("embed.W_E", "unembed.W_U"))

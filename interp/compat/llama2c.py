@@ -1,4 +1,4 @@
-"""Karpathy's llama2.c: a `.bin` file of float32 weights, and `tokenizer.bin`, become our model.
+"""Karpathy's llama2.c: a `.bin` file of float32 weights, and `tokenizer.bin`, become a model.
 
 Formats: the legacy one (seven int32, then weights, read by run.c) and version 1 of export.py (magic "ak42", a header of
 256 bytes). The network is Llama's with rotation of adjacent pairs; nothing is permuted.
@@ -34,7 +34,7 @@ FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size"
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the weights, and where they begin."""
+    """The header before the weights, and the offset at which they begin."""
 
     config: ModelConfig
     legacy: bool
@@ -50,11 +50,20 @@ def load_llama2c(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """The model of a llama2.c `.bin` file; `tokenizer` is its `tokenizer.bin`.
+    """The model of a llama2.c `.bin` file.
+
+    Args:
+        path: the file of weights.
+        tokenizer: its `tokenizer.bin`; None: the model takes ids.
+        dtype: dtype of the weights; None: the file's.
+        device: where the weights go.
+
+    Returns:
+        `HookedTransformer`, named as the file.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file and the number, for a header that cannot be, a file that is too
-            short or too long, quantised weights (version 2), or a tokenizer of another vocabulary.
+        FileNotFoundError, ValueError: an impossible header, a file that is too short or too long, quantised weights
+            (version 2), or a tokenizer of another vocabulary; the message names the file and the number.
     """
     file = Path(path)
     header = read_header(file)

@@ -59,7 +59,10 @@ class Llama2cTokenizer:
         return len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, with the space that every text begins with; empty for an empty text."""
+        """Ids of the text without special tokens, with the space that every text begins with.
+
+        Empty for an empty text.
+        """
         if not text:
             return []
         ids = [self._ids[b" "]] if b" " in self._ids else []
@@ -103,7 +106,7 @@ class Llama2cTokenizer:
         return ids
 
     def _best_pair(self, ids: Sequence[int]) -> tuple[int, int] | None:
-        """Where the neighbours stand whose joint piece has the highest score, the first of equals, and that piece."""
+        """Index of the neighbours with the highest score of their joint piece, the first of equals, and that piece."""
         best: tuple[int, int] | None = None
         for at in range(len(ids) - 1):
             joined = self._ids.get(self._pieces[ids[at]] + self._pieces[ids[at + 1]])

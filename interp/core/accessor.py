@@ -25,16 +25,16 @@ NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "promp
 COUNTED = ("layer", "head")
 """Dims that those names say already."""
 AFTER_EACH = ("depth", "pos", "rank")
-"""Dims of a result that says which words come after each token, by depth."""
+"""Dims of results that say which words come next after each token, by depth."""
 BY_DEPTH = ("top_prob", "target_prob", "target_rank", "entropy", "kl")
-"""What is said of them."""
+"""Variables that describe such words."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement")
-"""Attributes that say how to read the numbers, in the order in which they are told."""
+"""Attributes that say how to read the numbers, in the order in which they are shown."""
 
 
 @xr.register_dataset_accessor("view")  # type: ignore[no-untyped-call]
 class Result:
-    """What `interp` knows of a Dataset that one of its analyses gave: `result.view`.
+    """The accessor `result.view` of a Dataset that an analysis of this package returned: plot, table and text.
 
     (xarray's own `Dataset.interp` interpolates, so the accessor cannot bear this package's name.)
 
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def analysis(self) -> str:
-        """What gave the result; ValueError for a Dataset that is not ours."""
+        """The name of the analysis; ValueError for a Dataset of another origin."""
         name = named(self._dataset)
         if name is None:
             raise ValueError(
@@ -60,7 +60,7 @@ class Result:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the result is other or less than asked, in sentences: a sample, fewer edges, half precision, ..."""
+        """Sentences on how the result differs from the request: a sample, fewer edges, half precision, ..."""
         return viewer.notes_of(self._dataset)
 
     @property
@@ -123,7 +123,7 @@ class Result:
         return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]
 
     def _next_words(self) -> list[str]:
-        """What comes next at the end of the first prompt, by depth; no lines for a result that is no lens."""
+        """The next words at the end of the first prompt, by depth; no lines for a result that is no lens."""
         found = self._dataset
         if not set(AFTER_EACH) <= set(found.sizes) or not {"word", "top_prob"} <= set(found.data_vars):
             return []
@@ -175,13 +175,13 @@ def _one_of_each(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
 
 
 def shown(dataset: xr.Dataset) -> str:
-    """A Dataset in a notebook: xarray's own view, below a card if the result is ours."""
+    """The HTML of a Dataset in a notebook: xarray's own view, below a card for results of this package."""
     own = dataset._repr_html_()
     return own if named(dataset) is None else viewer.card(dataset) + own
 
 
 def _tell_notebook() -> None:
-    """In a running IPython, Datasets are shown by `shown` from now on, unless somebody said otherwise before."""
+    """Let a running IPython show Datasets by `shown`, unless another formatter is registered."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None:

@@ -1,4 +1,4 @@
-"""What a stranger may get wrong at a public function, said where he called it: the kind of every argument, by its name.
+"""Checks of arguments at public functions: the kind of every argument, refused by its name at the line of the call.
 
 Annotations are the one statement of what an argument may be (`hints`); values are checked against them (`fitting`), and
 the message says what was required, what arrived and the nearest valid thing. Where an annotation needs words of its
@@ -46,12 +46,12 @@ SETTINGS: Mapping[str, str] = {
     "model.to_batch(prompts, prepend_bos=...)",
     "batch_size": "data may come in batches, such as model.to_batch(prompts).split(8), or as interp.Stream(...)",
 }
-"""Settings of a run that functions of questions do not take, and where they are said instead."""
+"""Settings of a run that functions of questions do not take, and where to give them instead."""
 
 
 @runtime_checkable
 class _Public(Protocol):
-    """What `public` makes: a class stays a class, a function keeps its parameters."""
+    """Type of the decorator `public`: a class stays a class, a function keeps its parameters."""
 
     @overload
     def __call__(self, function: type[T], /) -> type[T]: ...
@@ -119,7 +119,7 @@ def public(
 def _binding(
     signature: inspect.Signature,
 ) -> Callable[[Sequence[object], Mapping[str, object]], inspect.BoundArguments | None]:
-    """From the arguments of a call to those by name; None where they do not fit.
+    """A function from the arguments of a call to those by name; None where they do not fit.
 
     Where every parameter has a name, names are given here: `Signature.bind` takes six times as long.
     """
@@ -144,13 +144,13 @@ def _binding(
 
 
 def _dtype(value: object, hint: object) -> object:
-    """The dtype that a text names where the annotation asks for one; everything else as it is."""
+    """The dtype that a text names where the annotation is a dtype; everything else as it is."""
     named = isinstance(value, str) and value in words(Precision) and value not in words(hint)
     return getattr(torch, str(value)) if named and torch.dtype in options(hint) else value
 
 
 def check_fields(record: object) -> None:
-    """ValueError, by the field's name, for a field of a record whose value its annotation does not allow."""
+    """ValueError, by the field's name, for a value of a record that its annotation does not allow."""
     assert dataclasses.is_dataclass(record)
     hints = hints_of(record.__class__)
     for field in dataclasses.fields(record):
@@ -168,7 +168,7 @@ def check(what: str, value: object, hint: object) -> None:
 
 
 def _name(function: Callable[..., object]) -> str:
-    """What a function is called by those who call it."""
+    """The name by which users call a function."""
     owner, _, name = function.__qualname__.rpartition(".")
     return owner.rpartition(".")[2] if name in ("__init__", "__call__") else name
 
@@ -212,7 +212,7 @@ _SEVERAL = (Sequence, Collection, Iterable, tuple)
 
 
 def _hint(what: str, value: object, hint: object) -> str:
-    """The nearest valid words, where words are asked for; or how to write what was meant."""
+    """The nearest valid words, where the annotation lists words; or how to write what was meant."""
     kinds = [kind for each in options(hint) if (kind := required(each))]
     if instead := next((text for kind in kinds if (text := kind.refused(value))), ""):
         return instead
@@ -234,7 +234,7 @@ def _hint(what: str, value: object, hint: object) -> str:
 
 
 def _is_one(kind: type, option: type) -> bool:
-    """Whether a class is of another one; never of a protocol, which Python asks of objects alone."""
+    """Whether a class is a subclass of another one; False for protocols, which Python checks for objects only."""
     return not getattr(option, "_is_protocol", False) and issubclass(kind, option)
 
 

@@ -20,12 +20,14 @@ _PLACE = "place in the batch"
 
 @dataclass(frozen=True)
 class TopInContext:
-    """A reduction: the lists of `top`, and how the values `along` run around each entry.
+    """A reduction: the lists of `top`, and the values `along` around each entry.
 
     Args:
         along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of
-            them): those along the context, and those of the entry alone. Missing: NaN, -1 for integers. Errors: those
-            of `TopRows`.
+            them): those along the context, and those of the entry alone. Missing: NaN, -1 for integers.
+
+    Raises:
+        ValueError: as `TopRows`.
 
     Example:
         >>> rule = TopInContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))
@@ -50,13 +52,13 @@ class TopInContext:
         return ContextExamples(replace(found, context=None), kept)
 
     def load(self, tensors: Mapping[str, Tensor]) -> "ContextExamples":
-        """The lists whose `tensors` these are."""
+        """The lists that were saved as these `tensors`."""
         parts = parted(tensors)
         return ContextExamples(self._rule.load(parts["top"]), parts["along"])
 
     @property
     def _rule(self) -> TopRows:
-        """The same lists with places in the batch for context: from these everything else can be taken."""
+        """The rule of the lists with places in the batch for context, from which everything else can be taken."""
         return replace(self.top, context=_PLACE)
 
 
@@ -83,7 +85,7 @@ class ContextExamples:
         return ContextExamples(replace(top, context=None), along)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the lists, by name."""
         return joined({"top": self.top.tensors(), "along": self.along})
 
 
@@ -96,5 +98,5 @@ def _taken(value: Shaped[Tensor, "n p ..."], place: Int[Tensor, "c k w"]) -> Sha
 
 
 def absent(value: Tensor) -> float | int:
-    """What stands where a tensor has nothing: NaN, or -1 among integers."""
+    """The filler of missing entries: NaN, or -1 among integers."""
     return torch.nan if value.is_floating_point() else -1

@@ -1,4 +1,4 @@
-"""What goes together: covariances of numbers, over any split of the observations."""
+"""Covariances and correlations of numbers, over any split of the observations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Covariance:
 
     @classmethod
     def of(cls, x: Shaped[Tensor, "n f"], y: Shaped[Tensor, "n g"] | None = None) -> "Covariance":
-        """Of the columns of x with those of y; with each other if y is None."""
+        """The covariance of the columns of x with those of y; with each other if y is None."""
         y = x if y is None else y
         whole = ~(x.isnan().any(1) | y.isnan().any(1))
         kept = whole.nonzero()[:, 0]
@@ -44,7 +44,7 @@ class Covariance:
         return cls(n, mean, mean_other, x.square().sum(0), y.square().sum(0), x.mT @ y)
 
     def merge(self, other: "Covariance") -> "Covariance":
-        """Of the observations of both parts."""
+        """The covariance over the observations of both parts."""
         n = self.n + other.n
         share = other.n / n.clamp_min(1).double()
         weight = self.n * share
@@ -69,12 +69,12 @@ class Covariance:
         return (self.scatter / (x.sqrt()[:, None] * y.sqrt())).clamp(-1, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the covariance, by name."""
         return dict(vars(self))
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Covariance":
-        """The covariance whose `tensors` these are."""
+        """The covariance that was saved as these `tensors`."""
         return cls(**tensors)
 
 
@@ -106,5 +106,5 @@ class Covariances:
         return Covariance.of(x, y)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Covariance:
-        """The covariance whose `tensors` these are."""
+        """The covariance that was saved as these `tensors`."""
         return Covariance.load(tensors)

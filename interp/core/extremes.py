@@ -43,9 +43,9 @@ class TopRows:
     context: str | None = None
     """Name of the value `[n p]` with the tokens; -1 at padding."""
     before: int = 10
-    """How many tokens of context stand before the entry."""
+    """Number of tokens of context before the entry."""
     after: int = 3
-    """And how many after it."""
+    """Number of tokens of context after the entry."""
 
     def __post_init__(self) -> None:
         if self.k < 1 or min(self.cells, self.before, self.after) < 0:
@@ -70,7 +70,7 @@ class TopRows:
         return self.load({name: x.view(*cells, *x.shape[1:]) for name, x in found.items()})._emptied()
 
     def load(self, tensors: Mapping[str, Tensor]) -> "Extremes":
-        """The list whose `tensors` these are."""
+        """The list that was saved as these `tensors`."""
         return Extremes(
             self, tensors["scores"], tensors["rows"], tensors["positions"], tensors.get("context")
         )
@@ -89,7 +89,7 @@ class TopRows:
         return value if axes == 2 else value[:, None], tokens
 
     def _scores(self, value: Shaped[Tensor, "n p *cells"]) -> Float[Tensor, "c n p"]:
-        """What the list holds the largest of; -inf where there is nothing."""
+        """The scores that the list ranks; -inf where there is nothing."""
         score = value if value.is_floating_point() else value.double()
         score_cnp = rearrange(score if self.largest else -score, "n p ... -> (...) n p")
         return score_cnp.masked_fill(score_cnp.isnan(), -torch.inf)
@@ -145,7 +145,7 @@ class Extremes:
         return signed.masked_fill(self.rows < 0, torch.nan)
 
     def notes(self) -> tuple[str, ...]:
-        """A sentence where some list has fewer places than were asked for; nothing else."""
+        """A sentence where some list has fewer places than requested; otherwise nothing."""
         fewest = int((self.rows >= 0).sum(-1).min())
         if fewest == self.rule.k:
             return ()
@@ -170,7 +170,7 @@ class Extremes:
         return self.rule.load(found)._emptied()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the lists, by name."""
         found = {"scores": self.scores, "rows": self.rows, "positions": self.positions}
         return found if self.context is None else found | {"context": self.context}
 

@@ -170,17 +170,37 @@ class FactoredMatrix(Viewable):
     def top_entries(
         self, k: int, *, largest: bool = True
     ) -> tuple[Float[Tensor, "k"], Int[Tensor, "k"], Int[Tensor, "k"]]:
-        """The k largest (or smallest) entries of one product in order, with their rows and columns; tile by tile."""
+        """The k largest (or smallest) entries of one product, computed tile by tile.
+
+        Args:
+            k: number of entries.
+            largest: False: the smallest ones.
+
+        Returns:
+            Values, rows and columns [k], in order.
+        """
         return tiles.top_entries(*self._single(), k, largest=largest)
 
     def row_top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """The k largest (or smallest) entries of every row of one product in order, and their columns; tile by tile."""
+        """The k largest (or smallest) entries of every row of one product, computed tile by tile.
+
+        Args:
+            k: number of entries per row.
+            largest: False: the smallest ones.
+
+        Returns:
+            Values and columns [n, k], in order.
+        """
         return tiles.row_top(*self._single(), k, largest=largest)
 
     def diagonal_ranks(self) -> Int[Tensor, "n"]:
-        """How many entries of each row of one product are larger than the diagonal's; tile by tile.
+        """Rank of the diagonal's entry in each row of one product: how many entries are larger; tile by tile.
 
-        0 = none is. Errors: ValueError for more rows than columns.
+        Returns:
+            [n], 0 where none is larger.
+
+        Raises:
+            ValueError: more rows than columns.
         """
         return tiles.diagonal_ranks(*self._single())
 

@@ -1,4 +1,4 @@
-"""How a file is written: whole or not at all, in the place of regular files alone, with permissions as they were."""
+"""Writing of files: whole or not at all, in the place of regular files alone, with permissions as they were."""
 
 import errno
 import json
@@ -20,11 +20,11 @@ WHAT_TO_DO: Mapping[int, str] = {
     **dict.fromkeys(NO_ROOM, "make room and do it again, or resume; nothing is half-written"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ELSEWHERE),
 }
-"""By the number of a system's error."""
+"""Advice by the number of a system's error."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
+    """Let `write` fill a temporary file next to `path`, then rename it, so that no half-written file has the name.
 
     A file that is there keeps its permissions, a new one has those that the process gives to new files.
 
@@ -162,7 +162,7 @@ def _named(path: Path) -> str:
 
 
 def json_object(path: Path | str) -> dict[str, object]:
-    """The object that a JSON file holds.
+    """The object in a JSON file.
 
     Errors, by the file's name: ValueError for what is no regular file, no UTF-8, no JSON, nested beyond reading, or no
     object; OSError for a file that is not there.

@@ -15,17 +15,20 @@ import torch
 
 @dataclass(frozen=True)
 class Required:
-    """What an annotation means in people's words: `Annotated[Subject | Transformer, Required("a model", refused)]`."""
+    """The meaning of an annotation in words, for error messages.
+
+    `Annotated[Subject | Transformer, Required("a model", refused)]`.
+    """
 
     words: str
-    """What is required."""
+    """Words for the value that is required."""
     refused: Callable[[object], str | None]
     """None for a value that fits; else how to write what was meant, or "" where nothing is close."""
 
 
 @functools.cache
 def hints_of(owner: object, *, imported: bool = True) -> Mapping[str, object]:
-    """The annotations of a function's parameters or of a class, without those that name what nobody has.
+    """The annotations of a function's parameters or of a class, without those that name undefined things.
 
     Args:
         imported: with those of packages that a module imports for type checkers alone, which are then loaded.
@@ -91,7 +94,7 @@ def said(hint: object) -> str:
 
 
 def _evaluated(hint: object, module: types.ModuleType | None, imported: bool) -> object:
-    """An annotation with the things that its texts name. NameError for a name that nobody has."""
+    """An annotation with its names resolved. NameError for an undefined name."""
     holder = types.SimpleNamespace(__annotations__={"it": hint})
     try:
         return typing.get_type_hints(holder, vars(module or typing), include_extras=True)["it"]
@@ -103,7 +106,7 @@ def _evaluated(hint: object, module: types.ModuleType | None, imported: bool) ->
 
 @functools.cache
 def _for_type_checkers(module: types.ModuleType | None) -> dict[str, object]:
-    """The names of a module with those imported for type checkers alone: dear packages, loaded when they are used."""
+    """The names of a module with those imported for type checkers only: packages that are slow to load."""
     if module is None or not getattr(module, "__file__", None):
         return {}
     space = dict(vars(module))

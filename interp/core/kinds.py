@@ -26,7 +26,7 @@ def as_dtype(given: Precision | None) -> torch.dtype | None:
 
 
 def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
-    """How many of `most` things are listed: `top`; for None the usual number, or all where there are fewer.
+    """Number of things that are listed of `most`: `top`; for None the usual number, or all where there are fewer.
 
     Raises:
         ValueError: a `top` that is none of 1 to `most`; `what` says of what.

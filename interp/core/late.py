@@ -1,10 +1,13 @@
-"""Names that a package imports at their first use. The standard library alone: to import `interp` costs no torch."""
+"""Names that a package imports at their first use, so that importing `interp` does not load torch.
+
+The standard library alone.
+"""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
 MODULES: dict[str, tuple[str, ...]] = {}
-"""By what needs it, the modules that fill a table of `core` or `model`, which may not import them itself."""
+"""Modules that fill a table of `core` or `model`, by the table; these may not import them."""
 
 
 def fill(table: str) -> None:
@@ -14,7 +17,7 @@ def fill(table: str) -> None:
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package whose names are in these modules of it; a module may be a name itself."""
+    """The `__getattr__` of a package with names in modules of it; a module may be a name itself."""
 
     def found(name: str) -> object:
         if name not in homes:

@@ -40,7 +40,7 @@ class Several:
         return Parts({name: each.of(values, rows) for name, each in self.reductions.items()})
 
     def load(self, tensors: Mapping[str, Tensor]) -> "Parts":
-        """The partial results whose `tensors` these are."""
+        """The partial results that were saved as these `tensors`."""
         own: dict[str, dict[str, Tensor]] = {name: {} for name in self.reductions}
         for path, value in tensors.items():
             name, _, rest = path.partition("/")
@@ -59,7 +59,7 @@ class Parts:
         return Parts({name: part.merge(other.parts[name]) for name, part in self.parts.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything they hold, as `name/...`."""
+        """All tensors of the parts, as `name/...`."""
         return joined({name: part.tensors() for name, part in self.parts.items()})
 
 
@@ -81,7 +81,7 @@ class Only:
         return self.reduction.of({name: named(values, name) for name in self.names}, rows)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Partial:
-        """The partial whose `tensors` these are."""
+        """The partial result that was saved as these `tensors`."""
         return self.reduction.load(tensors)
 
 

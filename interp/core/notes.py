@@ -1,4 +1,4 @@
-"""Notes: what a call did other than its caller may think, as a warning of our own that each process gives once."""
+"""Notes: warnings that a call did something other than its caller may expect, given once per process."""
 
 import functools
 import sys
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class Note(UserWarning):
-    """A sentence about what was done other than one may think: texts that begin with BOS, a sample, a shorter list.
+    """A warning that a call did something other than its caller may expect: texts that begin with BOS, a sample, ...
 
     Example:
         >>> import warnings

@@ -1,4 +1,4 @@
-"""What an attention pattern says about a head: where it looks, how widely, how far back.
+"""Scores of an attention pattern: where a head looks, how widely, how far back.
 
 Every score is a reduction of one pattern `[b h q k]`, so the pattern itself need not be kept. Those about repeats are
 for rows of BOS and a number of random tokens over and over: these have no meaning, so only copying from the earlier
@@ -18,7 +18,7 @@ SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")
 NEAR = 5
 """Tokens that count as local: the current one and those just before it."""
 RUNS = 4
-"""Runs of queries whose entropies are taken together, of the keys that the last of them sees."""
+"""Number of runs of queries; entropies of a run are computed together, over the keys that its last query sees."""
 
 
 def pattern_scores(
@@ -30,7 +30,7 @@ def pattern_scores(
     last `NEAR` tokens (fewer where the period is short), BOS left out. entropy: H_i / log(i + 1), 1 for even attention.
 
     Args:
-        kernel: `distance_kernel` to a distance that is far enough, where somebody has it.
+        kernel: `distance_kernel` to a distance that is far enough, where the caller has it.
     """
     queries = pattern_bhqk.shape[-1] - 1
     nearest = min(NEAR - 1, period - 2)
@@ -122,10 +122,13 @@ def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[
 
 
 def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
-    """Attention to what followed the earlier copies of each token, the prefix-matching score of Olsson et al. 2022.
+    """Prefix-matching score: attention to the tokens after the earlier copies of each token (Olsson et al. 2022).
 
     The sum over all earlier copies, averaged over the queries that have one (i > period): 1 is a perfect induction
-    head. Errors: ValueError for rows with less than two repeats of the period after BOS.
+    head.
+
+    Raises:
+        ValueError: rows with less than two repeats of the period after BOS.
     """
     return _attention_back(pattern_bhqk, period)[..., 1]
 

@@ -1,4 +1,4 @@
-"""Do two conditions differ by more than chance? Permutation tests over rows, whatever the law of the numbers.
+"""Permutation tests over rows: whether two conditions differ by more than chance, whatever the law of the numbers.
 
 Under the null the labels carry no information: the sign of a paired difference, or which group a row is in. The test
 redraws them, exactly where they are few enough to enumerate, else from the identity of each row (`core.resampling`), so
@@ -31,18 +31,20 @@ CONSTANT = 16 * torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True, eq=False)
 class PermutationTest:
-    """A difference of means in every cell, and how often chance alone makes one as large."""
+    """A difference of means in every cell, and the chance of one as large without an effect."""
 
     difference: Float[Tensor, "*cells"]
     """Mean of the first condition minus mean of the second."""
     p: Float[Tensor, "*cells"]
     """Two-sided p-value of each cell by itself."""
     p_adjusted: Float[Tensor, "*cells"]
-    """The same for the largest difference of any cell: reporting all cells below 0.05 errs in 5 % of all tests."""
+    """Two-sided p-value of each cell against the largest difference of any cell: reporting all cells below 0.05 errs
+    in 5 % of all tests.
+    """
     permutations: int
-    """How many labellings were tried."""
+    """Number of labellings tried."""
     exact: bool
-    """Whether those were all there are."""
+    """Whether all labellings were tried."""
 
 
 @public()
@@ -59,22 +61,31 @@ def permutation_test(
     """Whether the mean over rows differs between two conditions, per cell, with p-values that need no distribution.
 
     Args:
-        paired: row i of both conditions is one item; signs of the differences are flipped (`second` None: `first`
-            holds the differences). Otherwise the rows of both are dealt anew into groups of the same sizes. p = share
-            of labellings with |difference| >= the observed one (two-sided): (1 + count) / (1 + permutations) for
-            drawn ones (Phipson and Smyth 2010), or all of them where there are at most `permutations`. p_adjusted:
-            single-step maximum statistic over cells (Westfall and Young 1993) of |difference| / root mean square,
-            which orders labellings as Student's t does, so that no noisy cell drowns the others; family-wise error
-            under any dependence of cells.
-        rows: identities, of the pairs or of first and then second; None = 0, 1, ... Pairs of one identity flip
+        first: [n, ...], a row per item and any number of cells.
+        second: [m, ...], the other condition; None: `first` holds paired differences.
+        paired: True: row i of both conditions is one item, and signs of the differences are flipped. False: the rows
+            of both are dealt anew into groups of the same sizes.
+        permutations: number of labellings drawn; all of them are taken where there are at most as many.
+        seed: seed of the labellings drawn.
+        rows: [r], identities of the pairs, or of first and then second; None: 0, 1, ... Pairs of one identity flip
             together.
 
+    Returns:
+        `PermutationTest` over the cells: `difference` of the means, `p` and `p_adjusted`, both two-sided. p is the
+        share of labellings with |difference| >= the observed one: (1 + count) / (1 + permutations) for drawn ones
+        (Phipson and Smyth 2010), or of all of them. p_adjusted is the single-step maximum statistic over cells
+        (Westfall and Young 1993) of |difference| / root mean square, which orders labellings as Student's t does, so
+        that no noisy cell drowns the others: it bounds the family-wise error under any dependence of cells.
+
     Raises:
-        ValueError: shapes that do not fit, values that are not finite, unpaired rows of one identity.
+        ValueError: shapes that do not fit, values that are not finite, or unpaired rows of one identity.
 
     Caveats:
-        The smallest p is 1 / (1 + permutations); unpaired, the null is equal laws, not only equal means: with unequal
-        variances and group sizes it rejects too often or too rarely. Time: permutations x rows x cells.
+        The smallest p is 1 / (1 + permutations). Unpaired, the null is equal laws, not only equal means: with unequal
+        variances and group sizes the test rejects too often or too rarely.
+
+    Cost:
+        permutations x rows x cells.
 
     Example:
         >>> permutation_test(torch.tensor([1.0, 2.0, 3.0, 4.0]), paired=True).p.item()
@@ -97,7 +108,7 @@ def permutation_test(
 def _as_large(
     labels: _Flips | _Deals, parts: Float[Tensor, "g c"], total: int, seed: int | None
 ) -> Float[Tensor, "2 c"]:
-    """How many labellings make each cell's statistic as large as observed, and how many make any cell's as large."""
+    """Numbers of labellings that make each cell's statistic as large as observed, and that make any cell's as large."""
     observed = (labels.observed() @ parts).abs() - ROUNDING
     counts = parts.new_zeros(2, parts.shape[1])
     step = max(1, ENTRIES // sum(parts.shape))
@@ -116,7 +127,7 @@ class _Flips:
 
     ids: Int[Tensor, "g"]
     member: Int[Tensor, "n"]
-    """Which identity each pair has."""
+    """Number of each pair's identity."""
 
     @classmethod
     def of(cls, ids: Int[Tensor, "n"]) -> _Flips:
@@ -125,7 +136,7 @@ class _Flips:
     def parts(
         self, first: Float[Tensor, "n c"], second: Float[Tensor, "n c"] | None = None
     ) -> Float[Tensor, "g c"]:
-        """What each identity adds to the statistic, over the root of the sum of their squares."""
+        """Term of each identity in the statistic, over the root of the sum of their squares."""
         difference = first if second is None else first - second
         size = difference.norm(dim=0) if second is None else (first.abs() + second.abs()).norm(dim=0)
         zeros = difference.new_zeros(len(self.ids), difference.shape[1])

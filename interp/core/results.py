@@ -36,7 +36,7 @@ PLACE_OF: dict[str, Callable[[object], tuple[int | None, int | None, str | None]
 
 
 class MergeTree(Generic[T]):
-    """Parts 0, 1, 2, ... of a whole, whichever comes first; holds at most the roots of what is complete.
+    """A merge of parts 0, 1, 2, ... in any order of arrival, which keeps only the roots of complete subtrees.
 
     A node of level n is the merge of parts `i 2^n ... (i + 1) 2^n - 1`; it is built once both halves are there, always
     left with right. So sums in float arithmetic are the same whether the parts came from one process or from many, with
@@ -53,7 +53,7 @@ class MergeTree(Generic[T]):
         return any((level, part >> level) in self.nodes for level in range(64))
 
     def __len__(self) -> int:
-        """How many parts have arrived."""
+        """Number of parts that have arrived."""
         return sum(1 << level for level, _ in self.nodes)
 
     def add(self, part: int, value: T | None) -> None:
@@ -98,9 +98,9 @@ Variables = Mapping[str, tuple[Sequence[str], Tensor]]
 ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
 """The variables of an estimate, in the order of a table."""
 NOTES = "notes"
-"""The attribute that lists, in sentences, what a result is other or less than asked."""
+"""The attribute that lists, in sentences, how a result differs from the request."""
 IDENTIFIED = ("prompt", "example")
-"""The dims whose labels a run knows: which rows of its data they are."""
+"""Dims with labels that a run knows: the rows of its data."""
 
 
 def labelled(
@@ -150,7 +150,7 @@ def labelled(
 
 
 def noted(result: xr.Dataset, *notes: str) -> xr.Dataset:
-    """The result with these sentences added to `attrs["notes"]`: what it is other or less than asked.
+    """The result with these sentences added to `attrs["notes"]`, with a warning for each.
 
     Each is also given as an `interp.Note`, a warning, once per process. A sentence that is there already is not added.
     """
@@ -191,7 +191,7 @@ def _coordinate(value: object) -> object:
 
 
 class Score(NamedTuple):
-    """One of several quantities that a result estimates over the same dims."""
+    """One of several quantities that a result estimates over equal dims."""
 
     value: Tensor
     low: Tensor
@@ -267,14 +267,22 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
 
     For pandas: to sort, to filter, to join, to write as CSV.
 
-    Beside a column `part` stand `layer` and `head` (integers, <NA> for a part in no layer or no head) and `kind`
-    ("head", "mlp", "neuron", "embed", ...), so that no name has to be taken apart; columns that the result has of these
-    names stay. Of parts that were changed together, `L0H1+L0H3`, the kind is "set", and the layer the one that they
-    share.
+    Next to a column `part` stand `layer` and `head` (integers, <NA> for a part in no layer or no head) and `kind`
+    ("head", "mlp", "neuron", "embed", ...), so that no name has to be taken apart; columns that the result has of
+    these names stay. Of parts that were changed together, `L0H1+L0H3`, the kind is "set", and the layer the one that
+    they share.
 
-    The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
-    per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
-    that do not exist are left out.
+    Args:
+        result: a data set or one of its variables.
+        variable: the variable to tabulate, such as "each" for the numbers per prompt; None: `value` (the first
+            variable, where there is none) with all others over its cells, so that numbers per prompt are left out.
+
+    Returns:
+        DataFrame, a row per cell. Where cells are edges (coordinate `edge`), those that do not exist are left out.
+
+    Raises:
+        KeyError: a variable that the result lacks.
+        ValueError: a result without variables.
 
     Example:
         >>> zero, metric = interp.edits.Zero(), interp.metrics.kl_divergence()
@@ -309,7 +317,7 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
 
 
 def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
-    """The table with layer, head and kind of its parts beside their names; those that it has already stay."""
+    """The table with layer, head and kind of its parts next to their names; columns that it has already stay."""
     import pandas as pd
 
     if "part" not in table or "part" in values:

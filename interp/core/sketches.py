@@ -19,7 +19,7 @@ from interp.core.transfers import sent
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """How many observations fall between each two edges, cell by cell.
+    """Counts of observations between each two edges, cell by cell.
 
     Bins are half-open, [edge, next edge), the last one closed, as in numpy. What lies outside is counted too, and so is
     what is absent (NaN: padding, undefined).
@@ -101,12 +101,12 @@ class Histogram:
         return place[reached.int().argmax(-1)].masked_fill(self.n == 0, torch.nan)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the histogram, by name."""
         return {"edges": self.edges, "tally": self.tally}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Histogram":
-        """The histogram whose `tensors` these are."""
+        """The histogram that was saved as these `tensors`."""
         return cls(tensors["edges"], tensors["tally"])
 
 
@@ -114,10 +114,14 @@ class Histogram:
 class Histograms:
     """A reduction: the histogram of one named value `[n ... *cells]`.
 
-    The last `cells` axes are kept apart; observations are pooled over all others: rows, and positions if there are any.
+    The last `cells` axes are kept apart; observations are pooled over all others: rows, and positions if there are
+    any.
+
+    Raises:
+        ValueError: bad edges, or a value that is missing or has too few axes.
 
     Memory:
-        8 bytes per cell and edge. Errors: ValueError for bad edges, a value that is missing or has too few axes.
+        8 bytes per cell and edge.
 
     Example:
         >>> Histograms("loss", edges=(0.0, 1.0, 2.0)).of({"loss": torch.rand(3, 7)}).n.item()
@@ -136,7 +140,7 @@ class Histograms:
         return Histogram.of(pooled(values, self.value, self.cells), self._edges())
 
     def load(self, tensors: Mapping[str, Tensor]) -> Histogram:
-        """The histogram whose `tensors` these are."""
+        """The histogram that was saved as these `tensors`."""
         return Histogram.load(tensors)
 
     def _edges(self) -> Float[Tensor, "e"]:

@@ -40,7 +40,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
-    """`all_finite` as a tensor, for who does not wait for it yet."""
+    """`all_finite` as a tensor, for callers that do not wait for a device yet."""
     floats = [x for x in tensors if x.is_floating_point()]
     sums = [x.sum(dtype=None if x.dtype in WIDE else torch.float32).to(floats[0].device) for x in floats]
     return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
@@ -76,13 +76,19 @@ WIDE = (torch.float32, torch.float64)
 FEWEST = 3
 """Rows below which a mean gets no interval: with two, Student's t is 12.7 standard errors wide and says nothing."""
 FEWEST_MASSES = 64
-"""The same for numbers between two ends where most rows lie near one of them: attention masses, entropies."""
+"""The fewest rows for an interval of numbers between two ends where most rows lie near one of them: attention masses,
+entropies.
+"""
 FEWEST_LOSSES = 256
-"""The same for losses, log-probabilities and divergences: most rows lie near zero, some far above."""
+"""The fewest rows for an interval of losses, log-probabilities and divergences: most rows lie near zero, some far
+above.
+"""
 FEWEST_PROBABILITIES = 512
-"""The same for probabilities of one answer: they are near zero in most rows, and a few rows make the mean."""
+"""The fewest rows for an interval of probabilities of one answer: they are near zero in most rows, and a few rows
+make the mean.
+"""
 ACCEPTED_MISS = 0.05
-"""What an integral may miss, as a share of what it integrates, before a result says that it did not converge."""
+"""Error of an integral, as a share of what it integrates, above which a result says that it did not converge."""
 ANYWHERE, POSITIVE, SIGNED = (-inf, inf), (0.0, inf), (-1.0, 1.0)
 """Ranges of numbers: any; losses, divergences, entropies and sizes; cosines, correlations and differences of shares."""
 Z95 = 1.959963984540054
@@ -106,7 +112,7 @@ def t95(n: Real[Tensor, "..."] | int | float, fewest: int = FEWEST) -> Float[Ten
 
 
 def over(rows: str, fewest: int = FEWEST) -> str:
-    """What an interval is over, in words.
+    """Words for what an interval is over.
 
     Example:
         >>> over("prompts", 64)
@@ -195,7 +201,7 @@ def _lower_end(m: Tensor, n: Tensor, variance: Tensor) -> Tensor:
 
 
 def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
-    """How often chance is at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
+    """Share of chance values at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
 
     At most a share a of values that are exchangeable with their draws has p <= a, exactly so where a (n + 1) is whole
     and no two are equal (Phipson and Smyth 2010); ties count against the value. Draws that are NaN do not count. NaN
@@ -302,14 +308,14 @@ P = TypeVar("P")
 
 @runtime_checkable
 class Partial(Protocol):
-    """What a reduction made of some rows."""
+    """Protocol of a partial result: a reduction of some rows."""
 
     def merge(self: P, other: P) -> P:
         """Both partial results together."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, flat; names of what belongs together are joined by "/"."""
+        """All tensors of the partial result, flat; names of tensors that belong together are joined by "/"."""
         ...
 
 
@@ -322,13 +328,13 @@ class Reduction(Protocol):
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> Partial:
-        """The partial whose `tensors` these are."""
+        """The partial result that was saved as these `tensors`."""
         ...
 
 
 @dataclass(frozen=True)
 class Replicates:
-    """The same sums under other weights of the rows: a bootstrap that merges (Efron 1979; Poisson weights).
+    """Sums under random weights of the rows: a bootstrap that merges (Efron 1979; Poisson weights).
 
     Weights belong to the row, not to the batch, so no split and no order changes them.
     """
@@ -360,7 +366,7 @@ class Replicates:
         return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
 
     def widened(self, pad: Sequence[int]) -> "Replicates":
-        """These sums with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
+        """The sums with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
         return Replicates(F.pad(self.per_cell(), pad), F.pad(self.total, pad))
 
     def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
@@ -479,7 +485,7 @@ class Moments:
         return torch.full_like(self.mean, self.n, dtype=torch.long)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the moments, by name."""
         found = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
         if self.replicates is None:
             return found
@@ -487,7 +493,7 @@ class Moments:
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Moments":
-        """The moments whose `tensors` these are."""
+        """The moments that were saved as these `tensors`."""
         replicates = Replicates(tensors["weight"], tensors["total"]) if "total" in tensors else None
         return cls(int(tensors["n"]), tensors["mean"], tensors["spread"], replicates)
 
@@ -520,7 +526,7 @@ class MaskedMoments(Moments):
         return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
 
     def widened(self, shape: torch.Size) -> "MaskedMoments":
-        """These moments with entries that no row has, up to longer axes."""
+        """The moments with entries that no row has, up to longer axes."""
         more = [max(0, wanted - have) for wanted, have in zip(shape, self.mean.shape, strict=True)]
         if not any(more):
             return self
@@ -534,12 +540,12 @@ class MaskedMoments(Moments):
         return self.counts.long()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors of the moments, by name."""
         return super().tensors() | {"counts": self.counts}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "MaskedMoments":
-        """The moments whose `tensors` these are."""
+        """The moments that were saved as these `tensors`."""
         plain = Moments.load(tensors)
         return cls(plain.n, plain.mean, plain.spread, plain.replicates, counts=tensors["counts"])
 
@@ -604,7 +610,7 @@ class Means:
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Means":
-        """The partial whose `tensors` these are."""
+        """The partial result that was saved as these `tensors`."""
         return cls({name: cls._kind().load(part) for name, part in parted(tensors).items()})
 
     @classmethod
@@ -642,19 +648,19 @@ class Rows:
         return Rows({name: _stacked(r, other.rows[name]) for name, r in self.rows.items()}, ids)
 
     def ordered(self) -> "Rows":
-        """These rows sorted by identity; equal ones keep their order."""
+        """The rows sorted by identity; rows of equal identity keep their order."""
         if self.ids is None:
             return self
         order = self.ids.argsort(stable=True)
         return Rows({name: r[order.to(r.device)] for name, r in self.rows.items()}, self.ids[order])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name; the identities as "/ids"."""
+        """All tensors of the rows, by name; the identities as "/ids"."""
         return dict(self.rows) | ({} if self.ids is None else {"/ids": self.ids})
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Rows":
-        """The partial whose `tensors` these are."""
+        """The partial result that was saved as these `tensors`."""
         values = dict(tensors)
         ids = values.pop("/ids", None)
         return cls(values, ids)
@@ -688,7 +694,7 @@ class Bootstrap:
         return self.kind.of(values, rows, poisson_weights(rows, self.replicates, self.seed))
 
     def load(self, tensors: Mapping[str, Tensor]) -> Means:
-        """The partial whose `tensors` these are."""
+        """The partial result that was saved as these `tensors`."""
         return self.kind.load(tensors)
 
 

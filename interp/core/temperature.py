@@ -14,9 +14,14 @@ def log_n_factor(n_visible: Real[Tensor, "*b"], train_length: int) -> Float[Tens
     """log(n) / log(m) for a query that sees n keys, in a model trained on m: a factor on its scores.
 
     n is counted for each query, not for the text: i + 1 in a causal row i. A key ahead of n - 1 equal ones by the gap
-    log m then keeps the weight n / (2 n - 1), about one half, at every length. Below m the factor is less than 1; clamp
-    it (`.clamp_min(1)`) for the variant that never flattens. Source: log-n scaling (Su 2021). Whole numbers give
-    float64. Errors: ValueError for a train_length below 2.
+    log m then keeps the weight n / (2 n - 1), about one half, at every length. Below m the factor is less than 1;
+    clamp it (`.clamp_min(1)`) for the variant that never flattens. Whole numbers give float64.
+
+    Raises:
+        ValueError: a train_length below 2.
+
+    Source:
+        Log-n scaling (Su 2021).
 
     Example:
         >>> log_n_factor(torch.tensor([16, 256]), 16).tolist()

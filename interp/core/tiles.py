@@ -17,7 +17,7 @@ from interp.core.stats import wide
 TILE = 2**24
 """Entries of a run of whole rows, and of a square block on an accelerator: 64 MiB in float32."""
 CACHED = 1024
-"""Side of a square block on a CPU: 4 MiB in float32, so that it is asked about while it is still in the cache.
+"""Side of a square block on a CPU: 4 MiB in float32, so that it is read again while it is still in the cache.
 
 At a vocabulary of 50 257 and heads 64 wide that halves the time of the products (`experiments/bench/copying.py`).
 """

@@ -1,4 +1,4 @@
-"""What goes from the host to a device and back: without a wait where none is needed, in one copy where it is.
+"""Transfers between host and device: without a wait where none is needed, in one copy where one is.
 
 An accelerator works through a queue that the host fills. A copy to the host, and a plain copy from it,
 wait until all of that is done, and then the device stands still. So what is sent does not wait, and what is fetched is
@@ -18,9 +18,9 @@ K = TypeVar("K", bound=Hashable)
 Whole = int | Sequence["Whole"]
 """A whole number, or lists of them."""
 Failure = Callable[[], Exception | None]
-"""What to raise where a check failed; None where a closer look finds nothing wrong."""
+"""Maker of the error of a failed check; None where a closer look finds nothing wrong."""
 LOOK = 8
-"""Steps of a search after which a device is asked whether it is over."""
+"""Number of steps of a search between two looks at a device's numbers."""
 
 
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
@@ -78,7 +78,7 @@ def ended(done: Bool[Tensor, ""], step: int) -> bool:
 
 
 class Checks:
-    """Checks of a device's numbers that nobody has looked at yet, in their order."""
+    """Checks of a device's numbers that were not looked at yet, in their order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Bool[Tensor, ""], Failure]] = []
@@ -89,7 +89,7 @@ class Checks:
 
     @property
     def flags(self) -> dict[int, Bool[Tensor, ""]]:
-        """Whether each is fine, for who fetches them with something else."""
+        """Whether each check is fine, for callers that fetch the flags with something else."""
         return {i: fine for i, (fine, _) in enumerate(self._waiting)}
 
     def settle(self, flags: Mapping[int, Bool[Tensor, ""]]) -> None:
@@ -118,7 +118,7 @@ def check(fine: Bool[Tensor, ""], failure: Failure) -> None:
 
 @contextmanager
 def checks_together() -> Iterator[Checks]:
-    """Let the checks of a device's numbers wait: who opens this settles them once, with what else is fetched.
+    """Let the checks of a device's numbers wait, so that they are settled once, with other fetched values.
 
     Where something else raises inside, the first check that failed before is raised instead, as on the host.
     """

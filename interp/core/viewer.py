@@ -22,7 +22,7 @@ Draw = Callable[..., object]
 
 @dataclass
 class Pictures:
-    """The functions that draw results; ValueError where somebody looks before anything was registered."""
+    """The functions that draw results; ValueError where none was registered yet."""
 
     draws: dict[str | type, Draw] = field(default_factory=dict)
     """Name of an analysis, the same and " over training", or class of a result -> its function."""
@@ -43,14 +43,14 @@ PICTURES = Pictures()
 
 
 class Shown:
-    """Something of our own that a notebook shows as a card: its text, below a picture if there is one."""
+    """Base class of objects that a notebook shows as a card: their text, below a picture if there is one."""
 
     def _repr_html_(self) -> str:
         return card(self)
 
 
 class Viewable(Shown):
-    """A result of our own, not xarray's, that has a picture: `.plot()` draws it."""
+    """Base class of results outside xarray that have a picture: `.plot()` draws it."""
 
     def plot(self, *args: object, **options: object) -> object:
         """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
@@ -61,7 +61,7 @@ class Viewable(Shown):
 
 
 class Brief:
-    """A record whose text is short whatever it holds: tensors by kind and shape, what is at its default left out.
+    """Base class of records with a short text: tensors by kind and shape, defaults left out.
 
     The dataclass is declared with `repr=False`.
     """
@@ -117,12 +117,12 @@ def notes_of(result: object) -> tuple[str, ...]:
 
 
 def over_training(result: object) -> str:
-    """What follows the name of a result with a `step` dim, those of `over_checkpoints`."""
+    """Suffix of the name of a result with a `step` dim, those of `over_checkpoints`."""
     return " over training" if "step" in getattr(result, "dims", ()) else ""
 
 
 def described(result: object) -> str:
-    """What a result is, in words."""
+    """A result in words."""
     if name := named(result):
         return f"the result of {name}{over_training(result)}"
     kind = type(result).__name__

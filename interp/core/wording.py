@@ -1,4 +1,4 @@
-"""What error messages are made of: a value in a few words, and the known name that is nearest to a wrong one."""
+"""Pieces of error messages: a value in a few words, and the known name that is nearest to a wrong one."""
 
 import difflib
 import inspect

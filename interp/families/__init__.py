@@ -1,4 +1,4 @@
-"""Checkpoints in: one file per architecture family, converted to our config and parameters."""
+"""Loading of checkpoints: one file per architecture family, converted to this package's config and parameters."""
 
 from interp.families.load import (
     FAMILIES,

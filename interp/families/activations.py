@@ -15,7 +15,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Hugging Face's name -> ours; its four tanh approximations differ in rounding only."""
+"""Hugging Face's name -> this package's; its four tanh approximations differ in rounding only."""
 
 
 def activation(settings: Settings, key: str, default: str) -> Activation:

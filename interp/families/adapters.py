@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
-"""What PEFT calls the weights of an adapter."""
+"""PEFT's names of the files of an adapter's weights."""
 TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM", "FEATURE_EXTRACTION": "AutoModel",
     "SEQ_CLS": "AutoModelForSequenceClassification", "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -39,15 +39,16 @@ TASKS = {
 HEADS = ("score", "classifier", "classifier.out_proj")
 """Heads of classifiers, which a base without one gets from its adapter."""
 SHARED = re.compile(r"vblora_vector_bank|prompt_encoder|\.tinylora_v\.|\.unilora_theta_d\.")
-"""What PEFT reports as missing in layers, since it is stored once for all of them."""
+"""Tensors that PEFT reports as missing in layers, since they are stored once for all of them."""
 
 
 # --- what a folder says -------------------------------------------------------------------------------------------
 
 
 def adapter_of(path: Path) -> dict[str, object] | None:
-    """What `adapter_config.json` says of the adapter that a path means, its folder or its file of weights; None where
-    it means none.
+    """The `adapter_config.json` of the adapter that a path means, its folder or its file of weights.
+
+    None where the path means none.
 
     Raises:
         FileNotFoundError: an adapter's weights without that file.
@@ -90,8 +91,9 @@ def _in_base(name: str) -> str:
 def opener_of_base(
     folder: Path, said: Mapping[str, object], values: Mapping[str, object], shapes: Mapping[str, torch.Size]
 ) -> str:
-    """The class of transformers that opens an adapter's base: by its task, or the class it was trained on, or else by
-    the names of its tensors.
+    """The class of transformers that opens an adapter's base.
+
+    By its task, or the class it was trained on, or else by the names of its tensors.
 
     Args:
         values: the base's config.
@@ -115,7 +117,7 @@ def opener_of_base(
 
 
 def options_of_base(opener: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
-    """What a base is opened with besides: as many labels as the head has that its adapter brings."""
+    """Options with which a base is opened: as many labels as the head has that its adapter brings."""
     if not opener.endswith("Classification"):
         return {}
     labels = [shapes[f"{head}.weight"][0] for head in HEADS if f"{head}.weight" in shapes]
@@ -136,7 +138,7 @@ def require_peft(where: Path | str) -> None:
 def with_adapter(
     base: nn.Module, folder: Path, shapes: Mapping[str, torch.Size]
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """PEFT's network of a base and a folder's adapter, which stands beside the matrices; and what was done to the base.
+    """PEFT's network of a base and a folder's adapter, not yet merged, and what was done to the base.
 
     Raises:
         ValueError: a tensor of the adapter has no place in the base, or one that the adapter requires is not in its
@@ -247,16 +249,17 @@ def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A network with its active adapters merged into its matrices, in place, and what was done.
+    """A network with its active adapters merged into its matrices, in place, and sentences about what was done.
 
-    Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the base
-    shares between layers are separated where an adapter changes one of them.
+    Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the
+    base shares between layers are separated where an adapter changes one of them.
+
+    Args:
+        network: the network with its adapters.
+        into: what the base is called.
 
     Raises:
         ValueError: the adapters are no change of matrices (trained prompts), or what is merged gives other numbers.
-
-    Args:
-        into: what the base is called.
     """
     kinds, active = adapters_of(network), _active(network)
     for name, config in kinds.items():
@@ -313,7 +316,7 @@ def _require_mergeable(network: nn.Module, name: str, config: object) -> None:
 
 
 def _answer(network: nn.Module) -> Float[Tensor, "..."]:
-    """What a network gives for a few random tokens: logits, or the last hidden states where it has no head."""
+    """The output of a network for a few random tokens: logits, or the last hidden states where it has no head."""
     base = inner(network)
     size = base.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     draw = torch.Generator().manual_seed(0)
@@ -370,7 +373,7 @@ def _plain(network: nn.Module) -> nn.Module:
 
 
 def _layer(module: object) -> nn.Module:
-    """What an adapted layer is as a plain one, with what is active merged and what is switched off taken out again."""
+    """An adapted layer as a plain one, with active adapters merged and inactive ones taken out again."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 
@@ -425,7 +428,7 @@ def _rounding_apart(one: Tensor, other: Tensor) -> bool:
 
 
 def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> tuple[str, ...]:
-    """What is to be said of embeddings that the base ties and the adapter has made two; its config says so too.
+    """The sentence about embeddings that the base ties and the adapter has made two; its config is changed too.
 
     Args:
         alike: whether it changes both by the same matrix; then they are one again.
@@ -443,7 +446,7 @@ def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> 
 
 
 def _said(kinds: Mapping[str, object], active: Sequence[str], into: str) -> str:
-    """What is to be said of the adapters that were merged, and of those that are not active."""
+    """The sentences about the adapters that were merged, and about those that are not active."""
     of_each = []
     for name in active:
         config = kinds.get(name)

@@ -27,7 +27,7 @@ CROSS: dict[str, str | tuple[str, ...]] = {
     "cross_attn.out": "encoder_attn.out_proj",
     "ln_cross": "encoder_attn_layer_norm",
 }
-"""Our modules of a block -> theirs, and those of cross-attention."""
+"""This package's modules of a block -> the checkpoint's, with those of cross-attention."""
 
 
 def config(settings: Settings) -> EncoderDecoderConfig:

@@ -18,7 +18,7 @@ LAYER: dict[str, str | tuple[str, ...]] = {
     "mlp.out": "output.dense",
     "ln2": "output.LayerNorm",
 }
-"""Our modules of a block -> theirs."""
+"""This package's modules of a block -> the checkpoint's."""
 
 
 def config(settings: Settings) -> ModelConfig:
@@ -81,7 +81,7 @@ def duplicates(config: ModelConfig) -> dict[str, str]:
 
 
 def rename(name: str) -> str:
-    """TensorFlow's names of the norms' parameters, which the first checkpoints have, as ours."""
+    """TensorFlow's names of the norms' parameters, which the first checkpoints have, as today's."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

@@ -30,7 +30,7 @@ def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def cores_apart(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Rows stored core by core, each its queries, values and keys, in our order: all of q, k, v."""
+    """Rows stored core by core, each its queries, values and keys, reordered: all of q, k, v."""
     query, value, key = rearrange(tensor, "(core three r) d -> three (core r) d", core=CORES, three=3)
     return torch.cat((query, key, value))
 

@@ -1,5 +1,7 @@
-"""Cohere (Command R): attention and a gated MLP side by side after one norm without beta, rotation of neighbouring
-pairs, a factor on the logits, and in some models a norm of each head's queries and keys."""
+"""Cohere (Command R): attention and a gated MLP side by side after one norm without beta.
+
+Rotation of neighbouring pairs, a factor on the logits, and in some models a norm of each head's queries and keys.
+"""
 
 from dataclasses import replace
 
@@ -19,7 +21,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def body(settings: Settings, theta: float) -> ModelConfig:
-    """What both generations share; theta: the default base of the rotation."""
+    """Config fields that both generations share; theta: the default base of the rotation."""
     defaults = {"max_position_embeddings": 8192, "rope_theta": theta, "tie_word_embeddings": True}
     norm = LayerNorm(settings.real("layer_norm_eps", 1e-5), trained="gamma")
     found = llama_like.decoder(settings, defaults, norm=norm)

@@ -1,4 +1,4 @@
-"""Comparison of networks of Hugging Face with our models of them: what both give for the same tokens."""
+"""Comparison of networks of Hugging Face with the models made of them: the outputs of both for equal tokens."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,15 @@ NAME = "Hugging Face"
 BESIDE = "Hugging Face with the adapter not merged"
 """The reference of a model into which an adapter was merged, which rounds its weights once more."""
 PROBED = 8
-"""Tokens on which a live network and our copy of it are compared."""
+"""Number of tokens on which a live network and its copy are compared."""
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""How far a live network and our copy may be apart, of the largest number, as in the lines of `verify`; in half
-precision that of the median token, since rounding may send a token to another expert."""
+"""Largest difference between a live network and its copy, relative to the largest number, as in the lines of
+`verify`; in half precision that of the median token, since rounding may send a token to another expert.
+"""
 
 
 class HuggingFaceReference:
-    """A live Hugging Face model with the weights of ours; its state is left as it was.
+    """A live Hugging Face model with the weights of a model of this package; its state is left as it was.
 
     One in half precision answers in float32, from a copy with the same weights: half precision cannot tell a wrong
     model from a rounded one. `half_logits` are its own.
@@ -35,7 +36,7 @@ class HuggingFaceReference:
         self._model = copied(model).float() if half else model
 
     def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What it gives for these tokens: logits, or the last hidden states where it has no head."""
+        """The network's output for these tokens: logits, or the last hidden states where it has no head."""
         with torch.no_grad():
             return self._run(self._model, input_ids=tokens)
 
@@ -50,7 +51,7 @@ class HuggingFaceReference:
         return self._gradient(probe, input_ids=tokens)
 
     def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What an encoder-decoder gives for a source and what its decoder has read."""
+        """The logits of an encoder-decoder for a source and a target."""
         with torch.no_grad():
             return self._run(self._model, input_ids=source, decoder_input_ids=target)
 
@@ -94,7 +95,7 @@ class HuggingFaceReference:
 
 
 def _scale(embedding: nn.Module, tokens: Int[Tensor, "b p"]) -> Tensor:
-    """By what an embedding multiplies its rows: some of theirs do so inside the module."""
+    """Factor on the rows of an embedding: some modules apply it inside."""
     while (
         within := getattr(embedding, "base_layer", getattr(embedding, "original_module", None))
     ) is not None:
@@ -108,7 +109,7 @@ def _scale(embedding: nn.Module, tokens: Int[Tensor, "b p"]) -> Tensor:
 
 
 class _AtEveryPosition(nn.Module):
-    """A classifier of Hugging Face whose head is asked at every position, not at the last one alone."""
+    """A classifier of Hugging Face with its head applied at every position, not only at the last."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class _AtEveryPosition(nn.Module):
 def compared(
     theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
 ) -> HuggingFaceReference | str:
-    """Their part that ends where ours does: in logits, in another head, or in the final states below any head."""
+    """The part of a network that ends where the model does: in logits, in another head, or in the final states."""
     if isinstance(model, Transformer) and model.unembed is None:
         below = theirs.base_model
         assert isinstance(below, nn.Module)
@@ -141,7 +142,7 @@ def compared(
 
 
 def require_same(network: nn.Module, model: Transformer | EncoderDecoder) -> None:
-    """Compare a live network with our copy of it on a few tokens, so that code or settings of its own are found.
+    """Compare a live network with its copy on a few tokens, so that code or settings of its own are found.
 
     What the network's config and parameters do not say (a forward of one's own, an attribute that was changed) is not
     in our copy. A network that cannot be asked, on this device or in its dtypes, gets a `Note` instead.

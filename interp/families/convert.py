@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to our parameters, with every tensor accounted for before any is read."""
+"""Conversion of a checkpoint's tensors to parameters, with every tensor accounted for before any is read."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ def to_model(
     may_lack_head: bool = False,
     stated: torch.dtype | None = None,
 ) -> AnyModel:
-    """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
+    """A frozen model in eval mode with parameters filled from `tensors`, each allocated once and in its place.
 
     dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer
     i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
@@ -136,7 +136,7 @@ _UNEMBEDDINGS = ("lm_head.weight", "cls.predictions.decoder.weight", "embed_out.
 OTHER_HEADS = ("score", "classifier")
 """Linear maps of the final states that stand where an unembedding would: of classifiers and reward models."""
 VALUE_HEADS = r"(v_head|value_head|reward_head|q_head|regression_head)\..*"
-"""Tensors beside the model that tools for reinforcement learning save with it."""
+"""Tensors outside the model that tools for reinforcement learning save with it."""
 
 
 ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save)\.|\.lora_\w+\.")
@@ -155,7 +155,10 @@ def _check_counts(config: AnyConfig, stored: int) -> None:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves random numbers out of new parameters; on "meta" they alone would import torch's compiler (a second)."""
+    """A context that leaves random numbers out of new parameters.
+
+    On "meta" they would import torch's compiler (a second).
+    """
 
     def __torch_function__(
         self,
@@ -199,7 +202,7 @@ def _written_out(rule: TensorRule, layer: int, experts: int) -> TensorRule:
 
 
 def _chosen(rule: TensorRule, names: Mapping[str, str]) -> TensorRule:
-    """The first of a rule and its alternatives whose first tensor is there; if none, the one that lacks least."""
+    """The first of a rule and its alternatives with a first tensor that exists; if none, the one that lacks least."""
     ways = [rule]
     while (other := ways[-1].otherwise) is not None:
         ways.append(other)
@@ -207,9 +210,9 @@ def _chosen(rule: TensorRule, names: Mapping[str, str]) -> TensorRule:
 
 
 WRAPPERS = ("module.", "model.", "base_model.", "pretrained_model.", "network.", "net.")
-"""What wrappers of a model and training loops put before the name of every tensor."""
+"""Prefixes that wrappers of a model and training loops put before the name of every tensor."""
 INSIDE = re.compile(r"(?:^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""What wrappers of modules (`torch.compile`, checkpointing, FSDP) put into the names of their tensors, anywhere."""
+"""Insertions of wrappers of modules (`torch.compile`, checkpointing, FSDP) anywhere in the names of tensors."""
 
 
 def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str, str]:
@@ -237,7 +240,7 @@ def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str
 
 
 def _begins(name: str, wrapper: str) -> bool:
-    """Whether a name begins so; heads beside the model may stand outside its wrapper."""
+    """Whether a name has a prefix; heads outside the model may stand outside its wrapper."""
     return name.startswith(wrapper) or re.fullmatch(VALUE_HEADS, name) is not None
 
 
@@ -261,8 +264,9 @@ def _account(
     duplicates: Mapping[str, str],
     tensors: Tensors,
 ) -> tuple[str, ...]:
-    """What is said of tensors that are left out: nothing may be missing, nothing else left over, and a second copy
-    that is stored must equal the first.
+    """Sentences about tensors that are left out.
+
+    Nothing may be missing, nothing else left over, and a second copy that is stored must equal the first.
     """
     used = {name for rule in rules for name in rule.theirs}
     if adapted := sorted(name for name in tensors if ADAPTED.search(name)):
@@ -290,7 +294,7 @@ def _account(
 
 
 def left_out(names: Sequence[str]) -> tuple[str, ...]:
-    """What is said of a checkpoint's tensors that no part of the model is made of."""
+    """The sentence about a checkpoint's tensors that no part of the model is made of."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (f"left out, as parts that are not modelled: {names[0]}{more}",) if names else ()
 
@@ -335,8 +339,10 @@ def _of_one_dtype(
 
 
 def _sizes(ours: str, n: int, whole: torch.Size, model: nn.Module) -> tuple[int, ...] | None:
-    """How many numbers each of the n parts of a parameter has: of queries, keys and values as their heads say, else
-    as many each; None where queries, keys and values are stored in another number of parts.
+    """Numbers of entries of each of the n parts of a parameter.
+
+    Of queries, keys and values as their heads say, else as many each; None where queries, keys and values are stored
+    in another number of parts.
     """
     if n == 1:
         return None

@@ -7,7 +7,7 @@ from interp.families.table import modules
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 EPS = 1e-12
-"""Of every norm; the config has no key for it."""
+"""Eps of every norm; the config has no key for it."""
 LAYER: dict[str, str | tuple[str, ...]] = {
     "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attn.out": "attention.out_lin",
@@ -16,7 +16,7 @@ LAYER: dict[str, str | tuple[str, ...]] = {
     "mlp.out": "ffn.lin2",
     "ln2": "output_layer_norm",
 }
-"""Our modules of a block -> theirs."""
+"""This package's modules of a block -> the checkpoint's."""
 
 
 def config(settings: Settings) -> ModelConfig:

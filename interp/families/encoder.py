@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa and DistilBERT share: post-norm encoders, with or without their masked-language-model head.
+"""Post-norm encoders (BERT, RoBERTa, DistilBERT), with or without their masked-language-model head.
 
 Without the head the model ends in its residual stream. Which of both a checkpoint is, its `architectures` say (a live
 model is what its class says); without that key there is no head, and one that is stored after all is refused by name.

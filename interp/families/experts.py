@@ -1,4 +1,4 @@
-"""What decoders with experts share: the config's keys, and where a checkpoint keeps the router and the experts.
+"""Decoders with experts: the config's keys, and where a checkpoint keeps the router and the experts.
 
 Transformers 5 fuses the experts in memory; files hold each expert's three matrices.
 """

@@ -1,8 +1,11 @@
-"""Falcon, all three forms of block: attention and MLP side by side after one norm, with one key/value head (7B); side
-by side after a norm each, with several (40B, 180B); and one after the other, with ALiBi (RW).
+"""Falcon, all three forms of block.
 
-Hugging Face computes Falcon's ALiBi in bfloat16, whatever the model's dtype, from the key's position: so do we. Its
-attention "eager" adds it twice, "sdpa" (the default) once: the latter is what the models were trained with.
+Attention and MLP side by side after one norm, with one key/value head (7B); side by side after a norm each, with
+several (40B, 180B); and one after the other, with ALiBi (RW).
+
+Hugging Face computes Falcon's ALiBi in bfloat16, whatever the model's dtype, from the key's position, and so does
+this package. Its attention "eager" adds it twice, "sdpa" (the default) once: the latter is what the models were
+trained with.
 """
 
 import torch
@@ -94,7 +97,7 @@ def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def groups_apart(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Rows stored group by group, each its queries, then its key and its value, in our order: all of q, k, v."""
+    """Rows stored group by group, each its queries, then its key and its value, reordered: all of q, k, v."""
     groups = rearrange(tensor, "(g n e) ... -> g n e ...", g=config.kv_heads, e=config.head_width)
     if config.kv_heads == 1:
         return groups[0]

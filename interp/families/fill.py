@@ -23,7 +23,7 @@ from interp.families.stored import Tensors, row_slices
 from interp.model.config import ModelConfig
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""What a parameter may be stored in."""
+"""Dtypes in which a parameter may be stored."""
 MAPPED_FROM = 2**20
 """Bytes from which on a parameter may stay a view of its file; smaller ones are copied, which costs next to
 nothing.
@@ -94,7 +94,7 @@ def _check_parts(
 
 
 def fill(made: ParameterPlan, tensors: Tensors) -> Tensor:
-    """The parameter of a plan; ValueError naming a tensor that holds NaN or infinite values."""
+    """The parameter of a plan; ValueError naming a tensor with NaN or infinite values."""
     size = made.shape.numel() * made.dtype.itemsize
     if made.product is not None:
         return _computed(made, made.product, tensors)
@@ -207,7 +207,7 @@ def _joined(parts: list[torch.Size], ndim: int) -> tuple[int, ...] | None:
 
 
 def _fits(parts: list[torch.Size], shape: torch.Size) -> bool:
-    """Whether the joined parts are ours, or ours with its leading axes flattened."""
+    """Whether the joined parts have the parameter's shape, or that with its leading axes flattened."""
     joined = _joined(parts, len(shape))
     if joined is None:
         return False

@@ -14,7 +14,7 @@ DEFAULTS = {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings
 def body(
     settings: Settings, defaults: Mapping[str, int | float], *, act: str, wording: Wording = USUAL
 ) -> ModelConfig:
-    """What all generations of Gemma share. `act`: the key of the non-linearity; `wording`: of the rotation."""
+    """Config fields that all generations of Gemma share. act: key of the non-linearity; wording: of the rotation."""
     settings.require("use_bidirectional_attention", False, None)
     missing = {"tie_word_embeddings": True, **defaults}
     found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), wording=wording)

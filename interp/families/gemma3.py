@@ -1,4 +1,4 @@
-"""Gemma 3 with a vision tower: its text model alone. There is no place for images, and none are asked for."""
+"""Gemma 3 with a vision tower: its text model, without images."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def renamed(name: str) -> str:
-    """The name that the text model alone would have."""
+    """The name of the tensor in a checkpoint of the text model."""
     for old, new in MOVED.items():
         if name.startswith(old):
             return new + name.removeprefix(old)

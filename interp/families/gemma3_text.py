@@ -1,5 +1,8 @@
-"""Gemma 3, text: Gemma 2's norms, normed queries and keys, five layers with a window and a rotation of their own to
-each one without. Models with a vision tower are refused by their model type, `gemma3`."""
+"""Gemma 3, text: Gemma 2's norms, normed queries and keys, and windows in five of six layers.
+
+Layers with a window have a rotation of their own. Models with a vision tower are refused by their model type,
+`gemma3`.
+"""
 
 from dataclasses import replace
 

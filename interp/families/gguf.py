@@ -61,7 +61,7 @@ def read(path: Path) -> GgufFile:
 
     Raises:
         ValueError: the package `gguf` is missing, the file is damaged, transformers does not read its architecture,
-            or the file asks for something that nobody reads.
+            or the file asks for something that is not read.
     """
     import transformers
 
@@ -93,7 +93,7 @@ def read(path: Path) -> GgufFile:
 
 
 def tokenizer_keys(path: Path) -> dict[str, object]:
-    """What a file says of its tokenizer, without its lists: each key after its `tokenizer.ggml.`, and its value.
+    """The keys of a file about its tokenizer, without its lists: each key after its `tokenizer.ggml.`, and its value.
 
     Raises:
         ValueError: the package `gguf` is missing, or the file is damaged.
@@ -125,8 +125,10 @@ def _reader(path: Path) -> gguf.GGUFReader:
 
 
 def _plain_reader() -> type[gguf.GGUFReader]:
-    """`gguf`'s reader on a plain array, whose small slices take a third of the time (a vocabulary has 100 000), and
-    which does not read on beyond the file's end where a damaged length says so.
+    """`gguf`'s reader on a plain array, which is faster and stops at the file's end.
+
+    Small slices take a third of the time (a vocabulary has 100 000), and it does not read on beyond the file's end
+    where a damaged length says so.
     """
     from gguf import GGUFReader
 
@@ -181,9 +183,11 @@ def _contents(name: str, field: gguf.ReaderField) -> object:
 class GgufTensors(Tensors):
     """The tensors of a GGUF file under the names of an ordinary checkpoint, dequantised as they are read.
 
-    A matrix is computed in float32 and rounded once, to `dtype`. Errors: ValueError for tensors that transformers
-    has no name for, for a type of blocks that `gguf` cannot dequantise, and for a shape that the config does not
-    have.
+    A matrix is computed in float32 and rounded once, to `dtype`.
+
+    Raises:
+        ValueError: tensors that transformers has no name for, a type of blocks that `gguf` cannot dequantise, or a
+            shape that the config does not have.
     """
 
     def __init__(self, file: GgufFile, dtype: torch.dtype | None) -> None:
@@ -223,13 +227,13 @@ class GgufTensors(Tensors):
         return torch.empty(self._shapes[name], dtype=self._dtype, device="meta")
 
     def release(self, read: int) -> None:
-        """Nothing to let go of: what was dequantised belongs to whoever asked."""
+        """Nothing to release: dequantised tensors belong to the caller."""
 
     def mapped(self, names: tuple[str, ...]) -> None:
         """None: blocks of a file are no view of numbers."""
 
     def taken(self, name: str) -> Tensor:
-        """The tensor, which nobody else has."""
+        """The tensor, which has no other user."""
         found, self._last = self[name], None
         return found
 
@@ -293,7 +297,7 @@ def dequantised(file: GgufFile, source: str) -> NDArray[np.float32]:
 
 
 def _summary(file: GgufFile, dtype: torch.dtype) -> str:
-    """What was read, in words."""
+    """A summary of the file, in words."""
     kinds = Counter(tensor.tensor_type.name for tensor in file.tensors.values())
     stored = ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common())
     blocks = "" if set(kinds) <= set(PLAIN) else f", dequantised to {str(dtype).removeprefix('torch.')}"
@@ -375,8 +379,8 @@ LAYOUTS: Mapping[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], 
         for kind in ("weight", "bias")
     ),
 }  # fmt: skip
-"""By architecture: a pattern of the ordinary name (its first group the layer), the file's tensors, and what is made of
-them.
+"""By architecture: a pattern of the ordinary name (its first group the layer), the file's tensors, and how they are
+made into it.
 """
 
 
@@ -390,8 +394,9 @@ def read_by_transformers(file: GgufFile) -> bool:
 
 
 def _names(file: GgufFile, shapes: Mapping[str, torch.Size], processor: TensorProcessor) -> dict[str, str]:
-    """The file's name of each tensor -> an ordinary checkpoint's, which may have the name of a part of the network
-    only.
+    """The file's name of each tensor -> an ordinary checkpoint's.
+
+    The file may name only a part of the network's tensors.
     """
     import gguf
 

@@ -1,7 +1,7 @@
 """The keys of a GGUF file as a config of transformers, every key accounted for.
 
 transformers has a table of keys; it leaves out some, writes others where its config does not look, and guesses what
-a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what nobody reads is refused by name.
+a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what is not read is refused by name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KINDS = {
 }  # fmt: skip
 """llama.cpp's name of an architecture -> transformers', where it is another."""
 TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Of these, those whose text part is a model type of its own."""
+"""Architectures with a text part that is a model type of its own."""
 UNPROVEN = ("minimax-m2", "gemma4", "deci", "umt5", "mistral")
-"""Architectures of transformers' table that no file of ours has proven, or that no file is written under."""
+"""Architectures of transformers' table that no tested file has proven, or that no file is written under."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor that holds what each rotary frequency is divided by (Llama 3.1)."""
+"""The tensor of divisors of the rotary frequencies (Llama 3.1)."""
 LONG_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""The same beyond and within the original context (Phi-3)."""
+"""The tensors of divisors beyond and within the original context (Phi-3)."""
 
 # --- which key is which ---------------------------------------------------------------------------------------------
 
@@ -75,12 +75,12 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "feed_forward_length": (0,), "attention.head_count": (0,), "full_attention_interval": (1,),
     "rope.scale_linear": (0, 1),
 }  # fmt: skip
-"""Keys that nobody reads, and the values at which they change nothing."""
+"""Keys that are not read, and the values at which they change nothing."""
 
 
 @dataclass(frozen=True)
 class GgufContents:
-    """What a file says: its keys, and its tensors with their sizes."""
+    """Contents of a file: its keys, and its tensors with their sizes."""
 
     path: Path
     fields: Mapping[str, object]
@@ -88,7 +88,7 @@ class GgufContents:
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls this kind of model."""
+        """llama.cpp's name of this kind of model."""
         return str(self.fields.get("general.architecture"))
 
     def key(self, name: str) -> object:
@@ -116,10 +116,10 @@ class GgufContents:
 
 
 def values_of(said: GgufContents) -> dict[str, object]:
-    """What transformers' config of the file is made of, its `model_type` among it.
+    """The values of transformers' config for the file, with its `model_type`.
 
     Raises:
-        ValueError: transformers does not read the architecture, or the file asks for something that nobody reads.
+        ValueError: transformers does not read the architecture, or the file asks for something that is not read.
     """
     from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING
 
@@ -144,7 +144,7 @@ def values_of(said: GgufContents) -> dict[str, object]:
 
 
 _SURPLUS = {"falcon": ("num_key_value_heads",), "t5": ("num_key_value_heads",)}
-"""What is set above for every architecture and is no part of the configs of these."""
+"""Keys that are set above for every architecture and are no part of the configs of these."""
 
 
 def table(said: GgufContents) -> dict[str, str | None]:
@@ -241,8 +241,10 @@ def _phi3(said: GgufContents) -> dict[str, object]:
 
 
 def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
-    """Gemma's scores are divided by the root of a head's width; the largest model's (of so many layers) by that of
-    d_model / heads (llama.cpp, models/gemma2.cpp and gemma3.cpp: no key says so).
+    """The divisor of Gemma's scores, which no key of the file says.
+
+    It is the root of a head's width; in the largest model (of so many layers) that of d_model / heads (llama.cpp,
+    models/gemma2.cpp and gemma3.cpp).
     """
 
     def read_off(said: GgufContents) -> dict[str, object]:
@@ -286,7 +288,7 @@ READ_OFF: Mapping[str, Callable[[GgufContents], dict[str, object]]] = {
     "phi3": _phi3, "nemotron": _rotated_part, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
     "starcoder2": _starcoder2, "bloom": _tied,
 }  # fmt: skip
-"""By architecture: what of the config follows from which tensors there are, or from several keys."""
+"""By architecture: fields of the config that follow from which tensors there are, or from several keys."""
 READ_OFF_KEYS = {
     "stablelm": ("rope.dimension_count",), "phi3": ("rope.dimension_count",), "nemotron": ("rope.dimension_count",),
     "gemma2": ("attention.sliding_window_pattern",), "gemma3": ("attention.sliding_window_pattern",),
@@ -302,7 +304,7 @@ YARN = {
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
 }  # fmt: skip
 SCALING = ("type", "factor", "finetuned", "attn_factor", *YARN)
-"""What a file may say of rotary scaling, after "rope.scaling."."""
+"""Keys of a file about rotary scaling, after "rope.scaling."."""
 
 
 def _rope(said: GgufContents, values: Mapping[str, object]) -> dict[str, object]:
@@ -417,7 +419,7 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
     "attention.layer_norm_rms_epsilon": lambda c: getattr(c.norm, "eps", None),
     "attention.layer_norm_epsilon": lambda c: getattr(c.norm, "eps", None),
 }
-"""Keys of the file that say a number of our config, which transformers reads, computes, or leaves at a default."""
+"""Keys of the file with a number of the config, which transformers reads, computes, or leaves at a default."""
 
 
 def agrees(said: GgufContents, config: AnyConfig) -> None:

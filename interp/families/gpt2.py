@@ -17,7 +17,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def body(settings: Settings) -> ModelConfig:
-    """What GPT-2 and GPT-BigCode share."""
+    """Config fields that GPT-2 and GPT-BigCode share."""
     d_model, n_heads = settings.count("n_embd"), settings.count("n_head")
     act = activation(settings, "activation_function", "gelu_new")
     settings.require("add_cross_attention", False)

@@ -16,7 +16,7 @@ from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig, MoE
 
 ALPHA = 1.702
-"""The gate's sigmoid is that of ALPHA times its input: our `quick_gelu`."""
+"""Factor inside the gate's sigmoid: `quick_gelu`."""
 DEFAULTS = {
     "num_key_value_heads": 8,
     "head_dim": 64,

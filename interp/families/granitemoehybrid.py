@@ -1,4 +1,4 @@
-"""Granite 4: Granite's four factors around layers of Mamba-2 or attention, and MLPs with experts beside or without."""
+"""Granite 4: Granite's four factors around layers of Mamba-2 or attention, and MLPs with or without experts."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _mlp(settings: Settings, body: ModelConfig) -> MLP | MoE:
-    """The shared MLP, alone or beside experts."""
+    """The shared MLP, by itself or with experts."""
     assert isinstance(body.mlp, MLP)
     shared, n_experts = (
         settings.count("shared_intermediate_size", 1024),

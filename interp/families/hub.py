@@ -9,19 +9,22 @@ SAFE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.ti
 PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
 """Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
 COPIES = ("*/*", "consolidated*.safetensors")
-"""The same weights again, for other programs."""
+"""Patterns of files with further copies of the weights, for other programs."""
 
 
 class UnreachableError(ValueError):
-    """The hub cannot be reached, and what is asked of it was never fetched."""
+    """The hub cannot be reached, and the requested files were never fetched."""
 
 
 def located(source: str | Path, revision: str | None, hint: str) -> Path:
     """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
 
     Args:
-        hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not
-            there, ValueError for a name that the hub does not give.
+        hint: other names that could have been meant, for the errors.
+
+    Raises:
+        FileNotFoundError: a path that is not there.
+        ValueError: a name that the hub does not have.
     """
     if not str(source):
         raise ValueError(f"the name or the path of a model is required, got an empty text; {hint}")
@@ -76,7 +79,7 @@ def download(name: str, revision: str | None) -> Path:
 
 
 def _gguf_files(name: str, revision: str | None) -> list[str]:
-    """The GGUF files at the top of a hub repository; none where the hub cannot be asked."""
+    """The GGUF files at the top of a hub repository; none where the hub cannot be reached."""
     import httpx
     from huggingface_hub import errors, list_repo_files
 

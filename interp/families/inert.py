@@ -1,4 +1,4 @@
-"""Which keys of a config transformers reads, told from its source, which is read as text and never imported.
+"""The keys of a config that transformers reads, found in its source, which is read as text and never imported.
 
 A configuration keeps whatever a `config.json` says, also what no code asks for. Importing the code of a model costs 420
 MB and 3 CPU seconds; searching its files for the few keys that a family does not know costs 1 to 7 ms, and is right for
@@ -17,7 +17,7 @@ from pathlib import Path
 SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integrations/heterogeneity/*.py")
 """Files that every model's code uses and that ask a configuration for something."""
 SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
-"""The same of the models whose own files have this word."""
+"""Further such files, by a word: they count for models with that word in their own files."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
 """Methods of a configuration that only check it: what they read changes no number."""
 
@@ -40,7 +40,7 @@ def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
 
 @functools.cache
 def usual_values(kind: str) -> Mapping[str, object]:
-    """What transformers takes for keys that a config of a `model_type` lacks, where its source says it literally."""
+    """Defaults of transformers for keys that a config of a `model_type` lacks, as far as they are literals."""
     folder = _folder(kind)
     found: dict[str, object] = {}
     for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):
@@ -60,7 +60,7 @@ def _root() -> Path | None:
 
 @functools.cache
 def _sources(kind: str) -> tuple[Path, ...]:
-    """The files whose code a model of that type runs; none where its own are not found."""
+    """The files with the code of a model of that type; none where its own are not found."""
     folder = _folder(kind)
     root = _root()
     if folder is None or root is None:
@@ -95,7 +95,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _imported(folder: Path) -> Iterator[str]:
-    """The other models whose code a folder's files import; `auto` only finds classes by name."""
+    """The other models with code that a folder's files import; `auto` only finds classes by name."""
     for path in _files(folder):
         for name in re.findall(r"^\s*from \.\.(\w+)[. ]", _text(path), re.MULTILINE):
             if name != "auto":
@@ -125,7 +125,7 @@ def _reads(path: Path) -> frozenset[str]:
 
 
 def _class_values(node: ast.ClassDef) -> dict[str, object]:
-    """The fields of a class whose values are literals."""
+    """The fields of a class with literal values."""
     found = {}
     for each in node.body:
         targets = [each.target] if isinstance(each, ast.AnnAssign) else getattr(each, "targets", [])

@@ -1,4 +1,4 @@
-"""What Llama and its many relatives share: the config's keys, and one weight table that follows from our config."""
+"""Llama and its relatives: the config's keys, and one weight table that follows from the config."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ BUFFERS = (r".*\.rotary_emb\.inv_freq",)
 """Tensors of old checkpoints that are no weights."""
 duplicates = tied_to("model.embed_tokens.weight")
 JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
-"""The tensors that make our matrices `qkv` and `into`."""
+"""The tensors that are joined to the matrices `qkv` and `into`."""
 
 
 def decoder(

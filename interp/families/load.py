@@ -196,7 +196,7 @@ class ConfigReading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of the config (`Transformer.opened`)."""
+        """Sentences about the config (`Transformer.opened`)."""
         return (
             (f"config keys that transformers does not read either: {', '.join(self.inert)}",)
             if self.inert
@@ -206,13 +206,13 @@ class ConfigReading:
 
 @public()
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
-    """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
+    """Family and config of a checkpoint's config; ValueError for anything that it requires and this package lacks."""
     found = reading_of(values)
     return found.family, found.config
 
 
 def reading_of(values: Mapping[str, object]) -> ConfigReading:
-    """Family, our config and the inert keys of a checkpoint's config.
+    """Family, config and inert keys of a checkpoint's config.
 
     Raises:
         ValueError: a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
@@ -283,7 +283,7 @@ def any_from_hf_model(
 
 
 def _require_in_memory(network: nn.Module) -> None:
-    """ValueError for a live network whose parameters have no numbers here."""
+    """ValueError for a live network with parameters without numbers in this process."""
     bare = [name for name, value in network.named_parameters() if value.is_meta]
     if bare:
         raise ValueError(
@@ -300,7 +300,7 @@ def _from_network(
     dtype: torch.dtype | None,
     wrapped: bool | None,
 ) -> AnyModel:
-    """The model of a network of transformers. owned: nobody else has the network, so its tensors may be taken."""
+    """The model of a network of transformers. owned: the network has no other user, so its tensors may be taken."""
     config = getattr(network, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
@@ -347,7 +347,7 @@ def from_folder(
     devices: Devices | None = None,
     wrapped: bool | None = None,
 ) -> Transformer:
-    """The model of a local folder (`config.json` beside the weights), or of one file of weights in such a folder.
+    """The model of a local folder (`config.json` next to the weights), or of one file of weights in such a folder.
 
     A folder with safetensors and a config that we know is read directly; a GGUF file, an adapter and its base, and
     what is wrapped, by transformers. A file may also be what a training script saved, with the state dict under a
@@ -481,8 +481,9 @@ def _base_network(
 
 
 def base_of(folder: Path, said: Mapping[str, object]) -> Path:
-    """The folder or GGUF file of an adapter's base: as named, beside the adapter, or on the hub, at the revision that
-    the adapter names there.
+    """The folder or GGUF file of an adapter's base.
+
+    As named, next to the adapter, or on the hub, at the revision that the adapter names there.
     """
     name = said.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
@@ -508,8 +509,9 @@ def base_of(folder: Path, said: Mapping[str, object]) -> Path:
 
 
 def _whole_base(folder: Path, path: Path) -> Path:
-    """What a path to an adapter's base means: a folder, a GGUF file, another adapter's weights; of a file of weights
-    its folder.
+    """The base that a path in an adapter's config means.
+
+    A folder, a GGUF file, another adapter's weights; of a file of weights its folder.
     """
     if path.is_dir() or gguf_in(path) is not None or adapter_of(path) is not None:
         return path
@@ -522,7 +524,7 @@ def _whole_base(folder: Path, path: Path) -> Path:
 
 
 def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
-    """What the config of a folder, a file of weights or a GGUF file says; of an adapter, its base's.
+    """The config of a folder, a file of weights or a GGUF file; of an adapter, its base's.
 
     Raises:
         FileNotFoundError: where there is none.
@@ -590,7 +592,7 @@ def is_encoder_decoder(path: Path) -> bool:
 def _read(
     values: Mapping[str, object], wrapped: bool | None, *, live: bool = False
 ) -> ConfigReading | tuple[str, ...]:
-    """A config as ours; or, where its model is to be wrapped, what is to be said of that.
+    """The `ModelConfig` of a config; or, where its model is to be wrapped, the sentences about that.
 
     It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.
 
@@ -598,7 +600,7 @@ def _read(
         live: a network is there already, so its type need not be one that transformers opens by itself.
 
     Raises:
-        ValueError: a damaged config, or one that nobody does.
+        ValueError: a damaged config, or one that is not supported.
     """
     if wrapped:
         return ()
@@ -647,8 +649,10 @@ def tokenizer_for(path: Path) -> StoredTokenizer | None:
 
 @public()
 def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
-    """The ids at which a model's own generation ends, as transformers takes them: what `generation_config.json` says,
-    or else the config. None where nothing is said; those of a GGUF file its tokenizer has.
+    """The ids at which a model's own generation ends, as transformers takes them.
+
+    From `generation_config.json`, or else the config. None where neither says so; those of a GGUF file are its
+    tokenizer's.
     """
     if isinstance(source, nn.Module):
         network, _ = inside(source)
@@ -677,7 +681,7 @@ def _ids(value: object) -> tuple[int, ...]:
 
 @public()
 def save(model: AnyModel, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` in our own layout; a tied unembedding is stored once."""
+    """Write `config.json` and `model.safetensors` in this package's layout; a tied unembedding is stored once."""
     from safetensors.torch import save_file
 
     made_folder(folder)

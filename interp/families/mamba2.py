@@ -1,4 +1,4 @@
-"""Mamba-2: blocks of a selective state space alone, without attention, MLPs and positions.
+"""Mamba-2: blocks of a selective state space, without attention, MLPs and positions.
 
 A config has no length of context. `residual_in_fp32` keeps the stream in float32 beside weights in half precision; here
 the stream has the dtype of the weights, so that in half precision it is rounded at every block.
@@ -17,7 +17,7 @@ from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import Mamba2, ModelConfig, NoPosition, RMSNorm
 
 UNBOUNDED = 2**20
-"""The tokens that a model takes whose config says nothing of it."""
+"""Length of the longest text of a model with a config that does not say it."""
 TRAINING = ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual")
 """Keys about the weights that an untrained model begins with."""
 NUMERICS = ("chunk_size", "residual_in_fp32")
@@ -114,7 +114,7 @@ def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def mixer_rules(config: ModelConfig, theirs: str) -> tuple[TensorRule, ...]:
-    """The rules of a Mamba-2 mixer, whose names in a checkpoint begin with `theirs`."""
+    """The rules of a Mamba-2 mixer, with names in a checkpoint that begin with `theirs`."""
     kind = state_space_of(config)
     table = [
         TensorRule(f"{OURS}{ours}.{part}", (f"{theirs}in_proj.{part}",), layout)

@@ -1,5 +1,6 @@
-"""nanoGPT: what its `train.py` saves in `ckpt.pt`, a state dict beside the options of the model; GPT-2 with plain
-matrices.
+"""nanoGPT: the `ckpt.pt` that its `train.py` saves, a state dict with the options of the model.
+
+It is GPT-2 with plain matrices.
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,9 @@ def values(saved: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of a nanoGPT checkpoint. Its non-linearity is the exact GELU, as in every version since February
-    2023.
+    """The config of a nanoGPT checkpoint.
+
+    Its non-linearity is the exact GELU, as in every version since February 2023.
     """
     d_model, bias = settings.count("n_embd"), settings.flag("bias", True)
     return ModelConfig(

@@ -1,4 +1,4 @@
-"""Our own checkpoints: our config and our parameter names, one safetensors file."""
+"""Checkpoints of this package: its own config and parameter names, one safetensors file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from interp.model.encoder_decoder import build
 
 MODEL_TYPE = "interp"
 BOS = "<|bos|>"
-"""The token that begins a sequence, ends a text and pads a row in our own tokenizers."""
+"""The token that begins a sequence, ends a text and pads a row in this package's own tokenizers."""
 OPENED = "opened"
 """The key that says what was done to the checkpoint that these weights came from (`Transformer.opened`)."""
 _KINDS = {kind.__name__: kind for kind in (ModelConfig, EncoderDecoderConfig)}
 
 
 def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
-    """What `config.json` holds; an encoder-decoder says so under `kind`. opened: as `Transformer.opened`."""
+    """The contents of `config.json`; an encoder-decoder is marked under `kind`. opened: as `Transformer.opened`."""
     kind = type(config).__name__
     named = {} if kind == ModelConfig.__name__ else {"kind": kind}
     said = {OPENED: list(opened)} if opened else {}
@@ -26,7 +26,7 @@ def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
 
 
 def opened(values: Mapping[str, object]) -> tuple[str, ...]:
-    """What such a config says was done to the checkpoint before."""
+    """The earlier conversions of the checkpoint that such a config lists."""
     said = values.get(OPENED)
     return tuple(map(str, said)) if isinstance(said, list) else ()
 

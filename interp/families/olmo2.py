@@ -1,4 +1,4 @@
-"""OLMo 2: Llama's layout whose norms stand on what each sublayer adds, and on all queries and keys of a token."""
+"""OLMo 2: Llama's layout with norms on what each sublayer adds, and on all queries and keys of a token."""
 
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ NARROW = ("model.decoder.project_in.weight", "model.decoder.project_out.weight")
 
 
 def _into(project_dw: Tensor, embed_vw: Tensor) -> Tensor:
-    """What a narrow embedding adds to the stream, `[v, d]`."""
+    """The terms that a narrow embedding adds to the stream, `[v, d]`."""
     return embed_vw @ project_dw.T
 
 

@@ -43,8 +43,9 @@ def free_memory() -> dict[torch.device, int]:
 
 
 def by_free_memory(free: dict[torch.device, int]) -> tuple[torch.device, ...]:
-    """Each device as often as its share of the free memory says, rounded down but for the first with most; at least one
-    of them.
+    """Each device as often as its share of the free memory says.
+
+    Rounded down but for the first with most; at least one of them.
 
     Example:
         >>> [str(place) for place in by_free_memory({torch.device("cuda", 0): 30, torch.device("cuda", 1): 10})][46:50]

@@ -48,10 +48,14 @@ def from_scaled(
 ) -> Float[Tensor, "*x out i"]:
     """A matrix of float8 or int8 numbers times its scales: one in all, one along the first axis, or one per block.
 
+    Scales of one byte are powers of two, 2^(scale - 127).
+
     Args:
-        block: rows and columns of a block, the last ones cut off at the edge; None = as many as divide the matrix
-            evenly. Scales of one byte are powers of two, 2^(scale - 127). Errors: ValueError for scales that do not
-            fit.
+        block: rows and columns of a block, the last ones cut off at the edge; None: as many as divide the matrix
+            evenly.
+
+    Raises:
+        ValueError: scales that do not fit.
     """
     factor = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     if factor.numel() == 1:
@@ -79,13 +83,15 @@ def from_llm_int8(weight: Int[Tensor, "out i"], largest: Float[Tensor, "out"]) -
 
 @dataclass(frozen=True)
 class FourBit:
-    """What bitsandbytes says of one 4-bit matrix (Dettmers et al. 2023, QLoRA, section 3)."""
+    """The description of one 4-bit matrix by bitsandbytes (Dettmers et al. 2023, QLoRA, section 3)."""
 
     shape: tuple[int, ...]
     block: int
     """Neighbours that share a scale."""
     nested: tuple[int, float] | None
-    """Neighbours whose scales share a scale, and what is added to them; None where scales are stored as they are."""
+    """Number of neighbours with scales that share a scale, and what is added to them; None where scales are stored as
+    they are.
+    """
 
     @classmethod
     def read(cls, state: UInt8[Tensor, "n"]) -> FourBit:
@@ -135,7 +141,7 @@ Finder = Callable[[Tensors], tuple[dict[str, Made], set[str]]]
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a checkpoint's matrices are stored."""
+    """Storage of a checkpoint's quantised matrices."""
 
     words: str
     find: Finder
@@ -164,7 +170,7 @@ def _said(values: Mapping[str, object]) -> object:
 
 
 def quantisation_of(values: Mapping[str, object], family: str) -> Quantisation | None:
-    """What a config says of its weights; None for ordinary ones. ValueError naming a format that is not read."""
+    """The quantisation in a config; None for ordinary weights. ValueError naming a format that is not read."""
     said, method = _said(values), method_of(values)
     if method is None:
         return None
@@ -226,7 +232,7 @@ def _compressed(said: Mapping[str, object]) -> Quantisation:
 
 
 def _scaled(stored: Tensors, suffix: str, block: tuple[int, int] | None) -> tuple[dict[str, Made], set[str]]:
-    """Matrices with a tensor of scales beside them; those of activations are left out."""
+    """Matrices with a tensor of scales; those of activations are left out."""
     out = {name for name in stored if name.endswith(OF_ACTIVATIONS)}
     names = [name.removesuffix(suffix) for name in stored if name.endswith(suffix) and name not in out]
     made = {name: Made((name, name + suffix), partial(from_scaled, block=block)) for name in names}
@@ -324,7 +330,7 @@ class Dequantised(Tensors):
         return self._computed(name, [self._stored.outline(part) for part in made.parts])
 
     def release(self, read: int) -> None:
-        """Say that bytes were read; what was dequantised last stays until another tensor is asked for."""
+        """Count the bytes that were read; the tensor dequantised last stays until another one is read."""
         self._stored.release(read)
 
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:

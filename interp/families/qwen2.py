@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama's layout with biases on queries, keys and values, and a window in later layers if asked."""
+"""Qwen2 and Qwen2.5: Llama's layout with biases on queries, keys and values, and optional windows in later layers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts in place of every MLP; models in which some layers keep theirs are refused."""
+"""Qwen3-MoE: Qwen3 with experts in place of every MLP; models with plain MLPs in some layers are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: three layers of a gated delta net to one of gated attention, and experts beside a shared one.
+"""Qwen3-Next: three layers of a gated delta net to one of gated attention, and experts with a shared one.
 
 The matrices of a delta net are stored key head by key head, each its query, key, values and gates. The further layers
 that predict several tokens at once (`mtp`) are left out, as in Hugging Face's model.
@@ -40,7 +40,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def decoder(settings: Settings, *, renormalise: bool, wording: Wording = USUAL) -> ModelConfig:
-    """The config without its delta nets: experts beside a shared one."""
+    """The config without its delta nets: experts with a shared one."""
     moe = MoE(
         n_experts=settings.count("num_experts"),
         top_k=settings.count("num_experts_per_tok"),
@@ -162,7 +162,7 @@ def _of_heads(tensor: Tensor, config: ModelConfig) -> Tensor | None:
 
 
 def _without_gates(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """The queries of a tensor that holds each head's query and gate; keys and values as they are."""
+    """The queries in a tensor of each head's query and gate; keys and values as they are."""
     heads = _of_heads(tensor, config)
     return tensor if heads is None else heads[:, 0].flatten(0, 1)
 

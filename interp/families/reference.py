@@ -62,7 +62,7 @@ def reference_of(
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:
-    """The Hugging Face model that computes what ours does, with copies of our weights, or why there is none."""
+    """The Hugging Face model that computes what a model computes, with copies of its weights, or why there is none."""
     import transformers
 
     kinds = {"GPT2LMHeadModel": (gpt2.FAMILY, _as_gpt2), "LlamaForCausalLM": (llama.FAMILY, _as_llama)}
@@ -78,7 +78,10 @@ def exported(model: Transformer) -> HuggingFaceReference | str:
 
 @torch.no_grad()
 def _fill(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) -> None:
-    """Write our parameters into theirs: a rule's layout is a view of their tensor, so copying into it inverts it."""
+    """Write a model's parameters into a network.
+
+    A rule's layout is a view of the network's tensor, so copying into it inverts the rule.
+    """
     state, ours = theirs.state_dict(), dict(model.named_parameters(remove_duplicate=False))
     for rule in expanded(family.rules(model.config), model.config):
         parts = [rule.layout(state[name], model.config) for name in rule.theirs]
@@ -88,7 +91,7 @@ def _fill(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) ->
 
 
 def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
-    """The GPT-2 config nearest to ours; whoever asks compares what it means with ours."""
+    """The nearest GPT-2 config; the caller compares its meaning with the model's."""
     if not isinstance(c.mlp, MLP) or not isinstance(c.norm, LayerNorm) or c.d_model % c.n_heads:
         return None
     return {
@@ -100,7 +103,7 @@ def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
 
 
 def _as_llama(c: ModelConfig) -> dict[str, object] | None:
-    """The Llama config nearest to ours."""
+    """The nearest Llama config."""
     plain = isinstance(c.position, Rotary) and c.position.scaling is None and c.d_model % c.n_heads == 0
     if not plain or not isinstance(c.mlp, MLP) or not isinstance(c.norm, RMSNorm):
         return None

@@ -1,4 +1,4 @@
-"""RoBERTa (XLM-R and CamemBERT are the same): BERT whose positions begin after the padding id, and with another head.
+"""RoBERTa (also XLM-R and CamemBERT): BERT with positions that begin after the padding id, and with another head.
 
 Its head's activation is gelu whatever the blocks have.
 """

@@ -20,7 +20,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BESIDE = (
     "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_scaling", "rope_parameters",
 )  # fmt: skip
-"""Keys beside the table that transformers does not read where something else counts before them."""
+"""Keys outside the table that transformers ignores where something else has precedence."""
 WORDS = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor",
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "type",
@@ -30,22 +30,22 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Wording:
-    """How a family's configs say what the rotation is, where they say it otherwise than Llama's."""
+    """Keys and rules by which a family's configs describe the rotation, where they differ from Llama's."""
 
     theta: str = "rope_theta"
-    """The base, where it stands beside the table and not in it."""
+    """Key of the base, where it stands outside the table."""
     share: str | None = "partial_rotary_factor"
-    """The share of rotated dimensions beside the table; None = only the table may say it."""
+    """Key of the share of rotated dimensions outside the table; None: only the table may have it."""
     part: str | None = None
     """The entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention."""
     original: int | None = None
-    """`original_max_position_embeddings` beside the table where it is missing there."""
+    """Default of `original_max_position_embeddings` outside the table, where a config lacks it."""
     longrope: Sequence[str] = ("longrope",)
     """The kinds of scaling that mean LongRoPE."""
     table: Mapping[str, object] | None = None
     """The rotary table where a config has none."""
     unused: bool = False
-    """Whether the config asks for no rotation, so that nothing of all this counts."""
+    """Whether the config has no rotation, so that none of this counts."""
     same_for_texts: Sequence[str] = ()
     """Keys of the table that tell the positions of images apart, and change nothing in a text."""
 
@@ -62,7 +62,7 @@ def rotary(
     partial: int | float | None = None,
     wording: Wording = USUAL,
 ) -> Rotary:
-    """The rotation of a checkpoint, half-split; what stands in the table counts before what stands beside it.
+    """The rotation of a checkpoint, half-split; keys inside the table have precedence over those outside.
 
     Args:
         n_ctx: the config's context.
@@ -133,7 +133,7 @@ def _share(
 
 
 def _original(settings: Settings, kind: str, wording: Wording) -> int | None:
-    """`original_max_position_embeddings` beside the table, which counts before the one inside (Phi-3)."""
+    """`original_max_position_embeddings` outside the table, which has precedence over the one inside (Phi-3)."""
     key = "original_max_position_embeddings"
     if kind in ("default", "linear", "dynamic") or wording.part is not None:
         return None
@@ -167,7 +167,12 @@ def _mscale(factor: int | float, weight: int | float) -> float:
 def _scaling(
     kind: str, rule: Settings, n_ctx: int, outer: int | None, dim: int, truncate: bool
 ) -> RotaryScaling | None:
-    """n_ctx: the config's whole context; outer: the context of the training where it is given beside the table."""
+    """The rule that scales the rotary frequencies.
+
+    Args:
+        n_ctx: the config's whole context.
+        outer: the context of the training where it is given outside the table.
+    """
     if kind == "default":
         return None
     if kind == "linear":

@@ -1,4 +1,4 @@
-"""What a family is: how its config becomes ours, and which of its tensors become which of ours."""
+"""Definition of a family: how its config becomes a `ModelConfig`, and which of its tensors become which parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ LARGEST = 1e15
 
 
 class UnsupportedError(ValueError):
-    """A config asks for something that transformers does and a family's file here does not."""
+    """A config requires something that transformers has and a family's file here lacks."""
 
 
 class Settings:
@@ -53,7 +53,11 @@ class Settings:
     """
 
     def __init__(self, values: Mapping[str, object], family: str, kind: str | None = None) -> None:
-        """kind: the `model_type` whose code in transformers is asked; None = the one that `values` say."""
+        """The settings of a config.
+
+        Args:
+            kind: the `model_type` with the code in transformers that counts; None: that of `values`.
+        """
         self._values = values
         self._family = family
         self._kind = str(values.get("model_type")) if kind is None else kind
@@ -62,13 +66,13 @@ class Settings:
         self._ignored: set[str] = set()
 
     def inside(self, name: str, values: Mapping[str, object]) -> "Settings":
-        """The settings of a table of this config, whose inert keys this config lists as `name.key`."""
+        """The settings of a table of this config, with inert keys that this config lists as `name.key`."""
         table = Settings(values, f"{self._family} {name}", str(values.get("model_type") or self._kind))
         self._tables.append((name, table))
         return table
 
     def ignored(self, keys: Sequence[str]) -> None:
-        """List those of `keys` that the config has and nobody read as inert: under this config they change nothing."""
+        """List those of `keys` that were not read as inert: under this config they change nothing."""
         self._ignored |= {key for key in keys if self._values.get(key) is not None}
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -97,7 +101,7 @@ class Settings:
         return value
 
     def optional(self, key: str, default: int | float | None) -> float | None:
-        """A real setting that may be None; `default` stands in for a missing key alone."""
+        """A setting that may be None; `default` stands in for a missing key only."""
         return None if self.present((key,)).get(key, default) is None else float(self._number(key, default))
 
     def flag(self, key: str, default: bool) -> bool:
@@ -168,7 +172,7 @@ class Settings:
         return (*sorted(inert), *dict.fromkeys(tables))
 
     def _usual(self) -> Mapping[str, object]:
-        """What transformers takes for missing keys of a whole config; for those of a table inside one, nothing."""
+        """Defaults of transformers for missing keys of a whole config; for those of a table inside one, nothing."""
         return usual_values(self._kind) if self._values.get("model_type") else {}
 
     def _number(self, key: str, default: int | float | None) -> int | float:
@@ -191,9 +195,9 @@ def _same(a: object, b: object) -> bool:
 
 C = TypeVar("C", bound=AnyConfig)
 Product = Callable[..., Tensor]
-"""All checkpoint tensors of a rule -> our parameter, where it is computed from them and not joined."""
+"""A function of all checkpoint tensors of a rule that computes the parameter, where they are not joined."""
 TensorLayout = Callable[[Tensor, ModelConfig], Tensor]
-"""One checkpoint tensor -> rows of our parameter, a view wherever possible.
+"""A function from one checkpoint tensor to rows of a parameter, a view wherever possible.
 
 The config is that of the stack the parameter stands in: in an encoder-decoder the encoder's for `encoder.`, else the
 decoder's.
@@ -212,7 +216,7 @@ def transposed(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """One of our parameters and the checkpoint's tensors it is made of, joined along our first axis.
+    """One parameter and the checkpoint's tensors that it is made of, joined along the first axis.
 
     `{l}` stands for the layer. `{x}` in `theirs` stands for the expert: all of `theirs` for expert 0, then for 1, and
     so on; parts with fewer axes than ours are joined along ours flattened (`[rows, d]` into `[x, rows, d]`).
@@ -223,13 +227,13 @@ class TensorRule:
     layout: TensorLayout = same
     """Applied to each of the checkpoint's tensors."""
     product: Product | None = None
-    """What computes our parameter from all of `theirs`; None = they are joined."""
+    """Function that computes the parameter from all of `theirs`; None: they are joined."""
     otherwise: "TensorRule | None" = None
-    """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
+    """Rule for checkpoints that lack the first of `theirs` (one parameter, two ways to store it)."""
 
 
 def in_layers(rules: Sequence[TensorRule], layers: Sequence[int]) -> tuple[TensorRule, ...]:
-    """The rules for these layers alone; those without `{l}` stay as they are."""
+    """The rules for these layers only; those without `{l}` stay as they are."""
 
     def written(rule: TensorRule, layer: int) -> TensorRule:
         theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
@@ -252,24 +256,24 @@ def _none(config: AnyConfig) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Family(Generic[C]):
-    """One architecture family of checkpoints, whose configs become a `ModelConfig` or an `EncoderDecoderConfig`."""
+    """One architecture family of checkpoints, with configs that become a `ModelConfig` or an `EncoderDecoderConfig`."""
 
     name: str
     model_types: tuple[str, ...]
     config: Callable[[Settings], C]
     rules: Callable[[C], tuple[TensorRule, ...]]
     prefix: str
-    """What stands before most tensor names, and is missing when only the base model was saved."""
+    """Prefix of most tensor names, which is missing where only the base model was saved."""
     buffers: tuple[str, ...] = ()
     """Regular expressions of tensors in old checkpoints that hold no weights (masks, frequency tables)."""
     unused: tuple[str, ...] = ()
     """Regular expressions of weights of parts that we do not model, such as BERT's pooler."""
     outside: tuple[str, ...] = ("lm_head.",)
-    """Beginnings of names that never carry the prefix: heads beside the base model."""
+    """Beginnings of names that never carry the prefix: heads outside the base model."""
     duplicates: Callable[[C], Mapping[str, str]] = _none
     """Name of a tied tensor's second copy -> name of the first; one suffices, and stored copies must be equal."""
     wide: tuple[str, ...] = ()
-    """Regular expressions of our names of parameters that are computed with in float32, whatever the others are in."""
+    """Regular expressions for names of parameters that are used in float32, whatever the dtype of the others."""
     rename: Callable[[str], str] = _unchanged
     """A name in old checkpoints -> the name that the rules use (BERT's `gamma` is `weight`)."""
 

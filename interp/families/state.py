@@ -93,7 +93,7 @@ def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> TensorRule:
 
 
 def _moved(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:
-    """The tensor with its axes as ours; ValueError for a pattern that does not fit it."""
+    """The tensor with its axes in the parameter's order; ValueError for a pattern that does not fit it."""
     try:
         return rearrange(tensor, pattern)
     except EinopsError as cause:

@@ -23,7 +23,7 @@ FOREIGN = {
     ".h5": "TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".ot": "rust-bert", ".onnx": "ONNX", ".npz": "NumPy",
     ".tflite": "TensorFlow Lite", ".gguf": "GGUF",
 }  # fmt: skip
-"""Ends of names of files that hold weights for other programs, and whose."""
+"""Endings of files with weights for other programs, and which program."""
 STATES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
 """Where training scripts keep the state dict in what they save."""
 BESIDE = re.compile(
@@ -33,7 +33,7 @@ BESIDE = re.compile(
 SHARD = re.compile(r".*-\d+-of-(\d+)")
 """Names, without their ends, of files that hold a part of the weights."""
 POINTER = b"version https://git-lfs"
-"""How a file of a repository begins whose contents Git LFS has not fetched."""
+"""First bytes of a file that Git LFS has not fetched."""
 MAPPED = 16 * 2**20
 """Bytes of a file that may stay in memory after they were read."""
 
@@ -42,7 +42,7 @@ class Tensors(Mapping[str, Tensor]):
     """A checkpoint's tensors by name. What is handed out is for reading at once: `release` may unmap its file."""
 
     notes: tuple[str, ...] = ()
-    """What was done to get at them, a clause each (`Transformer.opened`)."""
+    """Steps that were needed to read the tensors, a clause each (`Transformer.opened`)."""
 
     def outline(self, name: str) -> Tensor:
         """The tensor on "meta": its shape and dtype."""
@@ -57,13 +57,13 @@ class Tensors(Mapping[str, Tensor]):
 
     @abstractmethod
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:
-        """These tensors end to end as one flat private view of their file; None where they do not lie like that.
+        """The tensors end to end as one flat private view of their file; None where they do not lie like that.
 
         Writing to the view changes neither the file nor another view (copy on write).
         """
 
     def taken(self, name: str) -> Tensor | None:
-        """The tensor itself, to be kept, where nobody else will read or change it; None where it must be copied."""
+        """The tensor itself, to be kept, where it has no other user; None where it must be copied."""
         return None
 
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
@@ -144,7 +144,7 @@ class StoredTensors(Tensors):
         self._maps.clear()
 
     def release(self, read: int) -> None:
-        """Unmap the files whenever enough was read; they are mapped again when asked for."""
+        """Unmap the files whenever enough was read; they are mapped again when needed."""
         self._read += read
         if self._read >= MAPPED:
             self._open.clear()
@@ -170,7 +170,7 @@ class StoredTensors(Tensors):
         return self._maps[file].view(dtype, start, (end - start) // dtype.itemsize)
 
     def taken(self, name: str) -> Tensor | None:
-        """The tensor itself, to be kept, where nobody else will read or change it; None where it must be copied."""
+        """The tensor itself, to be kept, where it has no other user; None where it must be copied."""
         return None
 
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
@@ -222,8 +222,9 @@ class _Safetensors(Mapping[str, Tensor]):
 
 
 def _begins(file: Path) -> dict[str, int]:
-    """Where each tensor of a safetensors file begins, in bytes: after 8 bytes that hold the header's length, and
-    it.
+    """Offset of each tensor in a safetensors file, in bytes.
+
+    Tensors follow 8 bytes with the header's length, and the header.
     """
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
@@ -250,8 +251,9 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
 
 
 def saved_beside(file: Path) -> Mapping[str, object]:
-    """What a training script saved beside the state dict in one file, such as its options; empty for a bare state
-    dict.
+    """Entries that a training script saved next to the state dict in one file, such as its options.
+
+    Empty for a bare state dict.
     """
     if file.suffix not in PICKLES:
         return {}
@@ -260,7 +262,7 @@ def saved_beside(file: Path) -> Mapping[str, object]:
 
 
 def state_in(found: object, file: Path) -> Mapping[str, Tensor]:
-    """The state dict in what a file holds: itself, or under a name that training scripts give it."""
+    """The state dict in the contents of a file: itself, or under a name that training scripts give it."""
     inside = found
     while isinstance(inside, Mapping):
         if inside and all(isinstance(value, Tensor) for value in inside.values()):
@@ -307,8 +309,10 @@ def equal(tensors: Tensors, a: str, b: str) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights, as transformers chooses among several: one safetensors file before an index of
-    shards, and pickles only where there are no safetensors; then whatever else is the only set of weights.
+    """The files of weights, in the order of preference of transformers.
+
+    One safetensors file before an index of shards, and pickles only where there are no safetensors; then whatever
+    else is the only set of weights.
     """
     for kind in ("model.safetensors", "pytorch_model.bin"):
         if (folder / kind).is_file():

@@ -17,7 +17,7 @@ def modules(
     bias: bool = True,
     layout: TensorLayout = same,
 ) -> tuple[TensorRule, ...]:
-    """The rules of modules with a weight and, perhaps, a bias: ours -> the checkpoint's, joined along the rows.
+    """The rules of modules with a weight and, perhaps, a bias: name -> the checkpoint's, joined along the rows.
 
     Args:
         ours, theirs: what stands before every name, such as "blocks.{l}.".
@@ -48,10 +48,10 @@ def unembedding(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def tied_to(embedding: str) -> Callable[[ModelConfig], Mapping[str, str]]:
-    """The duplicates of a family: a tied `lm_head` may be stored again beside the embedding."""
+    """The duplicates of a family: a tied `lm_head` may be stored as well as the embedding."""
     return lambda config: {"lm_head.weight": embedding} if config.tied else {}
 
 
 def heads_apart(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Rows stored head by head, each its q, k and v, as a view in our order: all of q, all of k, all of v."""
+    """Rows stored head by head, each its q, k and v, as a reordered view: all of q, all of k, all of v."""
     return rearrange(tensor, "(h three e) ... -> three h e ...", h=config.n_heads, three=3)

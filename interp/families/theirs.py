@@ -1,4 +1,4 @@
-"""transformers' own network of a checkpoint: to be wrapped, given an adapter, or compared with ours.
+"""transformers' own network of a checkpoint: to be wrapped, given an adapter, or compared with.
 
 Nothing here executes code from a checkpoint: remote code is never asked for.
 """
@@ -29,8 +29,9 @@ READ = ("model.safetensors", "pytorch_model.bin")
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
-    """Whether transformers itself, without code from a checkpoint, has a causal model of a config's `model_type`, or
-    one of images and text, of which the text part is meant.
+    """Whether transformers has a causal model of a config's `model_type` without code from a checkpoint.
+
+    Or one of images and text, of which the text part is meant.
     """
     return any(str(values.get("model_type")) in names for names in _kinds().values())
 
@@ -46,13 +47,14 @@ def _kinds() -> dict[str, Mapping[str, object]]:
 
 
 def opener_of(values: Mapping[str, object]) -> str:
-    """What opens a config's `model_type`."""
+    """The class that opens a config's `model_type`."""
     return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
 
 
 def base_prefix(values: Mapping[str, object]) -> str:
-    """What stands before the names of the tensors of a causal model that its base model has too; "" where it has none,
-    or where transformers has no causal model of a config's `model_type`.
+    """The prefix that a causal model puts before the names of its base model's tensors.
+
+    "" where there is none, or where transformers has no causal model of a config's `model_type`.
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -161,7 +163,9 @@ def _reported(
     brought: Collection[str] = (),
     **how: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble.
+    """The network of `from_pretrained`, and sentences about what was left out.
+
+    ValueError where its report of loading names a problem.
 
     Args:
         brought: tensors that come from elsewhere, so that they may be missing or of another shape.
@@ -267,7 +271,7 @@ def wrapped(
 
 
 def refuse_quantised(values: Mapping[str, object]) -> None:
-    """ValueError for a live network with quantised weights, whose matrices are no linear maps."""
+    """ValueError for a live network with quantised weights, since its matrices are no linear maps."""
     if method := method_of(values):
         raise ValueError(
             f"{values.get('model_type')}: a live model with quantised weights ({method}) is not wrapped, since its "

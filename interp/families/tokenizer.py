@@ -30,7 +30,7 @@ PROBES = ("the cat", " the  cat", "two\nlines ", "Na\u00efve \ufb01 \u00bd \u65e
 
 @runtime_checkable
 class TransformersTokenizer(Protocol):
-    """What marks a transformers tokenizer, said here so that nobody has to import the library to name one."""
+    """Protocol of a transformers tokenizer, so that the library need not be imported to recognise one."""
 
     def __call__(self, text: list[str], *, add_special_tokens: bool = True) -> Mapping[str, list[list[int]]]:
         """Ids of several texts, under "input_ids"."""
@@ -84,11 +84,11 @@ class FileTokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone."""
+        """Ids of the text without special tokens."""
         return list(self._tokenizer.encode(_whole(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """What `encode` gives for each text."""
+        """The ids of `encode` for each text."""
         if self._tokenizer.padding is not None:  # it would pad them to the longest
             return [self.encode(text) for text in texts]
         # "fast" leaves out where in the text each token stands: the same ids in 0.8 of the time.
@@ -160,11 +160,11 @@ class HuggingFaceTokenizer:
         return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone."""
+        """Ids of the text without special tokens."""
         return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """What `encode` gives for each text."""
+        """The ids of `encode` for each text."""
         if not texts:  # which transformers does not take
             return []
         found = self._tokenizer(list(texts), add_special_tokens=False)
@@ -177,8 +177,10 @@ class HuggingFaceTokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation in the tokenizer's own template, special tokens as the template writes them.
 
-        The template is text of the checkpoint, which transformers runs in a sandbox. Errors: ValueError for a tokenizer
-        without a template, or a conversation that its template refuses.
+        The template is text of the checkpoint, which transformers runs in a sandbox.
+
+        Raises:
+            ValueError: a tokenizer without a template, or a conversation that its template refuses.
         """
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise ValueError("messages require a tokenizer with a chat template, this one has none")
@@ -197,7 +199,7 @@ class HuggingFaceTokenizer:
         return str(self._tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False))
 
     def piece(self, token: int) -> str:
-        """The text of one token, with the leading space that decoding alone would drop (SentencePiece)."""
+        """The text of one token, with the leading space that decoding it by itself would drop (SentencePiece)."""
         raw = self._tokenizer.convert_ids_to_tokens(int(token))
         if isinstance(raw, str) and "\u2581" in raw:
             return raw.replace("\u2581", " ")
@@ -236,7 +238,7 @@ class SentencePieceTokenizer:
         return int(self._model.get_piece_size())
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone."""
+        """Ids of the text without special tokens."""
         return [int(i) for i in self._model.encode(_whole(text))]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -330,12 +332,12 @@ def _names(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def _settings(folder: Path, name: str) -> Mapping[str, object]:
-    """What a JSON file of a folder says; nothing where there is none."""
+    """The contents of a JSON file of a folder; nothing where there is none."""
     return json_object(folder / name) if (folder / name).is_file() else {}
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a checkpoint is one of ours by its config."""
+    """Whether a checkpoint is one of this package, by its config."""
     return _settings(folder, "config.json").get("model_type") == native.MODEL_TYPE
 
 
@@ -454,13 +456,16 @@ def _by_class(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer
 
 
 def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer:
-    """The tokenizer of `tokenizer.model` and the settings beside it, with the ids that SentencePiece gives plain texts.
+    """The tokenizer of `tokenizer.model` and its settings, with the ids that SentencePiece gives plain texts.
 
     The classes of transformers that such folders name (LlamaTokenizer) normalise in a way of their own, so that texts
     with spaces, or with characters that the file rewrites, get other ids than the model was trained with. Its
     conversion of the file itself does not, from some version on (5.9 loses the first space, 5.24 does not). Of both,
     the first that agrees is taken. With `"legacy": false` a text that begins with a space has no other before it, as
-    transformers has it. Errors: ValueError if neither agrees.
+    transformers has it.
+
+    Raises:
+        ValueError: neither agrees.
     """
     import transformers
 
@@ -509,7 +514,7 @@ def _agree(found: TransformersTokenizer, plain: SentencePieceTokenizer, texts: S
 
 
 def _read_by(kind: type, folder: Path, **settings: bool) -> TransformersTokenizer:
-    """What a class of transformers makes of a folder; nothing is downloaded and no code of the checkpoint run."""
+    """The tokenizer that a class of transformers makes of a folder, without download or code of the checkpoint."""
     found = kind.from_pretrained(  # type: ignore[attr-defined]
         str(folder), trust_remote_code=False, local_files_only=True, **settings
     )

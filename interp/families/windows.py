@@ -9,7 +9,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def window_size(settings: Settings, default: int | None) -> int | None:
-    """`sliding_window`, None where the config says so; `default` stands in for a missing key alone."""
+    """`sliding_window`, None where the config says so; `default` stands in for a missing key only."""
     size = settings.optional("sliding_window", default)
     return None if size is None else int(size)
 
@@ -43,7 +43,10 @@ def full_layers(
     """Whether each layer has attention and not the family's other mixer: `layer_types`, or else the family's rule.
 
     Args:
-        kinds: what `layer_types` calls the two. Errors: ValueError for other kinds, or a list of the wrong length.
+        kinds: names of the two in `layer_types`.
+
+    Raises:
+        ValueError: other kinds, or a list of the wrong length.
     """
     given = settings.get("layer_types")
     if given is None:

@@ -1,4 +1,4 @@
-"""An MLP that also sees the tokens just before: Sana's Mix-FFN in one dimension."""
+"""An MLP with a convolution over the tokens just before: Sana's Mix-FFN in one dimension."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class ConvMLP(AnyMLP):
-    """An MLP that also sees the tokens beside: a depthwise convolution between its matrices (Sana's Mix-FFN)."""
+    """An MLP with a depthwise convolution over neighbouring tokens between its matrices (Sana's Mix-FFN)."""
 
     d_mlp: int
     kernel: int = 3
-    """Tokens that the convolution sees, the own one last."""
+    """Number of tokens that the convolution sees, the own one last."""
     centred: bool = False
-    """Whether the own one stands in their middle, in a bidirectional model (Sana itself)."""
+    """Whether the own token stands in the middle, in a bidirectional model (Sana itself)."""
 
     words: ClassVar[str] = "an MLP with a convolution"
     no_matrices: ClassVar[str | None] = "a convolution in its MLP"

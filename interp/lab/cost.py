@@ -1,4 +1,4 @@
-"""What an architecture costs before anybody builds it: parameters and floating-point operations, part by part."""
+"""Costs of an architecture before it is built: parameters and floating-point operations, part by part."""
 
 from __future__ import annotations
 
@@ -23,21 +23,31 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
     """Parameters and floating-point operations of one pass of `length` tokens, for every part of a model.
 
     An operation is a multiplication or an addition within a product of matrices: [a b] @ [b c] has 2 a b c. Each
-    record of the config says its own (`Mixer.flops`, `AnyMLP.flops`, `Output.flops`), for the pass that nobody
-    observes, without a cache: what its kernel computes, masked or filled-up pairs included. Sums, norms, activations,
+    record of the config says its own (`Mixer.flops`, `AnyMLP.flops`, `Output.flops`), for the pass without reads or
+    edits and without a cache: what its kernel computes, masked or filled-up pairs included. Sums, norms, activations,
     convolutions, look-ups and triangular solves are not counted. Parameters are those of the model built without
     memory (on torch's "meta" device), a tied unembedding once, as the embedding.
 
+    Args:
+        config: the model's config.
+        length: tokens of the pass, 1 to n_ctx.
+
     Returns:
-        Dataset[part]: `parameters`, `flops`. Parts are `embed`, `positions`, `L0.attn`, `L0.mlp` (both MLPs of a
-        Macaron block), ..., `norms`, `unembed` (with BERT's head).
+        Dataset[part]; parts are `embed`, `positions`, `L0.attn`, `L0.mlp` (both MLPs of a Macaron block), ...,
+        `norms`, `unembed` (with BERT's head):
+
+        - `parameters` [part]: how many numbers the part has.
+        - `flops` [part]: operations.
 
     Raises:
-        ValueError: a length outside [1, n_ctx], for cross-attention, whose memory has a length of its own, and for a
-            record that does not say what it costs.
+        ValueError: a length outside [1, n_ctx], cross-attention, whose memory has a length of its own, or a record
+            that does not say what it costs.
 
     Caveat:
         Operations are not seconds, which memory traffic or a loop over chunks may decide.
+
+    See also:
+        `costs`: totals of several models at several lengths.
 
     Example:
         >>> found = cost(interp.lab.training.attention_only(1, 100, 64), 10)
@@ -62,11 +72,23 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
 
 @public()
 def costs(configs: Mapping[str, ModelConfig], lengths: Sequence[int]) -> xr.Dataset:
-    """The whole `cost` of several models at several lengths, to be drawn against each other.
+    """Total parameters and operations of several models at several lengths, to be drawn against each other.
+
+    Args:
+        configs: the models' configs, by the name under which they are shown.
+        lengths: tokens of a pass.
 
     Returns:
-        Dataset[model, length]: `flops`, and `parameters`[model]. Errors: as `cost`; ValueError without models or
-        lengths.
+        Dataset:
+
+        - `flops` [model, length]: operations of a pass, all parts together.
+        - `parameters` [model]: how many numbers the model has.
+
+    Raises:
+        ValueError: no models, no lengths, or as `cost`.
+
+    See also:
+        `cost`: one model part by part.
 
     Example:
         >>> of = interp.lab.training.attention_only

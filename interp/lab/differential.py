@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmax patterns, so that what both attend to cancels."""
+"""Differential attention: the difference of two softmax patterns, so that attention common to both cancels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lambda_init(layer: int) -> float:
 
 @dataclass(frozen=True)
 class Differential(Mixer):
-    """The difference of two softmax patterns, then a norm per head (Ye et al. 2024).
+    """Differential attention: the difference of two softmax patterns, then a norm per head (Ye et al. 2024).
 
     Queries and keys are split into halves, one for each pattern: `d_head` is the width of the values, twice that of a
     half, so that parameters are those of softmax attention of the same heads.
@@ -75,7 +75,7 @@ class Differential(Mixer):
         requires(fits, f"rotations that fit half a head under Differential, {half} wide, got {turned}")
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
-        """Four maps and two patterns, whose halves are filled up to the width of the values."""
+        """Operations of four maps and two patterns, with halves filled up to the width of the values."""
         return maps_flops(config, n) + 8 * config.n_heads * config.head_width * n**2
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
@@ -166,7 +166,7 @@ class DifferentialAttention(Attention):
         self, q: Float[Tensor, "b q h e"], k: Float[Tensor, "b k g e"], v: Float[Tensor, "b k g e"], mask: Mask,
         tap: Scope,
     ) -> Float[Tensor, "b q h e"]:  # fmt: skip
-        """The same with the three patterns as sites."""
+        """z, computed with the three patterns as sites."""
         group = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
         patterns = []

@@ -19,15 +19,15 @@ from interp.model.tap import Scope, at
 QUERIES = ("attn.hook_rot_q", "attn.hook_rot_q_successive", "attn.hook_rot_q_inter")
 """The three rotations of a query: for keys of its own chunk, of the chunk before, and of earlier ones."""
 RUN = 256
-"""Queries whose scores are in memory at once."""
+"""Number of queries with scores in memory at once."""
 
 
 @dataclass(frozen=True)
 class DualChunk(Mixer):
-    """Rotary attention whose relative positions stay below a usable length (An et al. 2024, dual chunk attention)."""
+    """Dual chunk attention (An et al. 2024): rotary attention with relative positions below a usable length."""
 
     length: int
-    """No relative position exceeds it."""
+    """The largest relative position."""
     chunk: int
     """Texts up to this length are attended to as usual; `length - chunk` positions back are exact in longer ones."""
 
@@ -92,7 +92,7 @@ def query_places(kind: DualChunk, positions: Int[Tensor, "#b p"]) -> tuple[Int[T
 
 
 class DualChunkAttention(Attention):
-    """Softmax attention whose rotation depends on the chunks of query and key; plain rotary attention up to one chunk.
+    """Softmax attention with rotations by the chunks of query and key; plain rotary attention up to one chunk.
 
     Scores are picked from the three products before one softmax, which is what the merge of three softmaxes by their
     log-sum-exp amounts to.
@@ -112,7 +112,7 @@ class DualChunkAttention(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
-        """The rotated keys; the query's three rotations side by side, or the first alone where no other is needed."""
+        """The rotated keys, and the query's three rotations side by side, or only the first where it suffices."""
         assert shared.positions is not None
         positions = shared.positions
         total = q.shape[1] + (0 if shared.cache is None else shared.cache.length)
@@ -160,7 +160,7 @@ class DualChunkAttention(Attention):
         chunks_back: Int[Tensor, "#b q k"],
         tap: Scope | None,
     ) -> Float[Tensor, "b q h e"]:
-        """By the scores of all pairs: from the first, second or third rotation by how many chunks back the key is."""
+        """z from the scores of all pairs: of the first, second or third rotation by how many chunks back the key is."""
         k, v = _per_query_head(k, q), _per_query_head(v, q)
         own, before, earlier = rearrange(q * self.scale, "b q h (t e) -> t b h q e", t=3)
         back = chunks_back[:, None]

@@ -26,17 +26,19 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class Lightning(OfSums):
-    """Linear attention without a denominator, with decay, its output normed (TransNormer; lightning attention).
+    """Lightning attention (TransNormer): linear attention without a denominator, with decay, its output normed.
 
     Its positions are its decay: rotary ones are those of the other layers of a stack.
     """
 
     decay: bool = True
-    """Weights fall by a fixed factor per position and head, ALiBi's slopes as exponents; less in deeper layers."""
+    """Whether weights fall by a fixed factor per position and head, ALiBi's slopes as exponents; less in deeper
+    layers.
+    """
     gate: bool = False
     """Whether the normed output is multiplied by a sigmoid gate, made from what the block reads (MiniMax-01)."""
     eps: float = 1e-6
-    """Of the norm."""
+    """Eps of the norm."""
     chunk: int = 64
     """Positions of a tile: within it (q k^T) v, between tiles q (k^T v)."""
 
@@ -49,7 +51,7 @@ class Lightning(OfSums):
 
     @property
     def traits(self) -> Traits:
-        """What others may rely on."""
+        """The properties that the config, the model and the analyses rely on."""
         return Traits(
             reads_by_qkv=not self.gate,
             rotated=False,

@@ -21,7 +21,7 @@ from interp.model.tap import Scope, at
 
 
 class OfSums(Mixer):
-    """Linear attention of some kind, computed in chunks."""
+    """Base class of linear attention that is computed in chunks."""
 
     chunk: int
     eps: float
@@ -33,12 +33,12 @@ class OfSums(Mixer):
 
 @dataclass(frozen=True)
 class Linear(OfSums):
-    """Attention whose weights are phi(q) . phi(k) over their sum (Katharopoulos et al. 2020)."""
+    """Linear attention: weights phi(q) . phi(k) over their sum (Katharopoulos et al. 2020)."""
 
     feature: Literal["elu", "relu"] = "elu"
-    """phi: elu(x) + 1, or relu(x) (Sana)."""
+    """Feature map phi: elu(x) + 1, or relu(x) (Sana)."""
     eps: float = 1e-6
-    """Added to the sum that the weights are divided by."""
+    """Constant added to the sum that the weights are divided by."""
     chunk: int = 64
     """Positions computed at once by the fused form."""
 
@@ -157,7 +157,7 @@ class LinearMixer(Attention):
     def _observed(
         self, pattern: Float[Tensor, "b s p p"], tap: Scope, dtype: torch.dtype
     ) -> Float[Tensor, "b s p p"]:
-        """The pattern as whoever observes it sees and leaves it, in the dtype of the values."""
+        """The pattern after its site, in the dtype of the values."""
         return at(tap, self.pattern, pattern.to(dtype))
 
     def _heads(self, sums: Float[Tensor, "b s p f"]) -> Float[Tensor, "b h p e"]:
@@ -180,12 +180,12 @@ def _real(k: Float[Tensor, "b g p r"], keep: Bool[Tensor, "b k"] | None) -> Floa
 
 @dataclass(frozen=True)
 class Decay:
-    """What is left of a key at a query: exp(-rate_h (p_i - p_j)), p the positions (which count kept tokens only)."""
+    """A factor on keys that falls with the distance: exp(-rate_h (p_i - p_j)), p positions of kept tokens."""
 
     rates: Float[Tensor, "h"]
     positions: Int[Tensor, "#b p"]
     before: Int[Tensor, "#b 1"]
-    """The position that the state before the first column belongs to."""
+    """Position of the state before the first column."""
     even: bool
     """Whether positions count the columns, so that every chunk decays like the first."""
 
@@ -195,7 +195,7 @@ class Decay:
         return torch.exp(-rates * gap.clamp_min(0)[:, None])
 
     def reversed(self) -> "Decay":
-        """The decay of the same text turned round."""
+        """The decay of the text turned round."""
         positions = (self.last - self.positions).flip(1)
         return Decay(self.rates, positions, positions[:, :1], self.even)
 
@@ -211,11 +211,11 @@ class _Factors:
 
     within: Float[Tensor, "#b h _ c c"]
     query: Float[Tensor, "#b h t c 1"]
-    """From the state before the chunk to the query."""
+    """Factors from the state before the chunk to the query."""
     key: Float[Tensor, "#b h t c 1"]
-    """From the key to the chunk's last column."""
+    """Factors from the key to the chunk's last column."""
     step: Float[Tensor, "#b h t 1 1"]
-    """From the last column of a chunk to that of the next."""
+    """Factors from the last column of a chunk to that of the next."""
 
     @classmethod
     def of(cls, decay: Decay, c: int) -> "_Factors":
@@ -282,7 +282,7 @@ def all_sums(
 
 
 def sums_flops(n: int, chunk: int, r: int, f: int, *, causal: bool, decays: bool = False) -> int:
-    """What the sums of a head and n tokens cost."""
+    """Operations of the sums of a head and n tokens."""
     if not causal and not decays:
         return 4 * n * r * f
     c = min(chunk, n)
@@ -327,7 +327,7 @@ def weights(
 def from_state(
     q: Float[Tensor, "b h p r"], state: Float[Tensor, "b h r f"], decay: Decay | None
 ) -> Float[Tensor, "b h p f"]:
-    """What the state before these columns adds to their sums."""
+    """The terms of the state before these columns in their sums."""
     return (q if decay is None else q * decay.left(decay.positions - decay.before)[..., None]) @ state
 
 

@@ -1,4 +1,4 @@
-"""Linformer: keys and values are `rank` trained mixtures of the positions, so that cost is linear in the length."""
+"""Linformer: keys and values as `rank` trained mixtures of the positions, at a cost linear in the length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class Linformer(Mixer):
-    """Keys and values projected along the length to `rank` of each (Wang et al. 2020); bidirectional by nature."""
+    """Linformer: keys and values projected along the length to `rank` of each (Wang et al. 2020); bidirectional."""
 
     rank: int
 
@@ -96,7 +96,7 @@ class LinformerAttention(Attention):
         seen: Tensor | None,
         tap: Scope | None,
     ) -> Float[Tensor, "b n h e"]:
-        """The same by its pattern; with `seen` `[b 1 n p]` the mixtures are those of the query's own document."""
+        """z from the written-out pattern; with `seen` `[b 1 n p]` from mixtures of the query's own document."""
         products = einsum(q * self.scale, k, "b n h e, b p h e -> b h n p")
         if seen is not None:
             products = products * seen

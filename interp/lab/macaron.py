@@ -21,14 +21,15 @@ _site = partial(Site, before=_NEXT)
 
 
 def _renamed(site: Site) -> Site:
-    """The same site of the MLP before attention."""
+    """The site of the MLP before attention that corresponds to a site of the MLP after it."""
     return replace(site, name=f"mlp_before.{site.name.removeprefix('mlp.')}", before=_NEXT)
 
 
 @dataclass(frozen=True)
 class Macaron(UsualBlock):
-    """A second MLP before attention; each of the two adds half of its output (Lu et al. 2019, "Understanding and
-    Improving Transformer From a Multi-Particle Dynamic System Point of View").
+    """Macaron blocks: a second MLP before attention; each of the two adds half of its output.
+
+    Lu et al. 2019, "Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View".
     """
 
     unusual = "has two MLPs in a block (Macaron)"
@@ -42,12 +43,12 @@ class Macaron(UsualBlock):
 
     @classmethod
     def any_sites(cls) -> tuple[Site, ...]:
-        """Those of the first MLP too, whatever it is."""
+        """Sites of the block and of the first MLP, whatever it is."""
         mlps = [kind for kind in known().values() if issubclass(kind, AnyMLP) and kind.pointwise]
         return cls._around(site for kind in mlps for site in kind.any_sites())
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Those of the first MLP too."""
+        """Sites of the block and of the first MLP."""
         return self._around(() if config.mlp is None else config.mlp.sites(config))
 
     @classmethod
@@ -63,11 +64,11 @@ class Macaron(UsualBlock):
         )
 
     def sublayers(self, config: ModelConfig) -> dict[str, str]:
-        """`mlp_before_out` first."""
+        """The sublayers of the block, `mlp_before_out` first."""
         return {"mlp_before_out": self.attention_reads, **super().sublayers(config)}
 
     def factor(self, sublayer: str, config: ModelConfig) -> float:
-        """Half of either MLP."""
+        """Factor on a sublayer's output: half for either MLP."""
         return config.residual_scale * (1.0 if sublayer == "attn_out" else 0.5)
 
     def build(self, config: ModelConfig, layer: int) -> Block:
@@ -85,7 +86,7 @@ class MacaronBlock(Block):
         self.mlp_before = config.mlp.build(config.d_model, layer, "mlp_before")
 
     def input_norm(self, sublayer: str) -> Normalize:
-        """ln0 of the first MLP."""
+        """The norm before a sublayer: ln0 for the first MLP."""
         return self.ln0 if sublayer == "mlp_before_out" else super().input_norm(sublayer)
 
     def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:

@@ -1,4 +1,4 @@
-"""A neural long-term memory beside attention to a few tokens, in the three arrangements of Titans.
+"""A neural long-term memory next to attention to a few tokens, in the three arrangements of Titans.
 
 Behrouz et al. 2024, "Titans: Learning to Memorize at Test Time", section 4: memory as a context, as a gate, as a layer.
 """
@@ -29,7 +29,7 @@ _PROJECTIONS = {"context": 5, "gate": 0, "layer": 3}
 """Matrices within a head. context: reading to key and value; attention's output to key, value and query of the memory.
 layer: the memory's reading to attention's query, key and value."""
 MemoryValues = dict[str, Tensor]
-"""What the sites within the recurrence hold, text by text."""
+"""Values at the sites within the recurrence, text by text."""
 MixerState = tuple[Tensor, ...]
 _RATES = ("momentum", "step", "forget")
 T = TypeVar("T")
@@ -37,18 +37,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LongTermMemory(Mixer):
-    """A network that learns keys' values while it reads, beside local attention (Behrouz et al. 2024, Titans)."""
+    """Neural long-term memory (Titans): a network that learns keys' values while it reads, with local attention."""
 
     arrangement: Arrangement = "gate"
-    """Memory as context of attention, as a gate on its output, or as a layer before it."""
+    """Whether the memory is a context of attention, a gate on its output, or a layer before it."""
     segment: int = 16
     """Tokens that attention sees at once; with `gate` and `layer` the width of its sliding window."""
     n_persistent: int = 4
-    """Trained vectors that stand before every segment."""
+    """Number of trained vectors before every segment."""
     depth: int = 1
-    """Matrices of each head's network, SiLU between them; 1 = a linear memory."""
+    """Number of matrices of each head's network, SiLU between them; 1: a linear memory."""
     chunk: int = 16
-    """Tokens whose gradients are taken at the same network, that before the first of them; 1 = each at its own."""
+    """Number of tokens with gradients taken at one network, that before the first of them; 1: each at its own."""
 
     traits = Traits(
         reads_by_qkv=False,
@@ -205,7 +205,7 @@ class MemoryMixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Float[Tensor, "b p h e"], MixerState]:
-        """The memory over the whole text, and attention beside it (gate) or over its readings (layer)."""
+        """The memory over the whole text, with attention to the text (gate) or to its readings (layer)."""
         q, k, v = qkv
         segment = self.kind.segment
         held = self._held(state, where, v)
@@ -246,7 +246,7 @@ class MemoryMixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Float[Tensor, "b p h e"], MixerState]:
-        """Segment by segment: what the memory says, attention to it and to the segment, and what the memory learns."""
+        """z segment by segment: the memory's readings, attention to them and to the segment, and learning."""
         segment, width = self.kind.segment, where.source.shape[1]
         ask = where.apart(_query(qkv[0]))
         q, k = (where.apart(x) for x in self._placed(*qkv[:2], shared.everywhere, shared, tap))
@@ -290,7 +290,7 @@ class MemoryMixer(Attention):
         return z, (*after[:4], *kept)
 
     def _held(self, state: MixerState, where: Texts, like: Tensor) -> KeptMemory:
-        """The memory that an earlier pass left, or as it begins."""
+        """The memory that an earlier pass left, or a new one."""
         if state:
             return KeptMemory(*state[:3])
         begin = self.memory.to(like).expand(len(where.source), *self.memory.shape)
@@ -305,8 +305,9 @@ class MemoryMixer(Attention):
         given: MemoryValues,
         patterned: bool,
     ) -> tuple[Float[Tensor, "r t h e"], Float[Tensor, "r t h _"]]:
-        """Attention of the queries of each segment to the persistent vectors and these keys; the pattern (empty unless
-        `patterned`).
+        """Attention of the queries of each segment to the persistent vectors and these keys, and its pattern.
+
+        The pattern is empty unless `patterned`.
         """
         rows, n_segments = k.shape[:2]
         q = rearrange(q, "r (s q) h e -> (r s) h q e", s=n_segments)
@@ -338,7 +339,7 @@ class MemoryMixer(Attention):
 
 
 def _turned(shared: PassState, like: Tensor) -> PassState:
-    """The same pass with its columns in the other order; rotations go with their tokens."""
+    """The pass with its columns in the other order; rotations go with their tokens."""
     keep, documents = (
         None if x is None else x.flip(1) for x in (shared.layout.keep, shared.layout.documents)
     )
@@ -356,7 +357,7 @@ def _observed(
     where: Texts,
     tap: Scope | None,
 ) -> tuple[MemoryValues, T]:
-    """What `run` gives, its values shown to their sites; altered ones are given to it, and it runs again.
+    """The output of `run`, with its values passed through their sites; edited ones go into a second run.
 
     A recurrence has no moment at which a whole site is known. So an edit gets the values of a run without it (but with
     the edits of the sites named before), and then every column uses what the edit returned.
@@ -395,7 +396,7 @@ def _within_heads(x: Float[Tensor, "b p h e"], weight: Float[Tensor, "h e f"]) -
 
 
 def _query(x: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
-    """What a memory is asked, or learns a value under."""
+    """The key under which a memory is read, or learns a value."""
     return F.normalize(F.silu(x), dim=-1)
 
 
@@ -423,7 +424,7 @@ def _last(x: Float[Tensor, "r _ h e"], where: Texts, segment: int, n: int) -> Fl
 
 
 def _two(x: Float[Tensor, "r _ h e"], segment: int) -> Float[Tensor, "r s c h e"]:
-    """For each segment but the first the one before and itself."""
+    """Each segment but the first, together with the one before."""
     each = x.unflatten(1, (-1, segment))
     return torch.cat((each[:, :-1], each[:, 1:]), 2)
 
@@ -445,28 +446,28 @@ class Texts:
     """Every text of a pass as a row by itself that begins where a segment does, its kept tokens side by side."""
 
     slot: Int[Tensor, "b p"]
-    """Where each column stands, counted over rows and columns; one beyond the end for those left out."""
+    """Place of each column, counted over rows and columns; one beyond the end for those left out."""
     source: Int[Tensor, "r t"]
     """The column that stands there, counted over rows and columns of the pass; one beyond the end for none."""
     begun: Bool[Tensor, "r"]
     """Whether there are segments before the first one here."""
     start: Int[Tensor, "r"]
-    """Where the first new token stands."""
+    """Place of the first new token."""
     span: tuple[int, int]
-    """All new tokens stand between these."""
+    """Range of places of all new tokens."""
 
     @property
     def present(self) -> Bool[Tensor, "r t"]:
-        """Where a new token stands."""
+        """True at the places of new tokens."""
         return self.source < self.slot.numel()
 
     def apart(self, x: Shaped[Tensor, "b p *rest"]) -> Shaped[Tensor, "r t *rest"]:
-        """Text by text, 0 where no token stands."""
+        """The values text by text, 0 where no token stands."""
         flat = torch.cat((x.flatten(0, 1), x.new_zeros(1, *x.shape[2:])))
         return flat[self.source]
 
     def together(self, x: Shaped[Tensor, "r t *rest"]) -> Shaped[Tensor, "b p *rest"]:
-        """As the pass has them, 0 at tokens that are not kept."""
+        """The values as the pass has them, 0 at tokens that are not kept."""
         flat = torch.cat((x.flatten(0, 1), x.new_zeros(1, *x.shape[2:])))
         return flat[self.slot]
 
@@ -509,7 +510,7 @@ def texts(shared: PassState, rows: int, n: int, segment: int) -> Texts:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What a memory keeps between passes; a network is its `l` matrices, silu between them, no bias."""
+    """State of a memory between passes; a network is its `l` matrices, silu between them, no bias."""
 
     base: Float[Tensor, "r l h e f"]
     """The network at the start of the present chunk, where gradients are taken."""
@@ -521,7 +522,10 @@ class KeptMemory:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Columns that a memory learns in order: value `v` under key `k`; each asks `q` once its own step is taken."""
+    """Columns that a memory learns in order: value `v` under key `k`.
+
+    `q` is read once the column's own step is taken.
+    """
 
     q: Float[Tensor, "r h t e"]
     k: Float[Tensor, "r h t e"]
@@ -533,7 +537,7 @@ class Lesson:
     forget: Float[Tensor, "r h t"]
     """alpha, the share of the network that is lost."""
     present: Bool[Tensor, "r t"]
-    """Columns that are not change nothing."""
+    """True at columns that exist; the others change nothing."""
     surprise: Float[Tensor, "r h t"] | None = None
     """The norms that gradients are given; None = their own."""
 
@@ -546,7 +550,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class LessonOutcome:
-    """What comes of a lesson."""
+    """The results of a lesson: readings, surprise, and the memory afterwards."""
 
     reading: Float[Tensor, "r h t e"]
     surprise: Float[Tensor, "r h t"]
@@ -622,8 +626,10 @@ def _chunk(lesson: Lesson, held: KeptMemory) -> LessonOutcome:
 
 
 def _shares(lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
-    """How much of the chunk's start is left in M_t `[r h t 1]`; how much of S before (0) and of each step is in M_t,
-    and in S_t `[r h t 1+t]`.
+    """Shares of the chunk's start and of each step in M_t and S_t.
+
+    How much of the chunk's start is left in M_t `[r h t 1]`; how much of S before (0) and of each step is in M_t, and
+    in S_t `[r h t 1+t]`.
     """
     here = lesson.present[:, None]
     lost = _products((1 - lesson.forget).masked_fill(~here, 1))
@@ -640,7 +646,7 @@ def _products(x: Float[Tensor, "r h t"]) -> Float[Tensor, "r h t s"]:
 
 
 def _through(layers: list[Tensor], x: Float[Tensor, "r h t e"]) -> tuple[list[Tensor], list[Tensor]]:
-    """What enters each matrix, and what leaves it."""
+    """Inputs and outputs of each matrix of a network."""
     inputs, outputs = [x], [x @ layers[0]]
     for layer in layers[1:]:
         inputs.append(F.silu(outputs[-1]))

@@ -21,12 +21,12 @@ from interp.model.records import Output, OutputLayer, requires
 
 @dataclass(frozen=True)
 class AdaptiveSoftmax(Output):
-    """Frequent tokens (those of small ids) first, rare ones in clusters of narrower matrices (Grave et al. 2017)."""
+    """Adaptive softmax: frequent tokens (small ids) first, rare ones in narrower clusters (Grave et al. 2017)."""
 
     cutoffs: tuple[int, ...]
     """The first id of each cluster, in order."""
     div_value: float = 4.0
-    """Cluster i, counted from 1, has the width d_model / div_value^i."""
+    """Base of the clusters' widths: cluster i, counted from 1, has the width d_model / div_value^i."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,7 @@ class AdaptiveSoftmax(Output):
         requires(narrowest >= 1, f"d_model >= div_value^{len(self.cutoffs)} under {self}")
 
     def flops(self, config: ModelConfig, n: int) -> int:
-        """The head and every cluster; a loss computes those of its targets alone."""
+        """Operations of the head and every cluster; a loss computes only those of its targets."""
         widths = [int(config.d_model // self.div_value ** (i + 1)) for i in range(len(self.cutoffs))]
         ends = (*self.cutoffs, config.d_vocab)
         tails = sum(w * (config.d_model + ends[i + 1] - ends[i]) for i, w in enumerate(widths))
@@ -83,7 +83,7 @@ class AdaptiveOutput(OutputLayer):
 
 @dataclass(frozen=True)
 class HierarchicalSoftmax(Output):
-    """A binary tree of decisions over the tokens (Morin & Bengio 2005)."""
+    """Hierarchical softmax: a binary tree of decisions over the tokens (Morin & Bengio 2005)."""
 
     counts: tuple[int, ...] | None = None
     """How often each token occurs: frequent ones then have short ways, by Huffman's tree (Mikolov et al. 2013).
@@ -99,7 +99,7 @@ class HierarchicalSoftmax(Output):
             )
 
     def check(self, config: ModelConfig) -> None:
-        """ValueError for what only an unembedding has, and for another number of counts than of tokens."""
+        """ValueError for options that only an unembedding has, and for another number of counts than of tokens."""
         _check_alone(self, config)
         found = config.d_vocab if self.counts is None else len(self.counts)
         requires(found == config.d_vocab, f"a count for each of {config.d_vocab} tokens, got {found}")
@@ -108,7 +108,7 @@ class HierarchicalSoftmax(Output):
         return "HierarchicalSoftmax" if self.counts is None else "HierarchicalSoftmax with Huffman's tree"
 
     def flops(self, config: ModelConfig, n: int) -> int:
-        """Every node; a loss computes those on the way to its targets alone."""
+        """Operations of every node; a loss computes only those on the way to its targets."""
         return 2 * n * config.d_model * (config.d_vocab - 1)
 
     def build(self, config: ModelConfig) -> OutputLayer:
@@ -149,7 +149,7 @@ class TreeOutput(OutputLayer):
         return torch.cat(found, -1)[..., tables.order].to(x.dtype)
 
     def loss(self, x: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """-log p(target) in nats; of the nodes on its path alone, filled up to the longest path of the tree."""
+        """-log p(target) in nats, from the nodes on its path only, filled up to the longest path of the tree."""
         tables = self._tables(x.device)
         path, side = tables.path[target], tables.side[target]
         scores = (self.nodes.weight[path] @ x[..., None])[..., 0]
@@ -188,12 +188,12 @@ def _huffman(counts: Sequence[int]) -> Children:
 
 @dataclass(frozen=True)
 class _Tables:
-    """A tree as what its two uses need: the way to each token, and its levels."""
+    """Tables of a tree: the way to each token, and its levels."""
 
     path: Int[Tensor, "v s"]
-    """The nodes on the way to each token, the last one first; short ways end in node 0 ..."""
+    """Nodes on the way to each token, the last one first; short ways end in node 0."""
     side: Int[Tensor, "v s"]
-    """... and side 0; else +1 or -1 for the side that the way takes."""
+    """Side 0 after the end of a way; else +1 or -1 for the side that the way takes."""
     levels: list[tuple[Tensor, Tensor, Tensor]]
     """The nodes that decide; which of their children, + - + - ..., decide again, and which are tokens."""
     order: Int[Tensor, "v"]
@@ -201,7 +201,7 @@ class _Tables:
 
     @classmethod
     def of(cls, children: Children, device: torch.device) -> _Tables:
-        """Those of a tree, whose children have higher numbers than their parents."""
+        """The tables of a tree in which children have higher numbers than their parents."""
         n_inner = len(children)
         ways: dict[int, list[tuple[int, int]]] = {0: []}
         for node, pair in enumerate(children):

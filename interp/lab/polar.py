@@ -24,10 +24,10 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class Polar(OfSums):
-    """Polarity-aware linear attention: same-sign and opposite-sign parts of q . k (Meng et al. 2025, PolaFormer)."""
+    """Polarity-aware linear attention (PolaFormer): same-sign and opposite-sign parts of q . k (Meng et al. 2025)."""
 
     max_power: float = 4.0
-    """Features are x^p, with a trained 1 < p < 1 + max_power for each channel."""
+    """Range of the powers: features are x^p, with a trained 1 < p < 1 + max_power for each channel."""
     eps: float = 1e-6
     chunk: int = 64
 

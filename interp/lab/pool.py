@@ -1,4 +1,4 @@
-"""Mean pooling, the plainest token mixer: what is left of attention when nothing of it is trained.
+"""Mean pooling, the plainest token mixer, without trained parameters.
 
 Yu et al. 2022, "MetaFormer Is Actually What You Need for Vision", equation 4, over what a token sees of its text.
 """
@@ -62,7 +62,7 @@ class PoolMixer(Attention):
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The slices of `x` as values; nothing asks for queries and keys."""
+        """The slices of `x` as values; queries and keys are not used."""
         v = rearrange(x, "b p (h e) -> b p h e", e=self.d_head)
         if tap is not None:
             v = self._from_split("v", v, *source, tap)

@@ -1,4 +1,4 @@
-"""Reformer's attention: one vector per token is query and key, and sees the tokens whose hash it shares."""
+"""Reformer's attention: one vector per token is query and key, and sees tokens with an equal hash."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class Reformer(Mixer):
-    """Queries that serve as keys, and see those that fall into their bucket (Kitaev et al. 2020, LSH attention)."""
+    """LSH attention (Reformer): queries that serve as keys, and see those in their bucket (Kitaev et al. 2020)."""
 
     n_buckets: int
-    """Buckets of one round of hashing, an even number."""
+    """Number of buckets of one round of hashing, even."""
     n_rounds: int = 1
 
     traits = Traits(scored=True, distribution=True, grouped=False)

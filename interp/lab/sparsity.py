@@ -22,7 +22,10 @@ Bools = Bool[Tensor, "..."]
 
 @dataclass(frozen=True)
 class Dilated(Sparsity):
-    """A query sees itself and the keys `dilation`, 2 `dilation`, ... before it, `width` in all (atrous)."""
+    """Dilated window (atrous): a query sees itself and the keys `dilation`, 2 `dilation`, ... before it.
+
+    `width` keys in all.
+    """
 
     width: int
     dilation: int = 2
@@ -37,7 +40,7 @@ class Dilated(Sparsity):
 
 @dataclass(frozen=True)
 class Strided(Sparsity):
-    """The last `stride` keys, and every key a multiple of `stride` before the query (Child et al. 2019)."""
+    """Strided pattern (Child et al. 2019): the last `stride` keys, and every key a multiple of `stride` back."""
 
     stride: int
 
@@ -52,7 +55,7 @@ class Strided(Sparsity):
 
 @dataclass(frozen=True)
 class FixedBlocks(Sparsity):
-    """The keys of the query's own block, and the last `summary` keys of every block (Child et al. 2019)."""
+    """Fixed pattern (Child et al. 2019): keys of the query's own block, and the last `summary` keys of every block."""
 
     block: int
     summary: int = 1
@@ -71,7 +74,10 @@ class FixedBlocks(Sparsity):
 
 @dataclass(frozen=True)
 class Longformer(Sparsity):
-    """A dilated window, and `n_global` first tokens that see and are seen by all (Beltagy et al. 2020)."""
+    """Longformer's pattern: a dilated window, and `n_global` first tokens that see and are seen by all.
+
+    Beltagy et al. 2020.
+    """
 
     width: int
     dilation: int = 1
@@ -88,7 +94,10 @@ class Longformer(Sparsity):
 
 @dataclass(frozen=True)
 class BigBird(Sparsity):
-    """Blocks: `n_window` neighbours, `n_random` drawn ones and `n_global` first blocks (Zaheer et al. 2020)."""
+    """BigBird's pattern of blocks: `n_window` neighbours, `n_random` drawn ones and `n_global` first blocks.
+
+    Zaheer et al. 2020.
+    """
 
     block: int
     n_window: int = 3
@@ -96,14 +105,16 @@ class BigBird(Sparsity):
     n_random: int = 1
     n_global: int = 1
     seed: int = 0
-    """Of the drawn blocks; they depend on nothing else, least of all on the length of the text."""
+    """Seed of the drawn blocks; they depend on nothing else, least of all on the length of the text."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "block", "n_window")
 
     def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
-        """In blocks: n_window // 2 neighbours to each side, the first `n_global`, which see and are seen by all, and
-        those of `drawn_blocks` in both directions (section 2).
+        """Blocks of the window, the first `n_global`, and `drawn_blocks` (section 2).
+
+        n_window // 2 neighbours to each side; the global blocks see and are seen by all; drawn blocks count in both
+        directions.
         """
         first, last, at = (_floor(x, self.block) for x in (first, last, key))
         reach = self.n_window // 2

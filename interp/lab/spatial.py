@@ -1,4 +1,4 @@
-"""Positions mixed by matrices that no token has a part in: gMLP's spatial gating unit and MLP-Mixer's token mixing.
+"""Mixing of positions by trained matrices, whatever the tokens: gMLP's spatial gating and MLP-Mixer's token mixing.
 
 Liu et al. 2021, "Pay Attention to MLPs", section 2.1; Tolstikhin et al. 2021, "MLP-Mixer", equation 1.
 """
@@ -24,7 +24,7 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class SpatialGating(Mixer):
-    """One trained matrix `[query, key]` per head mixes the tokens, and each token gates what it gets (gMLP)."""
+    """Spatial gating (gMLP): a trained matrix `[query, key]` per head mixes the tokens, and each gates the result."""
 
     traits = Traits(
         queries=False,
@@ -43,7 +43,7 @@ class SpatialGating(Mixer):
     )  # fmt: skip
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """The norm's where the model has norms."""
+        """Sites of the norm, in models with norms."""
         return self.own_sites if config.normed else (self.own_sites[0], GATE)
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
@@ -75,7 +75,7 @@ class SpatialGatingUnit(Attention):
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What is mixed as values; nothing asks for queries and keys."""
+        """The values that are mixed; queries and keys are not used."""
         mixed = self.gating_norm(at(tap, "attn.hook_channels", F.gelu(self.v(x))), tap)
         v = at(tap, "attn.hook_v", rearrange(mixed, "b p (h e) -> b p h e", e=self.d_head))
         return v, v, v
@@ -116,10 +116,10 @@ class SpatialGatingUnit(Attention):
 
 @dataclass(frozen=True)
 class TokenMixing(Mixer):
-    """Two layers over the positions, the same for every channel (MLP-Mixer); bidirectional by nature."""
+    """Token mixing (MLP-Mixer): two layers over the positions, equal for every channel; bidirectional."""
 
     hidden: int
-    """Units between the two layers."""
+    """Number of units between the two layers."""
 
     traits = Traits(
         queries=False,
@@ -170,7 +170,7 @@ class TokenMixer(Attention):
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The slices of `x` as values; nothing asks for queries and keys."""
+        """The slices of `x` as values; queries and keys are not used."""
         v = at(tap, "attn.hook_v", rearrange(x, "b p (h e) -> b p h e", e=self.d_head))
         return v, v, v
 

@@ -1,4 +1,4 @@
-"""Synthesizer: attention weights that no key has a part in (Tay et al. 2021, "Rethinking Self-Attention")."""
+"""Synthesizer: attention weights without keys (Tay et al. 2021, "Rethinking Self-Attention")."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class Synthesizer(Mixer):
-    """Scores that no key has a part in: made from the query's token alone, or trained as they are (Tay et al. 2021)."""
+    """Synthesizer attention (Tay et al. 2021): scores from the query's token only, or trained as they are."""
 
     scores: Literal["dense", "random"] = "dense"
-    """`dense`: two layers on what the query reads; `random`: one trained matrix `[query, key]` per head."""
+    """How scores are made. `dense`: two layers on what the query reads; `random`: one trained matrix `[query, key]`
+    per head.
+    """
 
     traits = Traits(
         queries=False,
@@ -70,7 +72,7 @@ class SynthesizerAttention(Attention):
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The hidden layer with a 1 after it (dense) in the place of queries, and values; nothing asks for keys."""
+        """The hidden layer with a 1 after it (dense) in the place of queries, and values; keys are not used."""
         v = rearrange(self.v(x), "b p (h e) -> b p h e", e=self.d_head)
         if tap is not None:
             v = self._from_split("v", v, *source, tap)
@@ -106,7 +108,7 @@ class SynthesizerAttention(Attention):
         self, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"], v: Float[Tensor, "b k h e"], mask: Mask,
         tap: Scope | None,
     ) -> Float[Tensor, "b q h e"]:  # fmt: skip
-        """One matrix of scores for all rows of the batch, unless somebody looks or rows count otherwise."""
+        """z by one matrix of scores for all rows of the batch, unless it is read or rows count otherwise."""
         rows = self.keys[query].movedim(2, 1)  # [#b h q position]
         scores = rows.take_along_dim(key[:, None, None], -1)
         if tap is not None:

@@ -1,4 +1,4 @@
-"""Temperatures of softmax attention: what multiplies scores so that long rows stay as sharp as short ones."""
+"""Temperatures of softmax attention: factors on scores so that long rows stay as sharp as short ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from interp.model.softmax import Temperature
 
 @dataclass(frozen=True)
 class LogN(Temperature):
-    """Scores times log n / log m: n the keys a query sees, m the length it was trained at (Su 2021; Chiang 2022)."""
+    """Log-n temperature: scores times log n / log m, n the keys a query sees, m the length of training.
+
+    Su 2021; Chiang 2022.
+    """
 
     train_length: int
     floor: float | None = None
-    """The factor is not less than this; None = no floor."""
+    """The smallest factor; None: no floor."""
 
     by_count = True
 
@@ -36,7 +39,10 @@ class LogN(Temperature):
 
 @dataclass(frozen=True)
 class AdaptiveTemperature(Temperature):
-    """Scores of a row times a polynomial of its entropy, at least 1 (Velickovic et al. 2024, section 4)."""
+    """Adaptive temperature: scores of a row times a polynomial of its entropy, at least 1.
+
+    Velickovic et al. 2024, section 4.
+    """
 
     by_row = True
 

@@ -1,4 +1,4 @@
-"""Multi-head attention (grouped or not) with every part a site: who may see whom, the kernel, the module.
+"""Multi-head attention (grouped or not) with every part a site: which query sees which key, the kernel, the module.
 
 Masks are built from what is said of padding and documents, never from tokens. `attend` has two ways: fused, and
 explicit where scores or pattern are observed; both give the same `z` (a contract test holds them together), and a query
@@ -45,17 +45,20 @@ bytes (one thread, AVX-512).
 
 @dataclass(frozen=True)
 class Mask:
-    """What each query may see, in the cheapest form that says it, and what is added to its scores."""
+    """What each query may see, and what is added to its scores, in the cheapest form that says it."""
 
     causal: bool
-    """The plain triangle, which the fused kernel knows without a matrix; then `allowed` is None."""
+    """Whether the mask is the plain triangle, which the fused kernel knows without a matrix; then `allowed` is None.
+    """
     allowed: Bool[Tensor, "b 1 q k"] | None
-    """The joined mask (causal, window, padding); None with `causal=False` means everybody sees everything."""
+    """True where a query sees a key: the joined mask (causal, window, padding); None with `causal=False`: every query
+    sees every key.
+    """
     bias: Float[Tensor, "b h q k"] | None = None
     """Added to the scores (ALiBi, T5)."""
 
     def matrix(self, n_query: int, n_key: int, device: torch.device) -> Bool[Tensor, "b 1 q k"] | None:
-        """`allowed`, written out also for the plain triangle; None if nothing is hidden."""
+        """The mask as a matrix, written out also for the plain triangle; None if nothing is hidden."""
         if not self.causal:
             return self.allowed
         return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril()[None, None]
@@ -279,7 +282,7 @@ def row_softmax(
     """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing.
 
     Args:
-        spent: nobody needs the scores any more, so that the pattern may be written over them.
+        spent: the scores are not needed any more, so that the pattern may be written over them.
     """
     if mask.blind is None:
         return _softmax(scores_bhqk, sinks, spent)
@@ -307,7 +310,7 @@ SPLIT_INPUTS = {"q": "hook_q_input", "k": "hook_k_input", "v": "hook_v_input"}
 
 @dataclass(frozen=True)
 class View:
-    """What one kind of layers shares in a pass: whom its queries see, and how they are rotated."""
+    """Mask and rotation that all layers of one kind (with a window, or without) share in a pass."""
 
     mask: Mask
     rotation: Rotation | None
@@ -319,7 +322,7 @@ class View:
 
 @dataclass(frozen=True)
 class Memory:
-    """What cross-attention reads: the final states of an encoder, and which of them are real."""
+    """The final states of an encoder, which cross-attention reads, and which of them are real."""
 
     states: Float[Tensor, "b s d"]
     keep: Bool[Tensor, "b s"] | None = None
@@ -335,29 +338,29 @@ class Memory:
 
 @dataclass(frozen=True)
 class PassState:
-    """What all blocks of one forward pass share."""
+    """What all blocks of one forward pass share: masks, rotations, layout and cache."""
 
     everywhere: View
     local: View
-    """For layers with the sliding window."""
+    """Mask and rotation of layers with the sliding window."""
     cache: Past | None
     memory: Memory | None = None
     layout: Layout = field(default_factory=Layout)
     """Padding and documents of everything seen, the cached columns first."""
     positions: Int[Tensor, "#b p"] | None = None
-    """Of the columns of this pass."""
+    """Positions of the columns of this pass."""
     left: dict[int | tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)
-    """States that mixers leave; the cache takes them over once the pass is done."""
+    """States that mixers leave at the end of the pass, when the cache takes them over."""
     _made: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made by the first block that asks for it in this pass."""
+        """The value of `make`, computed by the first block of this pass that needs it."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]  # type: ignore[return-value]
 
     def to(self, device: torch.device) -> "PassState":
-        """What the pass shares, on another device; the cache keeps each layer where it is."""
+        """The shared values on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
         return replace(
@@ -404,7 +407,7 @@ class Attention(nn.Module):
         return HeadNorm(norm, self.heads["qk".index(part)], self.d_head, f"{self.name}.{part}_norm", kind)
 
     def _build(self, config: ModelConfig) -> None:
-        """The matrices that queries, keys and values come from."""
+        """Make the matrices of queries, keys and values."""
         self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.d_head, bias=config.qkv_bias)
 
     def forward(
@@ -487,7 +490,7 @@ class Attention(nn.Module):
         )  # fmt: skip
 
     def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
-        """What the products of queries that see so many keys are multiplied by to become raw scores."""
+        """The factor that turns products q . k into raw scores, for queries that see so many keys."""
         return like.new_full((1, 1), self.scale)
 
     def _with_earlier(
@@ -543,7 +546,7 @@ class Attention(nn.Module):
         return out if bias is None else out + bias
 
     def _write(self, z: Float[Tensor, "b p h e"], tap: Scope | None) -> Float[Tensor, "b p d"]:
-        """z @ W_O + b_O; per-head results only where somebody asks for them."""
+        """z @ W_O + b_O; per-head results only where they are read or edited."""
         site = f"{self.name}.hook_result"
         if tap is not None and tap.wants(site):
             weight = rearrange(self.out.weight, "d (h e) -> h d e", e=self.d_head)
@@ -565,7 +568,10 @@ class Attention(nn.Module):
 
 
 class CrossAttention(Attention):
-    """Queries from the decoder's stream, keys and values from the memory: matrices `q`, and `kv` with rows k, v."""
+    """Attention with queries from the decoder's stream, and keys and values from the memory.
+
+    Matrices: `q`, and `kv` with rows k, v.
+    """
 
     name = "cross_attn"
 

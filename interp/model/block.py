@@ -29,7 +29,7 @@ Activation = Literal["gelu", "gelu_new", "quick_gelu", "relu", "silu"]
 """`gelu` is exact (erf), `gelu_new` its tanh approximation, `quick_gelu` x sigmoid(1.702 x)."""
 
 NEXT_ROW = "ln2_post.hook_scale"
-"""The row of the table of sites that those of an MLP stand before."""
+"""The row of the table of sites before which the sites of an MLP stand."""
 NEURONS = (
     Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", before=NEXT_ROW),
     Site("mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies", before=NEXT_ROW),
@@ -59,7 +59,7 @@ class MLP(AnyMLP):
         return self.d_mlp * (3 if self.gated else 2)
 
     def sites(self, config: "ModelConfig") -> tuple[Site, ...]:
-        """The neurons, before and after; with a gate its linear branch."""
+        """The sites of the neurons, before and after the activation; with a gate also its linear branch."""
         return tuple(site for site in self.own_sites if self.gated or not site.name.endswith("_linear"))
 
     def build(self, d_model: int, layer: int, name: str) -> "FeedForward":
@@ -117,14 +117,16 @@ class UsualBlock(ConfigRecord):
     """Attention, then the MLP where there is one (or both at once, see `ModelConfig.parallel`)."""
 
     unusual: ClassVar[str | None] = None
-    """Why what takes a block for attention and one MLP refuses this one, after "this model"; None if it is that."""
+    """Reason why an analysis of blocks of attention and one MLP refuses this block, after "this model"; None if it is
+    such a block.
+    """
     proven: ClassVar[bool] = False
     """Whether sites are offered only where they were measured to be what they say (`interp.wrapped`)."""
     attention_reads: ClassVar[str] = "hook_resid_pre"
     """The site of the stream that attention reads, before its norm."""
 
     def sublayers(self, config: ModelConfig) -> dict[str, str]:
-        """What a block adds to the stream, in order, each with the site of the stream after it.
+        """The sublayers that add to the stream, in order, each with the site of the stream after it.
 
         `attn_out`, `cross_attn_out`, `mlp_out`; that of the last is `hook_resid_post`, of both in parallel blocks.
         """
@@ -136,7 +138,7 @@ class UsualBlock(ConfigRecord):
         }
 
     def factor(self, sublayer: str, config: ModelConfig) -> float:
-        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        """Factor on the output of a sublayer (`attn_out`, ...) before it is added to the stream."""
         return config.residual_scale
 
     def offers(self, name: str, config: ModelConfig) -> bool:
@@ -177,7 +179,7 @@ class Block(nn.Module):
         self._identity = Normalize(NoNorm(), d, "none")
 
     def _build_first(self, layer: int) -> None:
-        """What stands before attention: nothing."""
+        """Make the sublayers that come before attention: none in this block."""
 
     def mlps(self) -> dict[str, nn.Module]:
         """The MLPs, by the name that their sites and parameters begin with."""
@@ -233,8 +235,11 @@ class Block(nn.Module):
     def _through_mlp(
         self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: PassState | None
     ) -> Float[Tensor, "*b d"]:
-        """The block's output; x: the stream after attention; resid, normed: what attention read, before its norm and
-        after.
+        """The block's output, from the stream after attention.
+
+        Args:
+            x: the stream after attention.
+            resid, normed: the stream that attention read, before its norm and after.
         """
         if self.mlp is not None:
             if self.config.parallel:
@@ -270,7 +275,7 @@ class Block(nn.Module):
         return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
 
     def _added(self, sublayer: str, out: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """What a sublayer adds to the stream: its output, normed and scaled where the family does so; a site."""
+        """The term that a sublayer adds to the stream: its output, normed and scaled in some families; a site."""
         norm = self.post_norm(sublayer)
         if norm is not None:
             out = norm(out, tap)
@@ -285,7 +290,7 @@ class Block(nn.Module):
         return self._summed(self.ln_cross if crossed else self.ln1, x, tap)
 
     def _parallel_input(self, resid: Tensor, normed: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """What the MLP of a parallel block reads: attention's input where both share a norm."""
+        """The input of the MLP of a parallel block: attention's input where both share a norm."""
         read = at(tap, "hook_mlp_in", resid)
         if self.ln2 is not None:
             return self.ln2(read, tap)

@@ -22,19 +22,19 @@ from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, Text
 
 @dataclass(frozen=True)
 class Span:
-    """Which columns a pass computes, and which tokens they hold: `past` before it are known."""
+    """The columns that a pass computes, and the tokens in them: `past` before it are known."""
 
     past: int = 0
     layout: Layout = field(default_factory=Layout, compare=False)
-    """Of all columns, those before the pass included."""
+    """Layout of all columns, those before the pass included."""
     source: Layout = field(default_factory=Layout, compare=False)
-    """Of what cross-attention reads."""
+    """Layout of the rows that cross-attention reads."""
     only: Int[Tensor, "b n"] | None = field(default=None, compare=False)
     """The columns of the pass that sites after the blocks hold; None = all."""
     width: int = 0
-    """How many columns there are, those before the pass included."""
+    """Number of columns, those before the pass included."""
     memory: dict[str, object] = field(default_factory=dict, compare=False)
-    """What functions keep from one site of this pass to another."""
+    """Values that functions keep from one site of this pass to another."""
 
 
 def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
@@ -43,7 +43,7 @@ def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
     Raises:
         IndexError: cells or rows that the value does not have.
         PositionError: tokens that a row lacks.
-        ValueError: a change that returns another shape, or stands for values nobody looked up.
+        ValueError: a change that returns another shape, or stands for values that were not looked up.
         RuntimeError: from whatever a function raises.
     """
     if _differs_by_row(edit, span):
@@ -83,7 +83,7 @@ def _written(edit: Edit, part: Tensor, index: CellIndex, span: Span) -> Tensor:
 
 
 def _changed(edit: Edit, cells: Tensor, own: Tensor | None, span: Span) -> Tensor:
-    """What the change makes of some cells; own: the values that it brings for them."""
+    """The new values of some cells, as the change makes them; own: the values that it brings for them."""
     change = edit.change
     if isinstance(change, Ready):
         return _fitting(edit, lambda: change(cells, own), cells)
@@ -97,11 +97,11 @@ def _changed(edit: Edit, cells: Tensor, own: Tensor | None, span: Span) -> Tenso
 
 
 CellIndex = tuple[slice | int | Tensor, ...]
-"""What a value of a site is indexed with, the rows' slice first."""
+"""An index into a value of a site, the rows' slice first."""
 
 
 def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[CellIndex] | None:
-    """What to index a value of this shape with, one entry per combination of several indices; None if nothing is here.
+    """Indices into a value of this shape, one per combination of several indices; None if no cell is in this pass.
 
     Raises:
         IndexError: an index outside the site.
@@ -165,20 +165,20 @@ class _Cells:
     rows: Tensor
     """The row of each text, `[t]`."""
     columns: tuple[Tensor | None, ...]
-    """By axis, which are meant, `[t or 1, n]` as the pass counts them; None = all of an axis."""
+    """Columns that are meant, by axis, `[t or 1, n]` as the pass counts them; None: all of an axis."""
     own: tuple[Tensor | None, ...]
-    """The same as whole values count them that are of the batch."""
+    """Columns that are meant, as whole values of the batch count them."""
     places: tuple[Tensor | None, ...]
-    """The same as whole values count them that are of one row alone: by the tokens before."""
+    """Columns that are meant, as whole values of a single row count them: by the tokens before."""
     kept: tuple[int, ...]
-    """Axes along which the cells keep one, however many it has."""
+    """Axes that the cells keep, even where a single index is meant."""
     there: Tensor
-    """Which of them are in this pass, `[t, n or 1]`."""
+    """True where a cell is in this pass, `[t, n or 1]`."""
 
     def mesh(
         self, columns: Sequence[Tensor | None], rows: Tensor, shape: Sequence[int]
     ) -> tuple[Tensor, ...]:
-        """What indexes a tensor of this shape, up to the last axis that is named: `[t, *axes]`."""
+        """Index tensors for a tensor of this shape, up to the last axis that is named: `[t, *axes]`."""
         last = max(i for i, each in enumerate(columns) if each is not None)
         index = [rows.view(-1, *[1] * (last + 1))]
         for i, each in enumerate(columns[: last + 1]):
@@ -233,7 +233,7 @@ def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor
 
 
 def _along(axis: int | None, one: slice, x: Tensor) -> tuple[slice, ...]:
-    """What takes one position of a tensor that has an axis of them."""
+    """Index that takes one position of a tensor with an axis of positions."""
     if axis is None or x.shape[axis] == 1:
         return (slice(None),)
     return (*[slice(None)] * axis, one)
@@ -460,7 +460,7 @@ def _rows_of(edit: Edit, values: Tensor, rows: int) -> Tensor:
 
 
 def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
-    """What a change makes of the cells, if it has their shape."""
+    """The values that a change makes of the cells, checked to have their shape."""
     try:
         new = make()
     except Exception as cause:

@@ -1,4 +1,4 @@
-"""What a Transformer is, as data: one frozen record, whose alternatives are small records of their own."""
+"""The config of a Transformer as data: one frozen record, whose alternatives are small records of their own."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ __all__ = [
 MLPS = ("mlp_before_out", "mlp_out")
 """The sublayers of a block (`ModelConfig.sublayers`) that are MLPs."""
 WITH_HEADS = ("attn_out", "cross_attn_out")
-"""Those that are sums over heads."""
+"""Sublayers that are sums over heads."""
 MOST_LAYERS = 10_000
 """Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
 
@@ -102,42 +102,43 @@ class ModelConfig(ConfigRecord):
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
     mlp: AnyMLP | None = None
-    """None = attention-only."""
+    """The MLP of the blocks; None: attention only."""
     mixer: Mixer | tuple[Mixer, ...] = Softmax()
-    """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
+    """The mixer of positions. Several take turns: layer l has the l-th of them, counted round."""
     position: Position = Learned()
     norm: Norm = LayerNorm()
     norm_place: NormPlace = "pre"
     """Where each block norms: what a sublayer reads, what it adds, both, or the sum."""
     embed_norm: bool = False
-    """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
+    """Whether a norm of this kind stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
-    """Whether the same norm stands before the unembedding."""
+    """Whether a norm of this kind stands before the unembedding."""
     block: UsualBlock = UsualBlock()
-    """What else a block has, or does in another order (`interp.lab.Macaron`)."""
+    """The form of a block: what else it has, or does in another order (`interp.lab.Macaron`)."""
     parallel: bool = False
-    """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
+    """Whether attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
-    """True: attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
+    """Whether attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
     causal: bool = True
-    """False: every position sees every other (encoders)."""
+    """Whether a position sees only those before it and itself; False: every position sees every other (encoders)."""
     window: int | None = None
-    """Sliding window: a query sees itself and the `window - 1` positions before it."""
+    """Width of the sliding window: a query sees itself and the `window - 1` positions before it; None: all."""
     local_layers: tuple[int, ...] | None = None
-    """The layers that have the window; None = all of them."""
+    """Layers with the window; None: all of them."""
     local_position: Rotary | None = None
     """Rotary positions of the layers with the window, where they differ (Gemma 3)."""
     attn_scale: float | None = None
     """Factor on the scores; None = 1/sqrt(width of queries and keys), which is d_head but in `Latent`."""
     scale_by_layer: bool = False
-    """Additionally divide the scores of layer l by l + 1 (a GPT-2 option)."""
+    """Whether the scores of layer l are additionally divided by l + 1 (a GPT-2 option)."""
     attn_softcap: float | None = None
-    """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
+    """Soft cap of the scores, which become cap tanh(score / cap), before the mask (Gemma 2)."""
     sinks: bool = False
-    """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
+    """Whether each head has a trained score that takes part in the softmax and belongs to no token (GPT-OSS)."""
     qk_norm: NormedHeads | None = None
-    """Queries and keys normed before rotation: each head alone (`head`: Qwen3; `each`, by a gamma of its own: Cohere),
-    or all heads as one vector (`width`: OLMo-2)."""
+    """Whether and how queries and keys are normed before rotation: each head for itself (`head`: Qwen3; `each`, by a
+    gamma of its own: Cohere), or all heads as one vector (`width`: OLMo-2).
+    """
     qkv_bias: bool = True
     out_bias: bool = True
     cross_attention: bool = False
@@ -149,20 +150,21 @@ class ModelConfig(ConfigRecord):
     n_token_types: int = 0
     """Rows of a table of token types added to the embedding (BERT)."""
     unembed: bool = True
-    """False: the model ends in its residual stream, without logits."""
+    """Whether there is an unembedding; False: the model ends in its residual stream, without logits."""
     output: Output = FullSoftmax()
-    """How the final stream becomes probabilities, in a model with `unembed`."""
+    """The output layer, in a model with `unembed`."""
     d_vocab_out: int | None = None
-    """How many outputs a position has, where they are not the tokens (a classifier); None = a logit for each token."""
+    """Number of outputs of a position, where they are not the tokens (a classifier); None: a logit for each token."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
     mlm_head: Activation | None = None
-    """A dense layer, this activation and a norm before the unembedding (BERT)."""
+    """Activation of a dense layer, followed by a norm, before the unembedding (BERT); None: there is no such layer.
+    """
     logit_scale: float = 1.0
     """Factor on the logits."""
     logit_softcap: float | None = None
-    """Logits become cap tanh(logit / cap) (Gemma 2)."""
+    """Soft cap of the logits, which become cap tanh(logit / cap) (Gemma 2)."""
 
     EARLIER = ("macaron",)
     """Fields of earlier versions, which files may still have."""
@@ -278,7 +280,7 @@ class ModelConfig(ConfigRecord):
 
     @property
     def qk_norms(self) -> frozenset[NormedHeads]:
-        """How queries and keys are normed in the layers where they are."""
+        """The kinds of norm of queries and keys, of the layers that have them."""
         found = [mixer.qk_norm(self) for mixer in self.mixers]
         return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
 
@@ -323,7 +325,7 @@ class ModelConfig(ConfigRecord):
 
     @property
     def n_outputs(self) -> int:
-        """How many logits a position has: `d_vocab_out`, or one for each token."""
+        """Number of logits of a position: `d_vocab_out`, or one for each token."""
         return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
 
     def require_tokens(self, what: str) -> None:
@@ -344,14 +346,17 @@ class ModelConfig(ConfigRecord):
 
     @property
     def rotary_dim(self) -> int:
-        """How many leading dimensions of a head are rotated; 0 without rotary positions."""
+        """Number of leading dimensions of a head that are rotated; 0 without rotary positions."""
         if not isinstance(self.position, Rotary):
             return 0
         return self.head_width if self.position.dim is None else self.position.dim
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """What each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`."""
+        """Sublayers that add to the stream in each block, in order.
+
+        `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`, as far as the block has them.
+        """
         return tuple(self.block.sublayers(self))
 
     @property
@@ -364,12 +369,12 @@ class ModelConfig(ConfigRecord):
         return self.block.sublayers(self)[sublayer]
 
     def factor(self, sublayer: str) -> float:
-        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        """Factor on the output of a sublayer (`attn_out`, ...) before it is added to the stream."""
         return self.block.factor(sublayer, self)
 
     @property
     def mlp_in_words(self) -> str:
-        """What kind of MLP the blocks have, as errors name it."""
+        """The kind of MLP of the blocks, as errors name it."""
         return "attention-only" if self.mlp is None else self.mlp.words
 
     @property
@@ -398,14 +403,14 @@ class ModelConfig(ConfigRecord):
 
     @classmethod
     def today(cls, values: Json) -> Json:
-        """`macaron` is a form of block now."""
+        """The fields of a file of an earlier version: `macaron` is a form of block now."""
         now = {name: value for name, value in values.items() if name not in cls.EARLIER}
         return now | ({"block": {"kind": "Macaron"}} if values.get("macaron") else {})
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ConfigRecord):
-    """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
+    """Config of two Transformers: an encoder, and a decoder that also attends to the encoder's final states."""
 
     encoder: ModelConfig
     decoder: ModelConfig

@@ -41,7 +41,7 @@ class GatedDelta(Mixer):
     kernel: int = 4
     """Tokens that the convolution of queries, keys and values sees, the own one last."""
     eps: float = 1e-6
-    """Of the norm of what is read."""
+    """Eps of the norm of the memory's output."""
     chunk: int = 64
     """Tokens computed at once."""
 
@@ -151,7 +151,7 @@ class GatedDeltaMixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> Float[Tensor, "b p n f"]:
-        """What the memories return."""
+        """The outputs of the memories."""
         wide = torch.promote_types(x.dtype, torch.float32)
         strength, step = self.rates(x).chunk(2, -1)
         strength = at(tap, "attn.hook_strength", strength.sigmoid()).to(wide)

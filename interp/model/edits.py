@@ -1,5 +1,9 @@
 """Interventions as data: what is changed where, in one record that every pass understands.
 
+An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what
+they touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
+printed as Python. Any function of the cells is a change too; it cannot be planned, so it runs where it is put.
+
 An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what they
 touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
 printed as Python. Any function of the cells is a change too; nobody can plan it, so it runs where it is put.
@@ -35,13 +39,13 @@ COLUMNS = ("p", "q")
 POSITIONS = (*COLUMNS, "k", "s")
 """The axes along which an index is a position: a token of its own row, and not a column."""
 ANSWERS = "answers"
-"""Where the memory of a pass holds the answers to its reads so far, by `Read`."""
+"""Key of a pass's memory under which the answers to its reads so far stand, by `Read`."""
 
 
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Set(Brief):
-    """Put these values in place of the cells.
+    """Put given values in place of the cells.
 
     Args:
         values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
@@ -60,7 +64,7 @@ class Set(Brief):
 
 @dataclass(frozen=True)
 class Zero:
-    """Put 0: the part says nothing, its mean included (of a whole sublayer: its bias included)."""
+    """Put 0 in place of the cells: also the part's mean is gone (of a whole sublayer: its bias)."""
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """Zeros."""
@@ -70,7 +74,7 @@ class Zero:
 @public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Mean:
-    """Put what the part says on average over the reference prompts, or over the prompts of the experiment.
+    """Put the mean of the part over the reference prompts, or over the prompts of the experiment, in its place.
 
     Args:
         over: "position" takes the mean at each column apart; "template" also for each group of prompts apart;
@@ -87,10 +91,12 @@ class Mean:
 @public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Resample:
-    """Put what the part says on another prompt: the reference prompt of the same row, or some other row of its group.
+    """Put the part's value on another prompt in its place: the reference prompt, or another row of its group.
 
-    All parts of one row take their values from the same other prompt. seed: of the draw of the other row, where no
-    reference is given.
+    All parts of one row take their values from the same other prompt.
+
+    Args:
+        seed: seed of the draw of the other row, where no reference is given.
     """
 
     seed: int = 0
@@ -99,7 +105,12 @@ class Resample:
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Add(Brief):
-    """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
+    """Add `scale` times a vector to the cells: steering, for one.
+
+    Args:
+        values: a number, or a tensor that broadcasts against the cells.
+        scale: factor on the values.
+    """
 
     values: Shaped[Tensor, "..."] | float
     scale: float = 1.0
@@ -145,10 +156,11 @@ class Project(Brief):
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Swap(Brief):
-    """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
+    """Put given values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
 
     Args:
-        directions: rows that span the subspace. values and first: as in `Set`.
+        directions: rows that span the subspace.
+        values, first: as in `Set`.
     """
 
     directions: Float[Tensor, "*k d"]
@@ -174,7 +186,7 @@ class Detach:
 
 
 Ready = Set | Zero | Add | Scale | Project | Swap | Detach
-"""Changes that say all there is to say."""
+"""Changes that need nothing else to be carried out."""
 Closed = Ready | Mean | Resample
 """Changes that are data; a mean and a resampled value have to be looked up in a model first."""
 Function = Callable[[Tensor], Tensor]
@@ -182,7 +194,7 @@ Function = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class Placed(Protocol):
-    """A function that wants to know where it acts, and to remember something for the rest of one pass."""
+    """A function as a change that receives the site where it acts, and a memory for the rest of one pass."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
         """The function for this site in this pass.
@@ -246,7 +258,7 @@ class Edit(Brief):
         object.__setattr__(self, "_cells", self._named_cells())
 
     def __reduce__(self) -> tuple[type[Edit], tuple[object, ...]]:
-        """How it travels to other processes: the view of an empty `at` cannot be pickled."""
+        """Pickling for other processes: the view of an empty `at` cannot be pickled."""
         return type(self), (self.where, self.change, dict(self.at), self.rows)
 
     @property
@@ -272,7 +284,7 @@ class Edit(Brief):
 
     @property
     def of_rows(self) -> bool:
-        """Whether it tells the rows of a batch apart, so that it has a meaning in that batch alone."""
+        """Whether the edit tells the rows of a batch apart, so that it has a meaning in that batch alone."""
         return self.rows is not None or any(isinstance(i, PerRow) for i in self.cells.values())
 
     def singly(self) -> list[Edit]:
@@ -284,7 +296,7 @@ class Edit(Brief):
         return [replace(self, at={**self.at, **dict(zip(many, cell, strict=True))}) for cell in cells]
 
     def _named_cells(self) -> dict[str, PositionIndex]:
-        """Checked as far as that takes no model."""
+        """The indices by axis, checked as far as that takes no model."""
         given = dict(self.where.at) if isinstance(self.where, Part) else {}
         found: dict[str, PositionIndex] = dict(given)
         if not self.at:
@@ -307,7 +319,7 @@ def _is_index(given: object) -> bool:
 
 
 SIDES = ("encoder.", "decoder.")
-"""What the sites of an encoder-decoder begin with."""
+"""Prefixes of the sites of an encoder-decoder."""
 
 
 def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:

@@ -51,6 +51,16 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "b p v"]:
         """Logits at every position of the target, which begins with the start token and is read as given.
 
+        Args:
+            source: [b, s], ids of the encoder's side.
+            target: [b, p], ids of the decoder's side.
+            tap: reads and edits of the pass, at sites of either side.
+            source_keep: [b, s], True at real tokens; None: no padding.
+            target_keep: [b, p], True at real tokens; None: no padding.
+
+        Returns:
+            [b, p, v].
+
         Raises:
             ValueError: ids, masks or lengths that do not fit.
             KeyError: sites without a side.
@@ -65,7 +75,16 @@ class EncoderDecoder(nn.Module):
     def encode(
         self, source: Int[Tensor, "b s"], tap: Tap | None = None, *, keep: Bool[Tensor, "b s"] | None = None
     ) -> Memory:
-        """The encoder's final states, normed where it ends in a norm."""
+        """The encoder's final states, normed where it ends in a norm.
+
+        Args:
+            source: [b, s], ids.
+            tap: reads and edits, at sites without the side in their names.
+            keep: [b, s], True at real tokens; None: no padding.
+
+        Returns:
+            `Memory`: the states [b, s, d] and the mask.
+        """
         return Memory(self.encoder(source, tap, keep=keep), keep)
 
     def decode(
@@ -78,7 +97,19 @@ class EncoderDecoder(nn.Module):
         cache: KVCache | None = None,
         logits_at: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p v"]:
-        """Logits of the target given a memory; with a cache, of the tokens that are new."""
+        """Logits of the target given a memory; with a cache, of the tokens that are new.
+
+        Args:
+            target: [b, p], ids.
+            memory: what `encode` returned.
+            tap: reads and edits, at sites without the side in their names.
+            keep: [b, p], True at real tokens; None: no padding.
+            cache: keys and values of earlier tokens.
+            logits_at: [b, n], columns of each row whose logits are wanted; None: all.
+
+        Returns:
+            [b, p, v], or [b, n, v].
+        """
         return self.decoder(target, tap, keep=keep, cache=cache, logits_at=logits_at, memory=memory)
 
     @property
@@ -94,7 +125,14 @@ class EncoderDecoder(nn.Module):
 
 @public()
 def build(config: AnyConfig) -> Transformer | EncoderDecoder:
-    """The freshly initialised model of a config of either kind."""
+    """The freshly initialised model that a config describes, of one stack or of an encoder and a decoder.
+
+    Args:
+        config: a `ModelConfig` or an `EncoderDecoderConfig`.
+
+    Returns:
+        `Transformer` for a `ModelConfig`, `EncoderDecoder` for an `EncoderDecoderConfig`.
+    """
     return EncoderDecoder(config) if isinstance(config, EncoderDecoderConfig) else Transformer(config)
 
 
@@ -106,7 +144,11 @@ def names(config: EncoderDecoderConfig, *, on_demand: bool = False) -> tuple[str
 
 
 def edits_of(edits: Iterable[Edit], side: str) -> tuple[Edit, ...]:
-    """The edits of one side, without the side in their names. Errors: KeyError for one that names no side."""
+    """The edits of one side, without the side in their names.
+
+    Raises:
+        KeyError: an edit that names no side.
+    """
     given = tuple(edits)
     _check_sides(given)
     return tuple(

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router picks some gated MLPs per token and weighs them; a shared one may run beside."""
+"""Mixtures of experts: a router picks some gated MLPs per token and weighs them; in some models with a shared one."""
 
 from __future__ import annotations
 
@@ -22,29 +22,35 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 SHARED = "mlp.shared"
-"""What the sites of the shared expert begin with."""
+"""Prefix of the sites of the shared expert."""
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
-"""What torch multiplies by groups of rows in one kernel."""
+"""Dtypes that torch multiplies by groups of rows in one kernel."""
 
 
 @dataclass(frozen=True)
 class Router(ConfigRecord):
-    """How logits of experts become a choice of some and a weight for each. The default: a softmax, and the largest."""
+    """How the logits of experts become a choice of some of them, each with a weight.
+
+    The default: a softmax, and the experts of the largest shares.
+    """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """What a logit becomes: its share of the softmax over all experts, or its own sigmoid (DeepSeek V3, Llama 4)."""
+    """How a logit becomes a score: its share of the softmax over all experts, or its own sigmoid (DeepSeek V3, Llama
+    4).
+    """
     correction: bool = False
-    """A trained number per expert that is added to its score for the choice alone (DeepSeek V3)."""
+    """Whether a trained number per expert is added to its score for the choice, and not for the weight (DeepSeek V3).
+    """
     groups: int = 1
-    """Groups of neighbouring experts, some of which are chosen first (DeepSeek V2, section 2.2.2)."""
+    """Number of groups of neighbouring experts, some of which are chosen first (DeepSeek V2, section 2.2.2)."""
     top_groups: int = 1
-    """How many groups experts may come from."""
+    """Number of groups that experts may come from."""
     best: int = 1
-    """A group ranks by the sum of so many of its best scores: 1 in DeepSeek V2, 2 in V3."""
+    """Number of best scores whose sum ranks a group: 1 in DeepSeek V2, 2 in V3."""
     factor: float = 1.0
-    """What the weights are multiplied by at last."""
+    """Factor on the weights, applied last."""
     weighs: Literal["output", "input"] = "output"
-    """What an expert's weight multiplies: what it gives, or what it reads (Llama 4)."""
+    """Whether an expert's weight multiplies its output, or its input (Llama 4)."""
     wide: bool = False
     """Whether logits are computed in float32 at least, whatever the dtype of the model (DeepSeek)."""
 
@@ -81,13 +87,13 @@ class MoE(AnyMLP):
     """Added to the linear branch before it multiplies the gate (GPT-OSS: 1)."""
     router: Router = Router()
     shared: int = 0
-    """Neurons of the shared expert, a gated MLP that every token passes besides; 0 = none."""
+    """Neurons of the shared expert, a gated MLP through which every token passes as well; 0: none."""
     shared_gate: bool = False
     """Whether what the shared expert gives is multiplied by a sigmoid of its own, one number per token (Qwen3-Next)."""
     dense: MLP | None = None
-    """What stands in place of the experts in some layers."""
+    """MLP that stands in place of the experts in some layers."""
     dense_layers: tuple[int, ...] = ()
-    """The layers where it does."""
+    """The layers in which the dense MLP stands."""
 
     words: ClassVar[str] = "a mixture of experts"
     no_matrices: ClassVar[str | None] = "a mixture of experts, whose matrices see only some tokens each"
@@ -141,7 +147,7 @@ class MoE(AnyMLP):
             )
 
     def check(self, config: ModelConfig) -> None:
-        """ValueError for dense layers that the model has not."""
+        """ValueError for dense layers that the model lacks."""
         bad = [layer for layer in self.dense_layers if not 0 <= layer < config.n_layers]
         requires(not bad, f"dense_layers in [0, {config.n_layers - 1}], got {bad[:1]}")
 
@@ -152,7 +158,7 @@ class MoE(AnyMLP):
         return mixture if self.dense is None else max(mixture, self.dense.width)
 
     def at_layer(self, layer: int) -> AnyMLP:
-        """The dense MLP where one stands in their place, else the experts alone."""
+        """The MLP of a layer: the dense one where one stands in place of the experts, else the experts."""
         if self.dense is None:
             return self
         return self.dense if layer in self.dense_layers else replace(self, dense=None, dense_layers=())
@@ -184,10 +190,13 @@ class MoE(AnyMLP):
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """Rows in the order of their experts, so that each expert's are neighbours: one stop for the host, or none."""
+    """Rows in the order of their experts, so that the rows of one expert are neighbours.
+
+    One stop for the host, or none.
+    """
 
     expert: Int[Tensor, "n"]
-    """Whose every row is, ascending."""
+    """Number of each row's expert, ascending."""
     ends: Int[Tensor, "x"]
     """Where the rows of every expert end."""
 
@@ -199,7 +208,7 @@ class ExpertGroups:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many rows every expert has, for the host."""
+        """Number of rows of every expert, for the host."""
         ends = [0, *self.ends.tolist()]
         return [end - start for start, end in pairwise(ends)]
 
@@ -208,8 +217,8 @@ class ExpertGroups:
     ) -> Float[Tensor, "n o"]:
         """Every row through its expert's matrix, and its bias added.
 
-        One kernel where torch has it: in float32 and below, rows of whole 16 bytes, and nobody differentiates (it has
-        no second derivative, and no rule for batches of gradients). Else one product per expert that has rows, the same
+        One kernel where torch has it: in float32 and below, rows of whole 16 bytes, and without a derivative (it has
+        no second derivative, and no rule for batches of gradients). Else one product per expert that has rows, equal
         to rounding.
         """
         record = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
@@ -300,7 +309,7 @@ class Experts(nn.Module):
     def _mixed(
         self, x: Float[Tensor, "b p d"], weights: Float[Tensor, "b p x"], tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
-        """What the experts give together."""
+        """The weighted sum of the experts' outputs."""
         shares_site, out_site = f"{self.name}.hook_expert_weights", f"{self.name}.hook_expert_out"
         if tap is not None and (tap.wants(out_site) or tap.alters(shares_site)):
             outs = torch.stack(
@@ -328,7 +337,7 @@ class Experts(nn.Module):
     def _weighted(
         self, i: int, x: Float[Tensor, "*b d"], weight: Float[Tensor, "*b 1"]
     ) -> Float[Tensor, "*b d"]:
-        """The output of one expert, of which or of whose input the weight is a factor."""
+        """The weighted output of one expert: the weight is a factor of its output or of its input."""
         if self.kind.router.weighs == "input":
             return self.expert(i, (x * weight).to(x.dtype))
         return self.expert(i, x) * weight
@@ -339,7 +348,7 @@ class Experts(nn.Module):
         return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])
 
     def _gated(self, hidden: Float[Tensor, "*b m2"]) -> Float[Tensor, "*b m"]:
-        """What the neurons of experts say: the activated gate times the linear branch."""
+        """The activations of the experts' neurons: the activated gate times the linear branch."""
         gate, linear = hidden.chunk(2, -1)
         most, offset = self.kind.clamp, self.kind.linear_offset
         if most is not None:

@@ -1,4 +1,4 @@
-"""Files of what was fitted to one model (lenses, directions): how they are opened, and how they know their model."""
+"""Files of lenses and directions that were fitted to one model: how they are opened and identify that model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def fitted_file(
 ) -> Iterator[tuple[Mapping[str, str], dict[str, Tensor]]]:
     """Header and tensors of a file of something that was fitted to one model (`what`, in the format `form`).
 
-    ValueError for a file of another format, one that is damaged, and one in which the body misses something.
+    Raises:
+        ValueError: a file of another format, a damaged one, or one in which the body of the `with` misses something.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Past(Protocol):
-    """What a pass needs of the tokens before it."""
+    """Interface of what a pass needs of the tokens before it: their number, keys, values and states."""
 
     length: int
-    """How many there are."""
+    """Number of tokens before the pass."""
     prompt: int | None
-    """How many columns the first pass had, which is taken for the prompts; None before it."""
+    """Number of columns of the first pass, which is taken for the prompts; None before it."""
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
     states: dict[int | tuple[int, str], tuple[Tensor, ...]]
-    """What a stateful mixer keeps of the tokens before, by layer; a stateful MLP by `(layer, "mlp")`."""
+    """States that stateful mixers keep of the tokens before, by layer; those of stateful MLPs by `(layer, "mlp")`."""
 
     def room(self, rows: int, n: int) -> None:
         """ValueError unless a pass of this shape can go on from here."""
@@ -119,7 +119,7 @@ class KVCache:
         self.keep = keep
 
     def of_rows(self, index: Int[Tensor, "n"]) -> KVCache:
-        """All that is kept of these rows alone, in this order."""
+        """The cache of some rows, in this order."""
 
         def rows(x: Tensor) -> Tensor:
             return x[index.to(x.device)]

@@ -41,9 +41,9 @@ class Latent(Mixer):
     content: int
     """Dimensions of a head's queries and keys that are not rotated."""
     query_rank: int | None = None
-    """Width of the queries' latent; None = queries are one matrix of the normed stream."""
+    """Width of the queries' latent; None: queries are one matrix of the normed stream."""
     eps: float = 1e-6
-    """Of the latents' RMSNorms."""
+    """Eps of the latents' RMSNorms."""
 
     traits = Traits(
         queries=False, values=False, reads_by_qkv=False, scored=True, distribution=True, grouped=False
@@ -75,11 +75,11 @@ class Latent(Mixer):
         return "latent attention, whose queries, keys and values pass a norm between two matrices"
 
     def query_width(self, config: ModelConfig) -> int:
-        """The content and what is rotated."""
+        """Width of queries and keys: the content and the rotated dimensions."""
         return self.content + config.rotary_dim
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Without those of the queries' latent where there is none."""
+        """The sites of the latents; without those of the queries' latent where there is none."""
         return self.own_sites if self.query_rank is not None else self.own_sites[3:]
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:

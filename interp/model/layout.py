@@ -25,7 +25,7 @@ NEW: New = "new"
 
 
 class PositionError(IndexError, ValueError):
-    """A row has no token at the position that is asked for."""
+    """A row has no token at a position."""
 
 
 @public(unchecked=("places",))
@@ -64,7 +64,7 @@ class PerRow:
         return f"PerRow({list(self.places)})"
 
     def of(self, rows: Iterable[int]) -> PerRow:
-        """The positions of some rows. ValueError for a row that has none."""
+        """The positions of some rows. ValueError for a row without one."""
         wanted = list(rows)
         if max(wanted) >= len(self.places):
             raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {max(wanted)}")
@@ -72,7 +72,7 @@ class PerRow:
 
 
 Places = int | Sequence[int] | PerRow
-"""Which tokens of every row are meant: one, several, or one of each row's own."""
+"""Which tokens of every row are meant: one, several, or one per row."""
 
 
 def _is_place(given: object) -> bool:
@@ -100,7 +100,7 @@ def one_position(pos: object, name: str = "pos") -> None:
 
 
 def each_position(lengths: Int[Tensor, "b"], width: int) -> list[int | PerRow]:
-    """So many positions, for maps by position: rows that are shorter have no token there."""
+    """All positions of a map by position; rows that are shorter have no token there."""
     held = lengths.tolist()
     return [p if p < min(held) else PerRow([p if p < n else None for n in held]) for p in range(width)]
 
@@ -114,26 +114,26 @@ class TextTokens:
     columns: Int[Tensor, "t n"]
     """The column of each token; of one that is not there, some column of the row."""
     places: Int[Tensor, "t n"]
-    """How many tokens of the text stand before each."""
+    """Number of tokens of the text before each."""
     there: Bool[Tensor, "t n"] | None = None
-    """Which of them there are; None = all."""
+    """True where the token exists; None: all do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
+    """Layout of the rows of a pass: which columns are real, and which document each belongs to."""
 
     keep: Bool[Tensor, "b k"] | None = None
     """True at real tokens; None = no padding."""
     documents: Int[Tensor, "b k"] | None = None
-    """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
+    """An id per column; neighbours with equal ids are one text, which sees nothing of the others. None: one text."""
     prompt: int | None = None
-    """While text is generated, how many columns the prompts have; None = all tokens are there."""
+    """Number of columns of the prompts, while text is generated; None: all tokens are there."""
     numbers: Int[Tensor, "t"] | None = None
-    """Which of the prompts each text is, by which an error names it; None = its place."""
+    """Number of each text among the prompts, by which an error names it; None: its place."""
     forced: Int[Tensor, "t"] | None = None
-    """How many of each text's last tokens are the first of its answer: negative positions are counted from before them.
-    None = none.
+    """Number of each text's last tokens that are the first of its answer: negative positions are counted from before
+    them. None: none.
     """
 
     def to(self, device: torch.device) -> Layout:
@@ -178,9 +178,9 @@ class Layout:
         """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
 
         Raises:
-            PositionError: a ValueError and IndexError, for a row that is too short, naming it, its length and what
-                was asked; while text is generated a later position is one that is not there yet. ValueError for
-                another number of positions than rows, and for "new" where nothing is generated.
+            PositionError: (a ValueError and IndexError) a row that is too short; the message names it, its length and
+                the position. While text is generated a later position is one that is not there yet.
+            ValueError: another number of positions than rows, or "new" where nothing is generated.
         """
         rows, lengths, starts, flat = self._texts(shape)
         ends = self._prompts(shape, lengths)
@@ -206,7 +206,7 @@ class Layout:
         return TextTokens(rows, columns, places, None if bool(there.all()) else there)
 
     def _new(self, shape: tuple[int, int]) -> TextTokens:
-        """Every generated token."""
+        """The generated tokens."""
         if self.prompt is None:
             raise ValueError(
                 'the position "new" names tokens that are generated, and this pass generates none'
@@ -229,7 +229,7 @@ class Layout:
         return rows, lengths, lengths.cumsum(0) - lengths, flat
 
     def _prompts(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
-        """How many tokens negative positions are counted back from: those of the prompt, where an answer follows it."""
+        """Number of tokens from which negative positions are counted back: the prompt's, where an answer follows."""
         if self.prompt is None:
             return lengths if self.forced is None else lengths - self.forced.cpu()
         keep = self._home[0]
@@ -250,7 +250,7 @@ def _refuse(
     ends: Int[Tensor, "t"],
     numbers: Int[Tensor, "t"] | None,
 ) -> NoReturn:
-    """Say which row has no token at which position."""
+    """Raise the error that names the row and the position that it lacks."""
     row, which = wrong.nonzero()[0].tolist()
     length, number = int(ends[row]), row if numbers is None else int(numbers[row])
     raise PositionError(

@@ -1,6 +1,6 @@
-"""Networks that somebody else holds: hooks and wrappers on their modules, and copies of them on the same tensors.
+"""Networks that belong to the caller: hooks and wrappers on their modules, and copies of them on the same tensors.
 
-A copy has none of the hooks of whoever looks at the network, so what is asked of it is the network's own.
+A copy has none of the hooks that observers put on the network, so that its numbers are the network's own.
 """
 
 import copy
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from interp.core.notes import note
 
 LIBRARIES = ("transformers.", "accelerate.", "peft.", "torch.")
-"""Where hooks come from that belong to a network rather than to whoever looks at it."""
+"""Modules whose hooks belong to a network rather than to an observer of it."""
 
 
 def hooks_of(network: nn.Module) -> list[str]:
@@ -20,7 +20,7 @@ def hooks_of(network: nn.Module) -> list[str]:
 
 
 def note_hooks(network: nn.Module) -> None:
-    """Say that the hooks on a network are no part of what is made of it."""
+    """Warn that the hooks on a network are no part of what is made of it."""
     if hooked := hooks_of(network):
         note(
             f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
@@ -29,10 +29,10 @@ def note_hooks(network: nn.Module) -> None:
 
 
 def bare_copy(network: nn.Module, tensors: dict[int, object]) -> nn.Module:
-    """The modules of a network again, in eval mode, without hooks and without compiled modules inside.
+    """Copies of the modules of a network, in eval mode, without hooks and without compiled modules inside.
 
     Args:
-        tensors: what stands for parameters and buffers, by their identity: themselves, to share them.
+        tensors: what takes the place of parameters and buffers, by their identity: themselves, to share them.
     """
     hooks: dict[int, object] = {
         id(hook): hook for _, hook in _foreign(network)
@@ -54,13 +54,14 @@ def own_tensors(network: nn.Module) -> dict[int, object]:
 
 
 def copied(network: nn.Module) -> nn.Module:
-    """The network again in eval mode, on tensors of its own, with its hooks."""
+    """A copy of the network in eval mode, on tensors of its own, with its hooks."""
     return copy.deepcopy(network, kept(network)).eval()
 
 
 def kept(network: nn.Module) -> dict[int, object]:
-    """Copies of what some modules keep of their last pass, or computed from parameters (adapters of tied embeddings),
-    by the identity of the tensor, for a copy of them.
+    """Copies of the tensors that modules keep of their last pass, or computed from parameters, by identity.
+
+    For a copy of the network; adapters of tied embeddings compute such tensors.
     """
     held = [vars(module) for module in network.modules()]
     found = [value for each in held for value in each.values() if isinstance(value, Tensor)]

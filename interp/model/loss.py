@@ -24,10 +24,26 @@ def next_token_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, "b p-1"]:
-    """Cross-entropy in nats of each token given those before it; 0 where nothing predicts it (see `predicted`).
+    """Cross-entropy in nats of each token given the tokens before it.
 
-    Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
-    the sum by `predicted(keep, documents).sum()`. label_smoothing: the share of the target spread over all tokens.
+    Args:
+        logits: [b, p, v].
+        tokens: [b, p], the ids of the same rows.
+        keep: [b, p], True at real tokens; None: all are real.
+        documents: [b, p], the number of each token's text in packed rows; None: one text a row. The first token of a
+            text is not predicted from the text before it.
+        label_smoothing: share of each target that is spread evenly over all tokens, in [0, 1).
+
+    Returns:
+        [b, p-1] in nats, in float32 at least. Column i is the loss of token i + 1; it is 0 where nothing predicts
+        that token (see `predicted`). For a mean divide the sum by `predicted(keep, documents).sum()`.
+
+    Raises:
+        ValueError: rows of a single token, which predict nothing, tensors whose shapes do not fit, or a label
+            smoothing outside [0, 1).
+
+    See also:
+        `mean_next_token_loss`: one number. `next_token_loss_of`: from the final stream, without all logits.
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing in [0, 1) is required, got {label_smoothing}")
@@ -68,12 +84,23 @@ def next_token_loss_of(
     keep: Bool[Tensor, "b p"] | None = None,
     documents: Int[Tensor, "b p"] | None = None,
 ) -> Float[Tensor, "b p-1"]:
-    """`next_token_loss` from the final stream, `model(tokens, stop=n_layers)`, before the final norm.
+    """Cross-entropy in nats of each token, from the final residual stream instead of the logits.
 
     Adaptive and hierarchical output layers compute the targets' probabilities alone, never a row of the vocabulary.
 
+    Args:
+        model: the network that the stream is of.
+        stream: [b, p, d] before the final norm, `model(tokens, stop=n_layers)`, in the model's dtype.
+        tokens: [b, p], the ids of the same rows.
+        keep: [b, p], True at real tokens; None: all are real.
+        documents: [b, p], the number of each token's text in packed rows; None: one text a row.
+
+    Returns:
+        [b, p-1] in nats, as `next_token_loss`.
+
     Raises:
-        ValueError: as there, and for a model that ends in its residual stream.
+        ValueError: as `next_token_loss`, a stream of another shape or dtype, or a model that ends in its residual
+            stream.
     """
     if not model.config.unembed:
         raise ValueError("a loss requires logits; this model ends in its residual stream")
@@ -100,7 +127,20 @@ def mean_next_token_loss(
     keep: Bool[Tensor, "b p"] | None = None,
     documents: Int[Tensor, "b p"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy in nats per predicted token; ValueError if nothing is predicted."""
+    """Mean cross-entropy in nats over all tokens that are predicted.
+
+    Args:
+        logits: [b, p, v].
+        tokens: [b, p], the ids of the same rows.
+        keep: [b, p], True at real tokens; None: all are real.
+        documents: [b, p], the number of each token's text in packed rows; None: one text a row.
+
+    Returns:
+        One number, in nats.
+
+    Raises:
+        ValueError: as `next_token_loss`, or no token that is predicted.
+    """
     loss, counted = next_token_loss(logits, tokens, keep, documents), predicted(keep, documents)
     if counted is None:
         return loss.mean()
@@ -112,9 +152,9 @@ def mean_next_token_loss(
 def predicted(
     keep: Bool[Tensor, "b p"] | None, documents: Int[Tensor, "b p"] | None = None
 ) -> Bool[Tensor, "b p-1"] | None:
-    """Which of the tokens from the second on are predicted: they and their predecessor are real and of one text.
+    """Which of the tokens from the second on are predicted: both they and their predecessor are real and of one text.
 
-    None = all of them.
+    None: all of them.
     """
     counted = None if keep is None else keep[:, 1:] & keep[:, :-1]
     if documents is None:

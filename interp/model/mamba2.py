@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FASTEST = 0.1
 SLOWEST = 0.001
-"""The step sizes that untrained heads begin with are spread between these, as in the paper's own models."""
+"""Range of the step sizes that untrained heads begin with, as in the paper's own models."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Mamba2(Mixer):
     kernel: int = 4
     """Tokens that the convolution of x, B and C sees, the own one last."""
     bias: bool = False
-    """Of the matrices that read the stream and write to it."""
+    """Whether the matrices that read the stream and write to it have biases."""
     conv_bias: bool = True
     eps: float = 1e-5
-    """Of the norm of what is read and gated."""
+    """Eps of the norm of what is read and gated."""
     step_min: float = 0.0
     step_max: float | None = None
-    """Step sizes are cut to these; None = they may be as large as they are."""
+    """The largest step size; None: no limit."""
     chunk: int = 64
     """Tokens computed at once."""
 
@@ -177,7 +177,7 @@ class Mamba2Mixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> Float[Tensor, "b p n f"]:
-        """What the states return, and D x."""
+        """The outputs of the states, plus D x."""
         wide = torch.promote_types(x.dtype, torch.float32)
         step = F.softplus(self.rates(x).to(wide) + self.step.to(wide))
         step = at(tap, "attn.hook_step", step.clamp(self.kind.step_min, self.kind.step_max))

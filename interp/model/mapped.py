@@ -1,4 +1,4 @@
-"""Files of which a model's parameters are views: whoever overwrites one in place changes the weights, unseen.
+"""Files of which a model's parameters are views: overwriting one in place changes the weights, unseen.
 
 Large parameters that lie in a file exactly as they are needed are not copied (`families/fill.py`). A file that is
 deleted or replaced by another does them no harm; one that is written to or cut where it is would, so it is looked at
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class FileState:
-    """Which file it is, and when and how long it was last written."""
+    """Identity of a file, and when and how long it was last written."""
 
     inode: int
     size: int
     written: int
-    """In nanoseconds."""
+    """Time of the last write, in nanoseconds."""
 
     @classmethod
     def of(cls, path: Path) -> "FileState":
-        """The state of a file now. Errors: OSError if it is not there."""
+        """The state of a file now. OSError if it is not there."""
         found = path.stat()
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -39,7 +39,9 @@ class MappedFile:
     address: int
     """Where in memory the file begins."""
     places: Mapping[str, int]
-    """Where in memory each parameter begins; one that was moved or copied since is none of the file's any more."""
+    """Address at which each parameter begins; a parameter that was moved or copied since is no view of the file any
+    more.
+    """
 
     def check(self, model: nn.Module) -> None:
         """ValueError if the file was written to in place while parameters of this model are views of it."""
@@ -80,7 +82,7 @@ class FileMap:
         self._address = self.view(torch.uint8, 0, 1).data_ptr()
 
     def view(self, dtype: torch.dtype, start: int, count: int) -> Tensor:
-        """So many numbers from a byte on, flat; the view's storage is these numbers alone, not the whole file."""
+        """A flat view of `count` numbers from a byte on; its storage is these numbers alone, not the whole file."""
         return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=start)
 
     def file_of(self, parameters: Iterable[tuple[str, Tensor]]) -> MappedFile | None:

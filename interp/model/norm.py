@@ -18,11 +18,11 @@ TrainedNorm = Literal["gamma and beta", "gamma", "nothing"]
 
 @dataclass(frozen=True)
 class LayerNorm(ConfigRecord):
-    """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
+    """LayerNorm: mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
 
     eps: float = 1e-5
     trained: TrainedNorm = "gamma and beta"
-    """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
+    """Vectors that the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
     unit_offset: bool = False
     """True: what is stored is gamma - 1 (Nemotron)."""
 
@@ -33,7 +33,7 @@ class LayerNorm(ConfigRecord):
 
 @dataclass(frozen=True)
 class RMSNorm(ConfigRecord):
-    """Divided by the root mean square, scaled by gamma; no mean, no shift."""
+    """RMSNorm: divided by the root mean square, scaled by gamma; no mean, no shift."""
 
     eps: float = 1e-6
     unit_offset: bool = False
@@ -48,7 +48,7 @@ class RMSNorm(ConfigRecord):
 
 @dataclass(frozen=True)
 class NoNorm(ConfigRecord):
-    """The identity: blocks read the residual stream as it is."""
+    """No norm: blocks read the residual stream as it is."""
 
 
 Norm = LayerNorm | RMSNorm | NoNorm
@@ -69,7 +69,12 @@ class Normalize(nn.Module):
     rules = NO_RULES
 
     def __init__(self, norm: Norm, d_model: int, name: str, heads: int | None = None) -> None:
-        """heads: each of so many heads has a gamma of its own, one after another in `weight`; None = one for all."""
+        """A norm of vectors of this width.
+
+        Args:
+            heads: number of heads, each with a gamma of its own, one after another in `weight`; None: one gamma for
+                all.
+        """
         super().__init__()
         self.kind = norm
         self.name = name
@@ -102,7 +107,7 @@ class Normalize(nn.Module):
 
     @property
     def gamma(self) -> Float[Tensor, "*h d"] | None:
-        """What the normed input is multiplied by, in float32 at least where it is stored as gamma - 1; None = by 1."""
+        """The factor on the normed input, in float32 at least where it is stored as gamma - 1; None: 1."""
         stored = self.weight
         if stored is None:
             return None
@@ -138,7 +143,7 @@ class Normalize(nn.Module):
         return inverse.reciprocal().to(x.dtype)
 
     def scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
-        """What the norm divides by: the root of variance (or mean square) plus eps."""
+        """The divisor of the norm: the root of variance (or mean square) plus eps."""
         if isinstance(self.kind, NoNorm):
             return torch.ones_like(x[..., :1])
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -155,7 +160,7 @@ class Normalize(nn.Module):
         return normed if self.bias is None else normed + self.bias.to(normed.device)
 
     def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]) -> Float[Tensor, "*b d"]:
-        """The linear part of the norm at a frozen scale, without beta: what one part of a sum becomes.
+        """The linear part of the norm at a frozen scale, without beta, for one part of a sum.
 
         Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.
         """
@@ -175,7 +180,7 @@ class Normalize(nn.Module):
 
 
 NormedHeads = Literal["head", "each", "width"]
-"""How queries and keys are normed: each head alone by one gamma, each by a gamma of its own, or all as one vector."""
+"""How queries and keys are normed: each head with one gamma, each with a gamma of its own, or all as one vector."""
 
 
 class HeadNorm(nn.Module):

@@ -1,9 +1,9 @@
-"""One name for every piece of a model: heads, sublayers, neurons, the stream, what only adds a constant; and edges.
+"""One name for every piece of a model: heads, sublayers, neurons, the stream, constants; and edges between them.
 
-`Part` is what every analysis takes, prints and stores: `L3H5` is head 5 of layer 3, `L3.mlp` its MLP, `L3N17` a neuron,
-`L3.resid` the stream that enters it, `embed` the token embeddings. `Edge` joins two: `L0H1->L1H2.k` is what head 1 of
-layer 0 adds to the keys of head 2 of layer 1. There is one table of kinds and one parser; the parser also takes the
-spellings of other tools and of our own first edition.
+`Part` is what every analysis takes, prints and stores: `L3H5` is head 5 of layer 3, `L3.mlp` its MLP, `L3N17` a
+neuron, `L3.resid` the stream that enters it, `embed` the token embeddings. `Edge` joins two: `L0H1->L1H2.k` is what
+head 1 of layer 0 adds to the keys of head 2 of layer 1. There is one table of kinds and one parser; the parser also
+takes the spellings of other tools and of this package's first edition.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class PartKind:
     """One row of the table of kinds."""
 
     form: str
-    """How a part of this kind is written: `L{layer}H{index}`."""
+    """Spelling of a part of this kind: `L{layer}H{index}`."""
     site: str | None
-    """Where its value is, inside its block or the model; None for what is no activation, such as a bias."""
+    """Site of its value, inside its block or the model; None for a kind that is no activation, such as a bias."""
     axis: str | None = None
     """The axis of the site that tells the members of the kind apart."""
     older: tuple[str, ...] = ()
@@ -93,12 +93,14 @@ EXAMPLES = "L3H5 (head), L3.attn, L3.mlp, L3N17 (neuron), L3.resid, embed, logit
 class Part:
     """A piece of a model, by kind, layer and index; `str(part)` is its one name.
 
-    A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; everything here says it so.
+    A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; every analysis says it so.
 
     Args:
         kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value
             heads where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`,
             group g serving the query heads h with h // (n_heads / n_kv_heads) = g.
+        layer: number of the block; None outside the blocks.
+        index: number of the head, neuron or expert; None for kinds without one.
 
     Example:
         >>> str(Part("head", 3, 5)), Part.of("a3.h5") == Part.of((3, 5)) == Part("head", 3, 5)
@@ -111,7 +113,7 @@ class Part:
 
     @classmethod
     def of(cls, given: Part | str | tuple[int, int]) -> Part:
-        """The part that is meant: a `Part`, its name, a site, or the layer and head of a head.
+        """The part that a name, a site, a pair of layer and head, or a `Part` means.
 
         Raises:
             KeyError: a name that no part has.
@@ -149,14 +151,14 @@ class Part:
 
     @property
     def at(self) -> dict[str, int]:
-        """Where it stands in a value of its site, by axis letter; nothing for the whole site."""
+        """The part's place in a value of its site, by axis letter; empty for the whole site."""
         return {} if self.axis is None or self.index is None else {self.axis: self.index}
 
     def within(self, config: ModelConfig) -> Part:
-        """This part, if a model of this config has it.
+        """The part itself, once it is checked that a model of this config has it.
 
         Raises:
-            KeyError: a kind that it lacks.
+            KeyError: a kind that the model lacks.
             IndexError: a layer or index beyond its size.
         """
         if self.layer is not None and not 0 <= self.layer < config.n_layers:
@@ -181,7 +183,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Edge:
-    """What one part adds to what another reads, through the residual stream: `L0H1->L1H2.k`.
+    """An edge: what one part adds to the input of another through the residual stream, `L0H1->L1H2.k`.
 
     Example:
         >>> str(Edge.of("a0.h1->a1.h2<k>"))
@@ -193,7 +195,12 @@ class Edge:
 
     @classmethod
     def of(cls, given: Edge | str) -> Edge:
-        """The edge that is meant. Errors: ValueError for a text without `->`, KeyError for an unknown end."""
+        """The edge that a text or an `Edge` means.
+
+        Raises:
+            ValueError: a text without `->`.
+            KeyError: an unknown end.
+        """
         if isinstance(given, Edge):
             return given
         ends = given.split("->") if isinstance(given, str) else []
@@ -238,7 +245,7 @@ def _no_part(given: object) -> str | None:
 
 
 PartName = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
-"""What names a part: itself, its text, or the layer and head of a head."""
+"""Names of a part: a `Part`, its text, or the layer and head of a head."""
 
 
 def _is_pair(given: object) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
@@ -255,7 +262,7 @@ def _is_index(given: object) -> bool:
 
 
 def is_part(given: object) -> TypeGuard[PartName]:
-    """Whether this can only mean one part: a name, a `Part`, or the layer and head of a head."""
+    """Whether a value can only mean one part: a name, a `Part`, or the layer and head of a head."""
     numbers = (
         isinstance(given, tuple) and len(given) == 2 and not any(isinstance(i, str | Part) for i in given)
     )
@@ -263,7 +270,11 @@ def is_part(given: object) -> TypeGuard[PartName]:
 
 
 def as_part(given: PartName, config: ModelConfig) -> Part:
-    """The part of this model that is meant; see `Part.of` and `Part.within`, whose errors name what was given."""
+    """The part of this model that a name means.
+
+    Raises:
+        KeyError, ValueError, IndexError: as `Part.of` and `Part.within`; the message names what was given.
+    """
     part = Part.of(given)
     try:
         return part.within(config)
@@ -307,7 +318,7 @@ def as_site(given: Part | str, config: ModelConfig) -> str:
 
 
 def axis_size(axis: str, config: ModelConfig) -> int:
-    """How many members an axis that tells parts apart has: heads, key/value heads, neurons or experts."""
+    """Number of members of an axis that tells parts apart: heads, key/value heads, neurons or experts."""
     mlp = config.mlp
     sizes = {
         "h": config.n_heads,

@@ -18,7 +18,7 @@ from interp.model.records import ConfigRecord, not_negative, positive
 
 @dataclass(frozen=True)
 class Learned(ConfigRecord):
-    """A trained vector per position, added to the embedding (GPT-2)."""
+    """Learned positions: a trained vector per position, added to the embedding (GPT-2)."""
 
     offset: int = 0
     """Rows of the table before that of position 0 (OPT, BART and RoBERTa keep 2)."""
@@ -30,7 +30,7 @@ class Learned(ConfigRecord):
 
 @dataclass(frozen=True)
 class Sinusoidal(ConfigRecord):
-    """Fixed sines and cosines of the position, added to the embedding (Vaswani et al. 2017, section 3.5)."""
+    """Sinusoidal positions: fixed sines and cosines, added to the embedding (Vaswani et al. 2017, section 3.5)."""
 
     interleaved: bool = True
     """True: sin, cos, sin, cos, ... (the paper); False: all sines, then all cosines (Marian)."""
@@ -38,10 +38,10 @@ class Sinusoidal(ConfigRecord):
 
 @dataclass(frozen=True)
 class Alibi(ConfigRecord):
-    """Scores lowered by the distance, with a slope per head (Press et al. 2022); no position embedding."""
+    """ALiBi: scores lowered by the distance, with a slope per head (Press et al. 2022); no position embedding."""
 
     scaled: bool = False
-    """True: the bias is multiplied by 1/sqrt(d_head), as products of queries and keys are (Falcon)."""
+    """True: the bias is multiplied by 1/sqrt(d_head), like products of queries and keys (Falcon)."""
     rounded: bool = False
     """True: the bias is slope times the key's position instead, both and the product in bfloat16 (Falcon).
 
@@ -52,7 +52,7 @@ class Alibi(ConfigRecord):
 
 @dataclass(frozen=True)
 class Buckets(ConfigRecord):
-    """A trained score per head and bucket of the distance, the same table in every layer (T5)."""
+    """Relative position biases of T5: a trained score per head and bucket of the distance, equal in every layer."""
 
     n_buckets: int = 32
     max_distance: int = 128
@@ -61,19 +61,19 @@ class Buckets(ConfigRecord):
 
 @dataclass(frozen=True)
 class NoPosition(ConfigRecord):
-    """No position information at all beyond what the mask gives."""
+    """No position information beyond the causal mask."""
 
 
 @dataclass(frozen=True)
 class LinearScaling(ConfigRecord):
-    """Position interpolation: every rotary frequency divided by `factor` (Chen et al. 2023)."""
+    """Position interpolation: every rotary frequency is divided by `factor` (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class DynamicScaling(ConfigRecord):
-    """Dynamic NTK: beyond the original context the base grows with the length of the pass."""
+    """Dynamic NTK scaling: beyond the original context the base grows with the length of the pass."""
 
     factor: float
     original_n_ctx: int
@@ -81,7 +81,7 @@ class DynamicScaling(ConfigRecord):
 
 @dataclass(frozen=True)
 class Llama3Scaling(ConfigRecord):
-    """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, a ramp in between."""
+    """Llama 3.1's scaling: low frequencies divided by `factor`, high ones kept, a ramp in between."""
 
     factor: float
     low_freq_factor: float
@@ -91,12 +91,12 @@ class Llama3Scaling(ConfigRecord):
 
 @dataclass(frozen=True)
 class YarnScaling(ConfigRecord):
-    """YaRN (Peng et al. 2023): interpolated by wavelength, and sines and cosines multiplied by a factor."""
+    """YaRN scaling (Peng et al. 2023): interpolated by wavelength, and sines and cosines multiplied by a factor."""
 
     factor: float
     original_n_ctx: int
     attention_factor: float
-    """What sines and cosines are multiplied by; 0.1 ln(factor) + 1 in the paper."""
+    """Factor on sines and cosines; 0.1 ln(factor) + 1 in the paper."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -105,13 +105,16 @@ class YarnScaling(ConfigRecord):
 
 @dataclass(frozen=True)
 class LongScaling(ConfigRecord):
-    """LongRoPE (Phi-3): one divisor per frequency, a short list within the original context, a long one beyond."""
+    """LongRoPE scaling (Phi-3): one divisor per frequency, from a short list within the original context.
+
+    Beyond the original context from a long list.
+    """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_n_ctx: int
     attention_factor: float
-    """What sines and cosines are multiplied by, at any length."""
+    """Factor on sines and cosines, at any length."""
 
 
 RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
@@ -119,7 +122,7 @@ RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | L
 
 @dataclass(frozen=True)
 class Rotary(ConfigRecord):
-    """Queries and keys rotated by an angle that grows with the position (Su et al. 2021)."""
+    """Rotary positions: queries and keys rotated by an angle that grows with the position (Su et al. 2021)."""
 
     base: float = 10_000.0
     dim: int | None = None
@@ -303,9 +306,10 @@ class ScoreBias(nn.Module):
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, "h"]:
-    """Slopes 2^(-8h/H), h from 1; for other than powers of two those of the next lower one P, then odd ones of 2P.
+    """Slopes 2^(-8h/H) of H heads, h from 1.
 
-    Press et al. 2022, section 3 and their reference code.
+    For numbers of heads other than powers of two: the slopes of the next lower power P, then odd ones of 2P. Press et
+    al. 2022, section 3 and their reference code.
     """
     power = 2 ** math.floor(math.log2(n_heads))
     first = [2 ** (-8 * h / power) for h in range(1, power + 1)]

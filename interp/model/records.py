@@ -1,8 +1,8 @@
-"""What a config holds: small frozen records, and what the model and the analyses ask of those that are open.
+"""Base classes of the records that a config holds, and the properties that the model and analyses ask of them.
 
 One file holds all there is of an alternative: its record, what the record refuses, the sites it adds, and the module
-that it builds. A record is known to config files from its class statement on; those that nobody loads are in
-`interp.lab`, and anybody may write one more.
+that it builds. A record is known to config files from its class statement on; those that no released family needs are
+in `interp.lab`, and users may write more.
 """
 
 import dataclasses
@@ -34,13 +34,14 @@ MOST = 10**8
 
 
 class ConfigRecord:
-    """A piece of a config. In JSON its fields, with its class name under `kind`."""
+    """A piece of a config: a frozen record. In JSON its fields, with its class name under `kind`."""
 
     own_sites: ClassVar[tuple["Site", ...]] = ()
-    """The sites that it may add to a block, each with the row that it stands before (`Site.before`)."""
+    """Sites that the record may add to a block, each with the row of the table that it stands before (`Site.before`).
+    """
 
     def __post_init__(self) -> None:
-        """ValueError for a field of another kind than its annotation says; a record's own checks follow this one."""
+        """ValueError for a field of another kind than its annotation; a record's own checks follow."""
         check_fields(self)
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -50,20 +51,20 @@ class ConfigRecord:
 
     @classmethod
     def today(cls, values: Json) -> Json:
-        """The fields in a file of an earlier version, as they are now."""
+        """The fields of a file of an earlier version, converted to those of this one."""
         return values
 
     @classmethod
     def any_sites(cls) -> tuple["Site", ...]:
-        """The sites that it adds to some model."""
+        """The sites that the record adds to any model."""
         return cls.own_sites
 
     def sites(self, config: "ModelConfig") -> tuple["Site", ...]:
-        """The sites that it adds to the blocks of this model."""
+        """The sites that the record adds to the blocks of this model."""
         return self.own_sites
 
     def check(self, config: "ModelConfig") -> None:
-        """ValueError for a config that it does not fit into (`requires`)."""
+        """ValueError for a config that the record does not fit into (`requires`)."""
 
 
 R = TypeVar("R", bound=ConfigRecord)
@@ -71,48 +72,52 @@ R = TypeVar("R", bound=ConfigRecord)
 
 @dataclass(frozen=True)
 class Traits:
-    """What a mixer has of the things that the config, the model and the analyses rely on."""
+    """Properties of a mixer that the config, the model and the analyses rely on."""
 
     queries: bool = True
-    """Matrices W_Q and W_K."""
+    """Whether there are matrices W_Q and W_K."""
     values: bool = True
-    """A matrix W_V."""
+    """Whether there is a matrix W_V."""
     valued: bool = True
-    """Values of every key/value head, which are a site."""
+    """Whether every key/value head has values, which are a site."""
     reads_by_qkv: bool = True
-    """Queries, keys and values, linear in the normed stream, are all that its heads read of it: no gate, no memory, no
-    other scores, no norm on the way."""
+    """Whether queries, keys and values, linear in the normed stream, are all that its heads read of it: no gate, no
+    memory, no other scores, no norm on the way.
+    """
     bilinear: bool = False
-    """Its weights come from q . k: there is a QK circuit."""
+    """Whether its weights come from q . k, so that there is a QK circuit."""
     rotated: bool = True
-    """Rotary positions rotate its queries and keys."""
+    """Whether rotary positions rotate its queries and keys."""
     scaled: bool = True
-    """`attn_scale` and `scale_by_layer` are factors on its scores."""
+    """Whether `attn_scale` and `scale_by_layer` are factors on its scores."""
     scored: bool = False
-    """Scores that a softmax turns into the pattern."""
+    """Whether it has scores that a softmax turns into the pattern."""
     softmax: bool = False
-    """It takes the options of softmax attention: a window, sinks, a soft cap."""
+    """Whether it takes the options of softmax attention: a window, sinks, a soft cap."""
     patterned: bool = True
-    """An effective pattern: `[query, key]` weights of the values, whatever the kernel computes."""
+    """Whether it has an effective pattern: `[query, key]` weights of the values, whatever the kernel computes."""
     distribution: bool = False
-    """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
+    """Whether rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0).
+    """
     additive: bool = True
-    """z = pattern @ values and nothing before or after it, so that heads split by source."""
+    """Whether z = pattern @ values and nothing before or after it, so that heads split by source."""
     beside: str = "a norm or a gate stands beside it"
-    """What else there is, of a mixer with a pattern that is not additive."""
+    """What else a mixer computes, where it has a pattern and is not additive."""
     halves: str = ""
     """The site `[b c h q k]` of two patterns, one for either half of the values, where there is no single one."""
     grouped: bool = True
-    """Heads may share keys and values."""
+    """Whether heads may share keys and values."""
     keyed: bool = True
-    """A cache keeps keys and values of every token for it."""
+    """Whether a cache keeps keys and values of every token for it."""
     separable: bool = False
-    """A score is one product of queries and keys at the positions of the config, times a factor that the number of keys
-    of the query decides: parts on both sides sum to it."""
+    """Whether a score is one product of queries and keys at the positions of the config, times a factor that the
+    number of keys of the query decides: parts on both sides sum to it.
+    """
     stateful: bool = False
-    """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
+    """Whether it keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one.
+    """
     ordered: bool = False
-    """It is defined by what comes after what: there is no bidirectional form."""
+    """Whether it is defined by the order of tokens, so that there is no bidirectional form."""
 
     @property
     def moves(self) -> bool:
@@ -121,21 +126,21 @@ class Traits:
 
 
 class Mixer(ConfigRecord):
-    """What mixes the positions of a block."""
+    """Base class of the records of mixers: what mixes the positions of a block."""
 
     def __str__(self) -> str:
-        """Its name and what is not as usual: `Softmax(gate=True)`."""
+        """The mixer's name with its fields that are not the defaults: `Softmax(gate=True)`."""
         usual = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         given = [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
         return f"{type(self).__name__}({', '.join(given)})" if given else type(self).__name__
 
     @property
     def traits(self) -> Traits:
-        """What others may rely on."""
+        """The properties that the config, the model and the analyses rely on."""
         return Traits()
 
     def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, NormedHeads] | None":
-        """The norm of its queries and keys before rotation, and of which heads together: what the config says."""
+        """The norm of queries and keys before rotation, and over which heads together: as the config says."""
         return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
 
     def query_width(self, config: "ModelConfig") -> int:
@@ -147,7 +152,7 @@ class Mixer(ConfigRecord):
         return config.head_width
 
     def flops(self, config: "ModelConfig", layer: int, n: int) -> int:
-        """What `interp.lab.cost` counts of a layer and a row of n tokens: 2 a b c for a product [a b] @ [b c]."""
+        """Operations of a layer for a row of n tokens, as `interp.lab.cost` counts: 2 a b c for [a b] @ [b c]."""
         raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
 
     def build(self, config: "ModelConfig", layer: int) -> "Attention":
@@ -156,20 +161,20 @@ class Mixer(ConfigRecord):
 
 
 def maps_flops(config: "ModelConfig", n: int) -> int:
-    """Of W_Q, W_K, W_V and W_O, every head as wide as the config says, for n tokens."""
+    """Operations of W_Q, W_K, W_V and W_O for n tokens, every head as wide as the config says."""
     return 2 * n * config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
 
 
 class AnyMLP(ConfigRecord):
-    """What a block has for an MLP."""
+    """Base class of the records of MLPs."""
 
     d_mlp: int
     words: ClassVar[str]
-    """What it is, as errors name it."""
+    """The name of the MLP in errors."""
     no_matrices: ClassVar[str | None] = None
-    """Why no W_in, W_gate, W_out map every token by itself, with "has"; None if they do."""
+    """Reason why there are no W_in, W_gate, W_out that map every token by itself, after "has"; None if there are."""
     pointwise: ClassVar[bool] = True
-    """Whether every token is mapped by itself; else it keeps a state of the past."""
+    """Whether every token is mapped by itself; else the MLP keeps a state of the past."""
 
     @property
     def width(self) -> int:
@@ -177,11 +182,11 @@ class AnyMLP(ConfigRecord):
         raise NotImplementedError
 
     def at_layer(self, layer: int) -> "AnyMLP":
-        """What a layer has, where layers differ."""
+        """The MLP of one layer, where layers differ."""
         return self
 
     def flops(self, d_model: int, layer: int, n: int) -> int:
-        """What `interp.lab.cost` counts of a layer and n tokens: products of matrices alone."""
+        """Operations of a layer and n tokens, as `interp.lab.cost` counts: products of matrices alone."""
         return 2 * n * d_model * self.at_layer(layer).width
 
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
@@ -190,35 +195,35 @@ class AnyMLP(ConfigRecord):
 
 
 class OutputLayer(nn.Module):
-    """What stands in the place of an unembedding."""
+    """Base class of modules that stand in the place of an unembedding."""
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """Log-probabilities of all tokens."""
         raise NotImplementedError
 
     def loss(self, x: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """-log p(target) in nats, of the targets alone."""
+        """-log p(target) in nats, computed for the targets only."""
         raise NotImplementedError
 
 
 class Output(ConfigRecord):
-    """How the final stream becomes probabilities."""
+    """Base class of records of how the final stream becomes probabilities."""
 
     def flops(self, config: "ModelConfig", n: int) -> int:
-        """What `interp.lab.cost` counts for n rows of logits."""
+        """Operations of n rows of logits, as `interp.lab.cost` counts."""
         raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
 
     def build(self, config: "ModelConfig") -> OutputLayer | None:
-        """The output layer of a model that has another one than an unembedding."""
+        """The output layer of a model that has no unembedding; None otherwise."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class FullSoftmax(Output):
-    """A logit for each token: one matrix, the unembedding."""
+    """The usual output layer, the unembedding: one matrix, a logit for each token."""
 
     def flops(self, config: "ModelConfig", n: int) -> int:
-        """One matrix."""
+        """Operations of one matrix."""
         return 2 * n * config.d_model * config.n_outputs
 
     def build(self, config: "ModelConfig") -> None:
@@ -233,9 +238,9 @@ _LACKS = {
 
 
 def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
-    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values`, `separable`, `distribution`.
+    """ValueError for `what` unless all mixers have a trait: `additive`, `values`, `separable`, `distribution`.
 
-    The one refusal of analyses that multiply patterns and values, split scores, or read a pattern's rows as shares.
+    For analyses that multiply patterns and values, split scores, or read a pattern's rows as shares.
     """
     for mixer in mixers:
         if not getattr(mixer.traits, trait):
@@ -244,7 +249,7 @@ def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
 
 
 def why_not_additive(mixer: Mixer) -> str:
-    """The reason why z of this mixer is not its pattern times the values: what it lacks, or has beside them."""
+    """Reason why z of this mixer is not its pattern times the values."""
     if mixer.traits.patterned:
         return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.beside}"
     return f"z = pattern @ values; {mixer} makes no pattern of the values"
@@ -281,7 +286,7 @@ def not_negative(record: object, *names: str) -> None:
 
 
 def known() -> dict[str, type[ConfigRecord]]:
-    """Every record that there is, by the name under which a config file keeps it."""
+    """Every record that exists, by the name under which a config file keeps it."""
     late.fill("records")
     return _defined()
 
@@ -307,7 +312,7 @@ def from_json(cls: type[R], values: Json) -> R:
     """The record that `fields_as_json` described.
 
     Raises:
-        ValueError: a key that the record has not, for one that is missing, and for an unknown record.
+        ValueError: a key that the record lacks, one that is missing, or an unknown record.
     """
     values = cls.today(values)
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -38,10 +38,10 @@ def halved(value: Tensor) -> Tensor:
 def secant(
     f: Callable[[Tensor], Tensor], x: Tensor, rules: Collection[str], value: Tensor | None = None
 ) -> Tensor:
-    """f(x), under the activation rule with the derivative f(x) / x; at 0 that of a point just above.
+    """f(x), under the activation rule with the derivative f(x) / x; at x = 0 that of a point just above.
 
     Args:
-        value: f(x), where it is already there.
+        value: f(x), where it is already known.
     """
     value = f(x) if value is None else value
     if "activation" not in rules or not x.requires_grad:
@@ -58,15 +58,15 @@ def product(a: Tensor, b: Tensor, rules: Collection[str]) -> Tensor:
 
 
 def constant(value: Tensor, rules: Collection[str]) -> Tensor:
-    """A router's weight, or a sigmoid that multiplies what it does not belong to: a constant under the gate rule."""
+    """A factor (a router's weight, or the sigmoid of a gate) that is a constant under the gate rule."""
     return value.detach() if "gate" in rules else value
 
 
 def held(value: Tensor, rules: Collection[str]) -> Tensor:
-    """An attention pattern: a constant under its rule."""
+    """An attention pattern, which is a constant under its rule."""
     return value.detach() if "pattern" in rules else value
 
 
 def halves(value: Tensor, rules: Collection[str]) -> Tensor:
-    """A product of queries and keys, or of a pattern and values."""
+    """A product of queries and keys, or of a pattern and values, under the rule that halves its gradient."""
     return halved(value) if "half" in rules else value

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShortConv(Mixer):
-    """A depthwise causal convolution between two gates (LFM2): channel by channel, no heads of its own."""
+    """Gated short convolution in the place of attention (LFM2): depthwise, causal, without heads."""
 
     kernel: int = 3
     """Tokens that the convolution sees, the own one last."""
     bias: bool = False
-    """Of its two matrices and its convolution."""
+    """Whether its two matrices and its convolution have biases."""
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,

@@ -1,8 +1,8 @@
 """The one table of sites: every place in a forward pass that can be read or edited.
 
-Names and axis orders are TransformerLens' (`blocks.3.attn.hook_pattern`, `[batch, head, query, key]`): the
-field's common tongue. A site exists only if its model has the part (no `mlp.hook_post` without an MLP).
-Sites marked `on_demand` are computed only when somebody asks for them by name; reading "everything" skips them.
+Names and axis orders are TransformerLens' (`blocks.3.attn.hook_pattern`, `[batch, head, query, key]`), which the
+field knows. A site exists only if its model has the part (no `mlp.hook_post` without an MLP). Sites marked
+`on_demand` are computed only when they are read by name; reading "everything" skips them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIMS = {
     "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
     "n": "value_head", "j": "key_head",
 }  # fmt: skip
-"""The word for each axis along which cells of a site are told apart; the others hold vectors."""
+"""Word for each axis along which cells of a site are told apart; the others hold vectors."""
 WORDS = {
     **DIMS,
     "d": "d_model",
@@ -41,7 +41,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Site:
-    """One row of the table: where it is, its axes, what it holds, and which models have it."""
+    """One row of the table of sites: its name, its axes, what it holds, and which models have it."""
 
     name: str
     axes: str
@@ -49,11 +49,11 @@ class Site:
     present: Callable[[ModelConfig], bool] = lambda config: True
     on_demand: bool = False
     before: str = ""
-    """Of a row that a record brings (`ConfigRecord.sites`): the row of the table that it stands before."""
+    """Row of the table that a record's site (`ConfigRecord.sites`) stands before."""
 
 
 def _trait(name: str) -> Callable[[ModelConfig], bool]:
-    """Whether the mixer has this (`Traits`); hybrid stacks are asked layer by layer."""
+    """Function that says whether a config's mixer has a trait (`Traits`), in hybrid stacks in any layer."""
     return lambda c: any(getattr(mixer.traits, name) for mixer in c.mixers)
 
 
@@ -192,13 +192,13 @@ MODEL_SITES: tuple[Site, ...] = (
 )  # fmt: skip
 
 GATE = Site("attn.hook_gate", "b p h e", "what z is multiplied by", before="attn.hook_z")
-"""A row that several mixers bring."""
+"""Site of the gate, which several mixers have."""
 MEMORY = (
     Site("attn.hook_memory_q", "b p j r", "queries (Mamba-2: C) after convolution and SiLU", before="attn.hook_z"),
     Site("attn.hook_memory_k", "b p j r", "keys (Mamba-2: B) after convolution and SiLU", before="attn.hook_z"),
     Site("attn.hook_memory_v", "b p n f", "values (Mamba-2: x) after convolution and SiLU", before="attn.hook_z"),
 )  # fmt: skip
-"""Rows of the mixers that keep a memory of keys' values."""
+"""Sites of the mixers that keep a memory of keys' values."""
 LOG_DECAY = Site(
     "attn.hook_log_decay", "b p n", "log of the share of the memory that is kept", before="attn.hook_z"
 )
@@ -256,7 +256,8 @@ def _found(rows: Iterable[Site], name: str) -> Site | None:
 def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """The table row of a full site name and its layer (None outside the blocks).
 
-    KeyError if the name is unknown, or if this model has no such site; the message names the nearest that it has.
+    Raises:
+        KeyError: an unknown name, or a site that this model lacks; the message names the nearest that it has.
     """
     match = _BLOCK_NAME.fullmatch(name)
     layer, short = (int(match[1]), match[2]) if match else (None, name)
@@ -291,7 +292,10 @@ def is_of_block(name: str) -> bool:
 
 
 def _of_any_block(name: str) -> Site | None:
-    """The usual rows are looked at first: the others bring the laboratory into memory."""
+    """The site of this name in the blocks of any model.
+
+    The usual rows are looked at first: the others bring the laboratory into memory.
+    """
     return _found(BLOCK_SITES, name) or _found(block_rows(), name)
 
 

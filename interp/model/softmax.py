@@ -38,16 +38,16 @@ ScoreRefinement = Literal["simple", "value", "additive", "stochastic"]
 PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
-"""Numbers of `[b q k h e]` held at once."""
+"""The most numbers of `[b q k h e]` in memory at once."""
 
 
 class Temperature(ConfigRecord):
-    """What multiplies the scores of a query."""
+    """Base class of temperatures: factors on the scores of a query."""
 
     by_count: ClassVar[bool] = False
-    """By the number of keys that it sees through every mask: `factor`."""
+    """Whether the factor depends on the number of keys that a query sees through every mask: `factor`."""
     by_row: ClassVar[bool] = False
-    """By the scores themselves: `sharpened`."""
+    """Whether the factor depends on the scores themselves: `sharpened`."""
 
     def factor(self, seen: Int[Tensor, "#b q"]) -> Float[Tensor, "#b q"]:
         """The factor on raw scores of queries that see so many keys."""
@@ -60,7 +60,10 @@ class Temperature(ConfigRecord):
 
 @dataclass(frozen=True)
 class LogSteps(Temperature):
-    """Scores times 1 + weight ln(1 + floor(n / step)), n the keys a query sees, in float32 (Llama 4)."""
+    """Logarithmic temperature in steps (Llama 4): scores times 1 + weight ln(1 + floor(n / step)), in float32.
+
+    n is the number of keys that a query sees.
+    """
 
     step: int
     weight: float
@@ -72,13 +75,16 @@ class LogSteps(Temperature):
         at_least_one(self, "step")
 
     def factor(self, seen: Int[Tensor, "#b q"]) -> Float[Tensor, "#b q"]:
-        """1 up to step - 1 keys, then higher at every step."""
+        """The factor: 1 up to step - 1 keys, then higher at every step."""
         return 1.0 + self.weight * (seen.float() / self.step).floor().log1p()
 
 
 @dataclass(frozen=True)
 class Chunks(Sparsity):
-    """The keys of the query's own chunk: positions 0 to size - 1, size to 2 size - 1, and so on (Llama 4)."""
+    """Chunked attention (Llama 4): a query sees the keys of its own chunk.
+
+    Chunks are positions 0 to size - 1, size to 2 size - 1, and so on.
+    """
 
     size: int
 
@@ -89,28 +95,31 @@ class Chunks(Sparsity):
     def run_sees(
         self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."]:
-        """Chunks from that of the first query to that of the last."""
+        """Whether a key is in the chunks from that of the first query to that of the last."""
         begin, end, own = (torch.div(x, self.size, rounding_mode="floor") for x in (first, last, key))
         return (begin <= own) & (own <= end)
 
 
 @dataclass(frozen=True)
 class Softmax(Mixer):
-    """Softmax attention, multi-head, grouped or multi-query, and what has been done to its scores and pattern."""
+    """Softmax attention, multi-head, grouped or multi-query, with options for its mask, keys, scores and pattern."""
 
     score: ScoreKind = "dot"
-    """`cosine`: a trained factor per head times the cosine; `additive`: w . tanh(q + k) (Bahdanau et al. 2015)."""
+    """How scores are made. `cosine`: a trained factor per head times the cosine; `additive`: w . tanh(q + k)
+    (Bahdanau et al. 2015).
+    """
     sparsity: Sparsity | None = None
-    """Which keys a query sees at all, beyond causality and `window`."""
+    """Fixed sparse pattern: which keys a query sees at all, beyond causality and `window`."""
     temperature: Temperature | None = None
     smeared_keys: bool = False
-    """Each key mixed with the one before it, by a trained share per head (Olsson et al. 2022)."""
+    """Whether each key is mixed with the one before it, by a trained share per head (Olsson et al. 2022)."""
     refinement: ScoreRefinement | None = None
-    """The pattern passed through attention between its own rows (Liu et al. 2024)."""
+    """Whether and how the pattern passes through attention between its own rows (Liu et al. 2024)."""
     rotated: bool = True
     """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
     clip: float | None = None
-    """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
+    """Limit to which queries, keys and values are cut, at plus and minus: after their sites, before any norm (MPT).
+    """
     head_norm: float | None = None
     """Eps of an RMSNorm of its own, without gamma, of each head's queries and keys (Llama 4); None = as `qk_norm` says.
 
@@ -141,7 +150,7 @@ class Softmax(Mixer):
 
     @property
     def traits(self) -> Traits:
-        """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
+        """The properties that analyses rely on; scores are q . k up to a factor that the query decides, or are not.
 
         Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
         circuits. After a gate z is not the pattern of the values.
@@ -166,28 +175,31 @@ class Softmax(Mixer):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was done to it but that it may be left unrotated."""
+        """Whether it is usual softmax attention, rotated or not."""
         return replace(self, rotated=True) == Softmax()
 
     def qk_norm(self, config: ModelConfig) -> tuple[Norm, NormedHeads] | None:
-        """Its own, or that of the config."""
+        """The norm of queries and keys: its own, or that of the config."""
         if self.head_norm is None:
             return super().qk_norm(config)
         return RMSNorm(self.head_norm, trained="nothing"), "head"
 
     def check(self, config: ModelConfig) -> None:
-        """ValueError for sinks, whose score stands beside plain scores only, and for two norms of queries and keys."""
+        """ValueError for sinks, which need plain scores, or for two norms of queries and keys."""
         requires(self.head_norm is None or config.qk_norm is None, "no qk_norm beside head_norm")
         bounded = self.score != "dot" or self.refinement is not None or self.temperature is not None
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Smeared keys, the pattern before a refinement, and a gate."""
+        """The sites of smeared keys, of the pattern before a refinement, and of a gate, where they exist."""
         has = (self.smeared_keys, self.refinement is not None, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
-        """Four maps and two products with every pair; a sparse pattern saves those of long texts, a window none."""
+        """Operations of four maps and two products per pair.
+
+        A sparse pattern saves those of long texts, a window none.
+        """
         h, e, width = config.n_heads, config.head_width, config.d_model
         found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
         if self.refinement is not None:
@@ -207,7 +219,7 @@ class Softmax(Mixer):
         return sum(len(piece.allowed) * len(piece.keys) for piece in found)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
-        """`Attention`, or `SoftmaxAttention` if anything was done to it."""
+        """`Attention`, or `SoftmaxAttention` where any option is set."""
         return Attention(config, layer) if self.plain else SoftmaxAttention(config, layer, self)
 
 
@@ -355,7 +367,7 @@ class SoftmaxAttention(Attention):
         return super().score_factor(seen, like) * self._factor(seen, like)[:, :, 0, 0]
 
     def _factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q 1 1"]:
-        """What the raw scores of queries that see so many keys are multiplied by."""
+        """Factor on the raw scores of queries that see so many keys."""
         kind = self.kind.temperature
         if kind is None or not kind.by_count:
             return like.new_ones(1, 1, 1, 1)
@@ -403,7 +415,7 @@ class SoftmaxAttention(Attention):
         return shared.once(key, lambda: _joined(kind, mask, columns + total - n, total, shared))
 
     def _in_pieces(self, mask: Mask, n: int, total: int, tap: Scope | None) -> bool:
-        """Whether gathered keys serve: a long text without padding, window or bias, and nobody looks."""
+        """Whether gathered keys serve: a long text without padding, window or bias, and no reads inside."""
         observed = tap is not None and tap.wants("attn.hook_attn_scores", "attn.hook_pattern")
         plain = mask.allowed is None and mask.bias is None and self.softcap is None and self.sinks is None
         plain = plain and not self.explicit

@@ -28,7 +28,7 @@ class Sparsity(ConfigRecord):
     def run_sees(
         self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."]:
-        """Whether one of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
+        """Whether any query at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
         raise NotImplementedError
 
 
@@ -40,7 +40,7 @@ def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]
 
 @dataclass(frozen=True)
 class QueryPiece:
-    """A run of queries, the keys that one of them sees, and who sees which."""
+    """A run of queries, the keys that any of them sees, and which query sees which key."""
 
     queries: slice
     keys: Int[Tensor, "k"]

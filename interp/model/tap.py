@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Read:
-    """Record `via(value)` at a site, or the metric's gradient there.
-
-    What `observe` is asked for: a place in the pass, and what to keep of it.
+    """A request to record `via(value)` at a site of a pass, or the metric's gradient there.
 
     Args:
+        site: full name of the site.
+        via: function of the value, such as a reduction; it runs at the site, so only its result is kept: `[batch,
+            head]` instead of `[batch, head, q, k]`.
+        grad: True: the answer is d metric / d value (passed through `via`), given by `passes.observe`.
         pos: which tokens of every row, counted as `Edit` counts them: the answer has these alone along the axis of
             positions (of queries, in scores and patterns), wherever they stand in the batch; one row per text where
-            rows are packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None = all columns.
-            `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q,
-            k]`. With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
+            rows are packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None: all columns.
     """
 
     site: str
@@ -46,8 +46,10 @@ class Read:
     grad: bool = False
     pos: int | tuple[int, ...] | PerRow | None = None
     by_row: tuple[Tensor, ...] | None = None
-    """Not None: what `via` gives of a row depends on that row alone, so that attention may hand it some rows at a time,
-    and after them their entries of each of these tensors. A large batch then never holds all its patterns at once."""
+    """Not None: the result of `via` in a row depends on that row alone, so that attention may pass some rows at a
+    time, and after them their entries of each of these tensors. A large batch then never holds all its patterns at
+    once.
+    """
 
     def __post_init__(self) -> None:
         if self.pos is None:
@@ -61,7 +63,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Trace(Mapping[Read, Tensor]):
-    """The answers of one pass: indexed by `Read`, or by site name where only one read asks for it."""
+    """The answers of one pass, indexed by `Read`, or by site name where only one read is of it."""
 
     answers: Mapping[Read, Tensor]
 
@@ -86,7 +88,7 @@ class Trace(Mapping[Read, Tensor]):
 
 
 class Scope:
-    """The part of a tap that concerns one layer (or the parts outside the layers)."""
+    """The reads and edits of one layer (or of the parts outside the layers)."""
 
     def __init__(self, tap: Tap, prefix: str) -> None:
         self._tap = tap
@@ -130,7 +132,7 @@ class Scope:
         return self._tap.finished
 
     def visit(self, name: str, value: Tensor) -> Tensor:
-        """Apply this site's edits to `value`, answer its reads, and return what the forward pass goes on with."""
+        """The value that the forward pass goes on with: edited where this site has edits, with its reads answered."""
         for edit in self._edits.get(name, ()):
             value = edited(edit, value, self._tap.span)
         for read in self._reads.get(name, ()):
@@ -140,7 +142,7 @@ class Scope:
 
 @public()
 class Tap:
-    """Reads and edits of one forward pass; `values` holds the answers afterwards.
+    """The reads and edits of one forward pass; `values` holds the answers afterwards.
 
     Args:
         answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if
@@ -225,7 +227,7 @@ class Tap:
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 
     def kept(self, read: Read, value: Tensor) -> Tensor:
-        """What a read keeps of a value of its site, or of those rows of it that stand in `rows`."""
+        """The part of a site's value that a read keeps, or of those rows of it that stand in `rows`."""
         value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
         if read.via is None:
             return compact(value)
@@ -245,11 +247,11 @@ class Tap:
 
     @property
     def finished(self) -> bool:
-        """Whether the pass may end here: all reads are answered, and nobody wants its output."""
+        """Whether the pass may end here: all reads are answered, and its output is not wanted."""
         return self.answers_only and len(self.values) == len(self.reads)
 
     def scope(self, layer: int | None = None) -> Scope | None:
-        """What concerns one layer (None: outside the blocks), or None where nobody asks for anything."""
+        """The reads and edits of one layer (None: outside the blocks), or None where there are none."""
         return self._scopes.get(layer)
 
     def answer(self, read: Read, value: Tensor) -> Tensor:
@@ -270,7 +272,7 @@ class Tap:
         return value
 
     def join(self) -> None:
-        """End the parts: what was answered some rows at a time becomes the answer for all rows."""
+        """Join the parts: what was answered some rows at a time becomes the answer for all rows."""
         self.values |= {read: torch.cat(answers) for read, answers in self._parts.items()}
         self.rows = None
         self._parts.clear()

@@ -1,6 +1,6 @@
 """The model: ordinary PyTorch whose forward takes one optional argument, `tap`.
 
-What a forward pass requires of its inputs is checked first: every error comes before any arithmetic.
+Its inputs are checked first: every error comes before any arithmetic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from interp.model.tap import Scope, Tap, at
 
 T = TypeVar("T")
 ID_TYPES = (torch.int64, torch.int32)
-"""What token ids may be stored in: what an embedding takes."""
+"""Dtypes of token ids that an embedding takes."""
 
 
 def check_pass(
@@ -120,14 +120,17 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
 
 
 def _beside(device: torch.device, given: T) -> T:
-    """What came from another device, such as token ids of the host, on this one; anything else as it is."""
+    """A tensor of another device, such as token ids of the host, moved to this one; anything else as it is."""
     if not isinstance(given, Tensor) or given.device == device:
         return given
     return sent(given, device)  # type: ignore[return-value]
 
 
 def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
-    """Out-of-range ids fault asynchronously on a GPU; there the embedding's own assertion must do."""
+    """ValueError for ids out of range, on a CPU.
+
+    They fault asynchronously on a GPU; there the embedding's own assertion must do.
+    """
     if ids.device.type != "cpu":
         return
     low, high = (int(x) for x in torch.aminmax(ids))
@@ -136,7 +139,10 @@ def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
 
 
 def _check_packed(config: ModelConfig, n: int) -> None:
-    """A row has one set of rotary frequencies; where they depend on the length, its texts may need different ones."""
+    """ValueError for packed texts that may need different rotary frequencies.
+
+    A row has one set of rotary frequencies; where they depend on the length, its texts may need different ones.
+    """
     for rotary in (config.position, config.local_position):
         limit = depends_on_length(rotary) if isinstance(rotary, Rotary) else None
         if limit is not None and n > limit:
@@ -147,7 +153,10 @@ def _check_packed(config: ModelConfig, n: int) -> None:
 
 
 def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
-    """Cached keys were rotated for the length at their time; they are wrong once the frequencies change."""
+    """ValueError for a pass that would change the rotary frequencies of cached keys.
+
+    Cached keys were rotated for the length at their time; they are wrong once the frequencies change.
+    """
     for rotary in (config.position, config.local_position):
         limit = depends_on_length(rotary) if isinstance(rotary, Rotary) else None
         if limit is not None and past > 0 and total > limit:
@@ -158,17 +167,17 @@ def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
 
 
 class Transformer(nn.Module):
-    """A decoder (or, with `causal=False`, an encoder) whose every part can be read and edited.
+    """A decoder (or, with `causal=False`, an encoder), every part of which can be read and edited.
 
     With `tap=None` no site exists and attention is the fused kernel.
     """
 
     opened: tuple[str, ...] = ()
-    """What was done to the checkpoint as it was opened, a clause each: its format where that is no plain
-    safetensors, what was dequantised, merged or left out.
+    """Steps by which the checkpoint was opened, a clause each: its format where that is no plain safetensors, what
+    was dequantised, merged or left out.
     """
     rules: frozenset[Rule] = NO_RULES
-    """What its derivatives take for constant or linear; none but in what `ruled` returns."""
+    """Backward rules: what derivatives take for constant or linear; none but in what `ruled` returns."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -218,7 +227,7 @@ class Transformer(nn.Module):
 
     @public()
     def edited(self, edits: Sequence[Edit] | Edit) -> Transformer:
-        """This model under interventions: another one of the same parameters, every pass of which has these edits.
+        """The model under interventions: another one of the same parameters, every pass of which has these edits.
 
         Raises:
             KeyError, IndexError: a part or site that the model lacks.
@@ -238,7 +247,7 @@ class Transformer(nn.Module):
 
     @property
     def unedited(self) -> Transformer:
-        """This model without interventions."""
+        """The model without interventions."""
         return self._with(()) if self.edits else self
 
     def check_files(self) -> None:
@@ -247,7 +256,7 @@ class Transformer(nn.Module):
             file.check(self)
 
     def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
-        """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
+        """The model with other tensors in place of some parameters, differentiable in them; all others are shared.
 
         Its modules are copies: the model itself is not touched, so passes of it in other threads stay as they are.
 
@@ -260,8 +269,9 @@ class Transformer(nn.Module):
         return copy.deepcopy(self, memo)
 
     def ruled(self, rules: Collection[Rule]) -> Transformer:
-        """This model under backward rules: another one of the same parameters, with other derivatives and no other
-        numbers. `interp.passes.rules` says which models the rules are defined for.
+        """The model under backward rules: another one of the same parameters, with other derivatives.
+
+        `interp.passes.rules` says which models the rules are defined for.
         """
         found = self.with_parameters({})
         for module in found.modules():
@@ -290,20 +300,26 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Logits `[b p v]`; or, with `stop`, the residual stream entering block `stop`, `[b p d]`.
 
+        Token ids and what goes with them are brought to the model's device. A model without an unembedding returns
+        its final residual stream.
+
         Args:
-            tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
-            keep: True at real tokens; None = no padding. Positions count the kept tokens only.
-            logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after
-                the blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of
-                blocks: the columns of the final stream that are wanted, `[b n d]`.
-            documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at
-                0.
-            types: token types of a model that has them; None = 0 everywhere.
-            memory: what cross-attention reads, required by models that have it. Token ids and what goes with them are
-                brought to the model's device. A model without an unembedding returns its final residual stream.
+            tokens: ids [b, p]; with `start > 0` the residual stream entering block `start`, [b, p, d].
+            tap: reads and edits of the pass; None: no site exists.
+            start: number of the first block that runs.
+            stop: number of the block before which the pass ends; None: the whole model.
+            keep: [b, p], True at real tokens; None: no padding. Positions count the kept tokens only.
+            cache: keys and values of earlier tokens, to which those of this pass are added.
+            logits_at: [b, n], columns of each row whose logits are wanted; the others are never computed, and the
+                sites after the blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the
+                number of blocks: the columns of the final stream that are wanted, [b, n, d].
+            documents: [b, p], an id per column, where rows pack several texts; each sees itself only, its positions
+                begin at 0.
+            types: [b, p], token types of a model that has them; None: 0 everywhere.
+            memory: what cross-attention reads, required by models that have it.
 
         Raises:
-            ValueError: ids, shapes, lengths or layers that do not fit, and weights whose file was overwritten.
+            ValueError: ids, shapes, lengths or layers that do not fit, or weights whose file was overwritten.
         """
         self.check_files()
         tokens = tokens if start else _beside(self.device, tokens)
@@ -348,12 +364,13 @@ class Transformer(nn.Module):
         """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
 
         In the dtype of the stream: one in float32 has logits in float32 where the model is in half precision, whose
-        own logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time.
+        own logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time. For a
+        model without an unembedding: the normed stream; with another output layer than the full softmax
+        log-probabilities.
 
         Args:
-            columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
-                For a model without an unembedding: the normed stream; with another output layer than the full softmax
-                log-probabilities, and `columns` saves nothing.
+            columns: tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed. With
+                another output layer than the full softmax it saves nothing.
         """
         if tap is None and (late := [e.name for e in self.edits if sites.is_late(e.site)]):
             raise ValueError(
@@ -391,13 +408,13 @@ class Transformer(nn.Module):
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def new_cache(self, rows: int, n_max: int) -> Past:
-        """An empty cache for this many rows and tokens, every layer's where its block is."""
+        """An empty cache for this many rows and tokens, on the device of each block."""
         where = self.device if self.devices is None else self.devices
         return KVCache(self.config, rows, n_max, device=where, dtype=self.dtype)
 
     @property
     def by_block(self) -> bool:
-        """Whether a pass of one block costs what the block costs, so that a sweep may run one after the other."""
+        """Whether a pass of one block costs no more than the block, so that a sweep may run one after the other."""
         return True
 
     @property
@@ -413,12 +430,12 @@ class Transformer(nn.Module):
 
     @property
     def _home(self) -> torch.device | None:
-        """Where answers go, if layers are spread over devices."""
+        """The device that answers go to, if layers are spread over devices."""
         return None if self.devices is None else self.device
 
     @property
     def device(self) -> torch.device:
-        """Where the embedding is, and what a pass returns."""
+        """The device of the embedding, and of what a pass returns."""
         return self.embed.weight.device
 
     @property
@@ -433,9 +450,7 @@ class Transformer(nn.Module):
         types: Int[Tensor, "b p"] | None,
         tap: Scope | None,
     ) -> Float[Tensor, "b p d"]:
-        """The stream entering the first block: token, position and type embeddings, normed where the family does
-        so.
-        """
+        """The stream entering the first block: token, position and type embeddings, normed in some families."""
         resid = self.embed(tokens)
         if self.config.embed_scale != 1:
             resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)
@@ -512,12 +527,12 @@ class Transformer(nn.Module):
 
 
 def _source(memory: Memory | None) -> Layout:
-    """How the rows of what cross-attention reads are laid out."""
+    """Layout of the rows that cross-attention reads."""
     return Layout(None if memory is None else memory.keep)
 
 
 def prompt_of(cache: Past | None, tokens: Tensor) -> int | None:
-    """How many columns the prompts have in a pass that continues a cache: those of its first pass."""
+    """Number of columns of the prompts, in a pass that continues a cache: those of its first pass."""
     if cache is None:
         return None
     return cache.prompt or tokens.shape[1]
@@ -531,7 +546,7 @@ def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch
 
 
 def called(module: nn.Module, x: Float[Tensor, "*b d"]) -> Tensor:
-    """What a module after the blocks makes of x, its parameters in the dtype of x."""
+    """The output of a module after the blocks for x, with its parameters in the dtype of x."""
     parameters = dict(module.named_parameters())
     if all(p.dtype == x.dtype for p in parameters.values()):
         found = module(x)
@@ -570,7 +585,7 @@ def _some_logits(
 
 
 class MaskedHead(nn.Module):
-    """What BERT does before its unembedding: a dense layer, an activation and a norm. Not linear in the stream."""
+    """BERT's layers before its unembedding: a dense layer, an activation and a norm. Not linear in the stream."""
 
     rules = NO_RULES
 
@@ -591,10 +606,10 @@ _ZERO_AT_FIRST = (
 
 
 def initialise(model: nn.Module) -> None:
-    """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms
-    1.
+    """Initialise by GPT-2's scheme.
 
-    Vectors of other names stay as their module made them. Parameters without storage (device "meta") are left alone.
+    normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1. Vectors of other
+    names stay as their module made them. Parameters without storage (device "meta") are left alone.
     """
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():

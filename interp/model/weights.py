@@ -1,8 +1,9 @@
-"""The weights in the field's layout: `[layer, head, d_model, d_head]` and friends, read from the fused parameters.
+"""The weights in the field's layout, such as `[layer, head, d_model, d_head]`, read from the fused parameters.
 
 `layer(i)` gives views without a copy; the stacked properties build a fresh tensor at each access, so they are never
-stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand them.
-In Macaron blocks W_in, W_gate and W_out are those of the MLP after attention; `layer(i, before=True)` has the others.
+stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand
+them. In Macaron blocks W_in, W_gate and W_out are those of the MLP after attention; `layer(i, before=True)` has the
+others.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +28,12 @@ class LayerWeights:
     """
 
     def __init__(self, model: Transformer, layer: int, attn: Attention, *, before: bool) -> None:
-        """attn: attention of the block, or its cross-attention; before: the MLP is the one before attention."""
+        """The weights of one block.
+
+        Args:
+            attn: attention of the block, or its cross-attention.
+            before: whether the MLP is the one before attention.
+        """
         self._model, self._attn = model, attn
         block, traits = model.block(layer), model.config.mixers[layer].traits
         cross = attn is not block.attn
@@ -38,53 +44,53 @@ class LayerWeights:
 
     @cached_property
     def W_Q(self) -> Float[Tensor, "h d e"] | None:
-        """To the queries."""
+        """Query weights [h, d, e]: from the normed stream to the queries."""
         return self._matrix("q")
 
     @cached_property
     def W_K(self) -> Float[Tensor, "g d e"] | None:
-        """To the keys."""
+        """Key weights [g, d, e]: from the normed stream to the keys."""
         return self._matrix("k")
 
     @cached_property
     def W_V(self) -> Float[Tensor, "g d e"] | None:
-        """To the values."""
+        """Value weights [g, d, e]: from the normed stream to the values."""
         return self._matrix("v")
 
     @cached_property
     def W_O(self) -> Float[Tensor, "h e d"]:
-        """From what heads read to the stream."""
+        """Output weights [h, e, d]: from z of each head to the stream."""
         return self._here(rearrange(self._attn.out.weight, "d (h e) -> h e d", e=self._attn.d_head))
 
     @cached_property
     def b_Q(self) -> Float[Tensor, "h e"] | None:
-        """Of the queries."""
+        """Query biases [h, e]."""
         return self._bias("q")
 
     @cached_property
     def b_K(self) -> Float[Tensor, "g e"] | None:
-        """Of the keys."""
+        """Key biases [g, e]."""
         return self._bias("k")
 
     @cached_property
     def b_V(self) -> Float[Tensor, "g e"] | None:
-        """Of the values."""
+        """Value biases [g, e]."""
         return self._bias("v")
 
     @cached_property
     def b_O(self) -> Float[Tensor, "d"]:
-        """Of the output of attention."""
+        """Bias [d] of the output of attention."""
         return self._given(self._attn.out.bias, self._attn.out.weight, self._model.config.d_model)
 
     @cached_property
     def W_gate(self) -> Float[Tensor, "d m"] | None:
-        """To the gates of neurons."""
+        """Gate weights [d, m]: from the normed stream to the gates of neurons."""
         into = self._into
         return self._here(into.weight.chunk(2)[0].mT) if into is not None and self._gated else None
 
     @cached_property
     def W_in(self) -> Float[Tensor, "d m"] | None:
-        """To the neurons."""
+        """Input weights [d, m]: from the normed stream to the neurons."""
         into = self._into
         if into is None:
             return None
@@ -92,22 +98,22 @@ class LayerWeights:
 
     @cached_property
     def W_out(self) -> Float[Tensor, "m d"] | None:
-        """From the neurons to the stream."""
+        """Output weights [m, d]: from the neurons to the stream."""
         return None if self._mlp is None else self._here(self._mlp.out.weight.mT)
 
     @cached_property
     def b_gate(self) -> Float[Tensor, "m"] | None:
-        """Of the gates."""
+        """Gate biases [m]."""
         return self._b_into.chunk(2)[0] if self._b_into is not None and self._gated else None
 
     @cached_property
     def b_in(self) -> Float[Tensor, "m"] | None:
-        """Of the neurons."""
+        """Neuron biases [m]."""
         return self._b_into.chunk(2)[1] if self._b_into is not None and self._gated else self._b_into
 
     @cached_property
     def b_out(self) -> Float[Tensor, "d"] | None:
-        """Of the output of the MLP."""
+        """Bias [d] of the output of the MLP."""
         out = None if self._mlp is None else self._mlp.out
         return None if out is None else self._given(out.bias, out.weight, self._model.config.d_model)
 
@@ -150,9 +156,13 @@ class Weights:
         """One block's weights as views (copies only of a block that lives on another device than the embedding).
 
         Args:
-            cross: those of its cross-attention.
-            before: those of the MLP before attention, in a Macaron block; else of the MLP after it. Errors:
-                IndexError if there is no such layer, ValueError if there is no cross-attention or no such MLP.
+            layer: number of the block.
+            cross: True: the weights of its cross-attention.
+            before: True: those of the MLP before attention, in a Macaron block; else of the MLP after it.
+
+        Raises:
+            IndexError: no such layer.
+            ValueError: no cross-attention, or no such MLP.
         """
         if not 0 <= layer < self.config.n_layers:
             raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")
@@ -179,7 +189,7 @@ class Weights:
 
     @property
     def W_E(self) -> Float[Tensor, "v d"]:
-        """Token embedding. AttributeError where no multiple of it enters the first block."""
+        """Token embedding [v, d]. AttributeError where no multiple of it enters the first block."""
         if why := self.config.block.why_not("embed"):
             raise AttributeError(f"this model has no known W_E: {why}")
         return self.model.embed.weight
@@ -303,7 +313,7 @@ class Weights:
         return FactoredMatrix(self.W_Q, self.W_K[:, self.kv_head()].mT)
 
     def require(self, trait: str, circuit: str, layers: Iterable[int] | None = None) -> None:
-        """AttributeError unless the mixers of these layers (None: of all) have a trait that a circuit is built on."""
+        """AttributeError unless the mixers of these layers (None: all) have a trait that a circuit is built on."""
         for layer in range(self.config.n_layers) if layers is None else layers:
             mixer = self.config.mixers[layer]
             if not getattr(mixer.traits, trait):

@@ -1,4 +1,4 @@
-"""Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
+"""Results as one self-contained HTML page that opens from disk, with every number also in a table."""
 
 from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report

@@ -1,4 +1,4 @@
-"""What each head and each MLP is worth to the answer of one prompt, directly and in all, as one table."""
+"""Effects of each head and each MLP on the answer of one prompt, direct and total, as one table."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str, Ablate]:
-    """The questions: every head and MLP replaced alone by nothing and, with a corrupted prompt, by its value there."""
+    """The questions of the table: every head and MLP replaced by zero, or by its value in the corrupted prompt."""
     changes: dict[str, StandIn] = {"zero": Zero(), **({"resample": Resample()} if corrupt else {})}
     kinds: tuple[AblatedKind, ...] = (
         "head",

@@ -23,13 +23,15 @@ OF_LAYERS = (
 """The tables that a model without layers lacks."""
 NO_LAYERS = "this model has no layers"
 FAILURES = (ValueError, ArithmeticError, MemoryError, torch.OutOfMemoryError)
-"""What one section may fail by without the page: numbers that do not hold, and memory. Everything else is a bug."""
+"""Errors by which one section may fail without the page: numbers that are not finite, and memory. Everything else is
+a bug.
+"""
 NEEDS = {
     "attribution_sources": ("attribution",), "ablation": ("attribution",), "attention": ("heads",),
     "circuits": ("heads",), "flow_routes": ("attribution", "logit_lens"), "flow_neurons": ("flow_routes",),
     "faithfulness": ("edges",),
 }  # fmt: skip
-"""By table, those without which the page cannot show it."""
+"""Tables without which the page cannot show a table, by that table."""
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ LACKS = {
     "additive": "values that are moved token by token",
     "patterned": "attention pattern",
 }
-"""What a layer without a trait lacks, in words."""
+"""Words for what a layer without a trait lacks."""
 SITES = {
     "bilinear": "attn.W_Q",
     "separable": "attn.W_Q",
@@ -48,7 +50,7 @@ SITES = {
     "additive": "attn.hook_v",
     "patterned": "attn.hook_pattern",
 }
-"""By trait, what a wrapped network would have to offer."""
+"""Sites that a wrapped network would have to offer, by trait."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Absences:
     """A sentence for each section that failed."""
 
     def tried(self, name: str, make: Callable[[], T]) -> T | None:
-        """What a section makes; None where it fails, or what it needs did, and then it is left out and said to be."""
+        """The value of a section; None where it, or a table that it needs, fails, and then the absence is recorded."""
         if missing := [need for need in NEEDS.get(name, ()) if need in self.why]:
             self._fails(name, f"it requires {' and '.join(missing)}, which is left out")
             return None
@@ -72,7 +74,7 @@ class Absences:
             return None
 
     def tables(self, work: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """What can be made of this, by name: what others need comes before them, and order is kept otherwise."""
+        """The tables that can be made, by name: those that others need come before them, else order is kept."""
         found: dict[str, T] = {}
         for name in sorted(work, key=lambda name: name in NEEDS):
             if (made := None if name in self.why else self.tried(name, work[name])) is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SITES = ("resid_pre", "mlp_before_out", "attn_out", "mlp_out", "z")
-"""What is patched: three streams by layer and token, and every head's output by layer and head."""
+"""Sites that are patched: three streams by layer and token, and every head's output by layer and head."""
 METHOD: EdgeMethod = "eap-ig-inputs"
 """How edges are scored."""
 SIZES = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -45,7 +45,7 @@ class PromptPair:
     metric: Metric
 
     def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
-        """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""
+        """Faithfulness of circuits by size, of as many of the strongest edges; without random circuits."""
         count = scores.attrs["edges"]
         sizes = [*(size for size in SIZES if size < count), count]
         # The curve takes shares and rounds down: half an edge more lands on each size.

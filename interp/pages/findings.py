@@ -1,4 +1,4 @@
-"""What a report found, in at most five sentences made from its tables by rules; each names the section that proves it.
+"""Findings of a report, at most five sentences made from its tables by rules; each names the section that proves it.
 
 A rule looks at the tables of one report and says one sentence or nothing. The rules stand in the order of what a reader
 asks: what the model answers, what writes it, what brings it about, where it travels, how few edges carry it. Where two
@@ -47,7 +47,7 @@ class Finding:
     section: str
     """The section of the page that proves it: the name after `#` in its address."""
     doubt: str = ""
-    """What speaks against it; empty where the ways of measuring agree."""
+    """Evidence against the finding; empty where the ways of measuring agree."""
 
     def __str__(self) -> str:
         return f"{self.words} {self.doubt}".strip()
@@ -55,7 +55,7 @@ class Finding:
 
 @public()
 def findings(report: Report) -> tuple[Finding, ...]:
-    """What the report found, the most important first; nothing for a model without logits."""
+    """The findings of the report, the most important first; nothing for a model without logits."""
     if report.contrast is None:
         return ()
     found = (rule(report, report.contrast) for rule in RULES)
@@ -63,7 +63,7 @@ def findings(report: Report) -> tuple[Finding, ...]:
 
 
 def in_words(part: str) -> str:
-    """What a part is called in a sentence.
+    """The name of a part in a sentence.
 
     Example:
         >>> in_words("L3H5"), in_words("L0.mlp"), in_words("embed")
@@ -126,7 +126,7 @@ def _answer(report: Report, contrast: TokenContrast) -> Finding:
 
 
 def _unanswered(report: Report, contrast: TokenContrast) -> str:
-    """What the sentences about two prompts are about where the model does not give the answer to the first."""
+    """The quantity in sentences about two prompts, where the model does not give the answer to the first."""
     if report.corrupted is None:
         return ""
     apart = number(contrast.total - report.corrupted.total, 2, sign=True)
@@ -167,7 +167,7 @@ def _largest(table: pd.DataFrame, by: pd.Series[float]) -> pd.Series:
 
 
 def _effects(report: Report, part: str) -> dict[str, float]:
-    """What replacing a part changes in all, by what stands in for it."""
+    """Total effects of replacing a part, by the kind of replacement."""
     table = report.tables.get("ablation")
     if table is None:
         return {}
@@ -232,7 +232,7 @@ def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
 
 
 def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
-    """The head or MLP that alone brings most of the answer back; in doubt where the answer survives its loss."""
+    """The head or MLP that brings most of the answer back by itself; in doubt where the answer survives its loss."""
     table = report.tables.get("patching")
     if table is None:
         return None
@@ -300,7 +300,7 @@ def _more_than_all(share: float) -> str:
 
 
 def _route(report: Report, contrast: TokenContrast) -> Finding | None:
-    """From which layer on the last token holds the difference between the prompts."""
+    """The finding about the first layer from which on the last token has the difference between the prompts."""
     table = report.tables.get("patching")
     if table is None or report.corrupted is None:
         return None
@@ -327,7 +327,7 @@ def _route(report: Report, contrast: TokenContrast) -> Finding | None:
 
 
 def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
-    """Without a corrupted prompt: the part whose silence costs the answer most."""
+    """The finding without a corrupted prompt: the part that costs the answer most when it is silenced."""
     table = report.tables.get("ablation")
     if report.corrupted is not None or table is None:
         return None

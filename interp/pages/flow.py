@@ -27,7 +27,7 @@ from interp.tokens.mixing import SourceSplit, closer_, split_reads
 from interp.weights import head_tokens
 
 FLOOR = 0.01
-"""Least share of a head's move that the page holds; smaller ones are told as a sum."""
+"""Least share of a head's move that the page contains; smaller ones appear as a sum."""
 OWN = ("resid", "attn_bias", "mlp", "resid_mid")
 """The parts that stay at their position, as `interp.tokens.flow_routes` calls them."""
 NEURONS = 5
@@ -59,7 +59,7 @@ def about_flow(
 
 
 def flow_reads(model: Transformer, absent: Collection[str]) -> list[Read]:
-    """What the tables of this file read of the prompt's pass, but for those that are absent."""
+    """Reads of the prompt's pass for the tables of this file, but for those that are absent."""
     layers, found = range(model.config.n_layers), list[Read]()
     if "value_norms" not in absent:
         found += [read for layer in layers for read in split_reads(model, layer, "attn")]
@@ -137,7 +137,7 @@ def neurons(model: Transformer, trace: Trace, result: xr.Dataset, names: Sequenc
 
 
 def _neuron_reads(config: ModelConfig, layer: int) -> list[Read]:
-    """What neurons hold, the stream after them, and what the norm of their output divides by."""
+    """Reads of the neurons, of the stream after them, and of the scale of their output's norm."""
     own = (f"blocks.{layer}.{name}" for name in ("mlp.hook_post", "hook_resid_post"))
     return [Read(site) for site in (*own, *output_scale(config, layer, "mlp_out"))]
 

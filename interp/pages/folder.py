@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: filled under a temporary name beside its own, then renamed."""
+"""A folder that appears whole or not at all: filled under a temporary name next to its own, then renamed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from interp.passes.metrics import logit_difference
 from interp.runs.folder import write_json
 
 RUN = "run.json"
-"""The file by which we know a folder of ours; its `files` lists everything that we put there."""
+"""The file that identifies a folder of a report; its `files` lists everything that was written there."""
 GRAPH = "attribution_graph.json"
 """The circuit that the page draws, as a file for other viewers of attribution graphs."""
 

@@ -63,10 +63,15 @@ class GraphDrawing:
 
 @public()
 def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
-    """The whole page as HTML: the `most` strongest links and the nodes at their ends, as a picture and as a table.
+    """The page of an attribution graph as HTML: its strongest links and the nodes at their ends.
 
-    It shows what the file says, features of transcoders included; it knows no more about them. Errors: ValueError for
-    a number of links below 1.
+    It shows what the file says, features of transcoders included; it knows no more about them.
+
+    Args:
+        most: number of links.
+
+    Raises:
+        ValueError: a number of links below 1.
     """
     if most < 1:
         raise ValueError(f"at least one link is required, got {most}")
@@ -123,7 +128,7 @@ def _height(level: str) -> tuple[int, int, str]:
 
 
 def _columns(places: dict[tuple[int, str], list[GraphNode]]) -> dict[int, tuple[float, float]]:
-    """By position the middle of its column and the room it takes."""
+    """Middle and width of each column, by position."""
     found: dict[int, tuple[float, float]] = {}
     left = MARGIN
     for pos in sorted({pos for pos, _ in places}):
@@ -161,7 +166,7 @@ def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, st
 
 
 def _placeless(graph: AttributionGraph) -> bool:
-    """Whether the places of nodes mean nothing: a file of ours says that its edges are sums over positions."""
+    """Whether the places of nodes have no meaning, in files of this package with edges summed over positions."""
     return graph.ours is not None
 
 

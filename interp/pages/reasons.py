@@ -35,7 +35,7 @@ PAIRS = 3
 MOST_SCORES = 7_000
 """Scores that are split: about 0.4 MB of the page, and half a second."""
 TOO_LONG = "one head has more scores on this prompt than the page holds; attention_attribution splits each"
-"""What the page says of a prompt too long for it."""
+"""Text of the page for a prompt that is too long for it."""
 STEPS = 32_767
 """The largest number of a head is kept as this whole number."""
 
@@ -49,13 +49,13 @@ class Reasons(Brief):
     query_parts: Sequence[str]
     key_parts: Sequence[str]
     unit: float
-    """What 1 stands for in the values of `cells`."""
+    """Size of 1 in the values of `cells`."""
     cells: Int[np.ndarray, "pairs numbers"]
     """By query, key within (those that it sees): the query and the key; the score; what positions add; parts of the
     query and their values; parts of the key and theirs; the query parts of pairs, their key parts, and their values."""
 
     def payload(self) -> dict[str, object]:
-        """What the script needs."""
+        """The data for the script of the page."""
         names = {"query": list(self.query_parts), "key": list(self.key_parts)}
         return {**names, "unit": self.unit, "width": self.cells.shape[1], "cells": packed(self.cells)}
 
@@ -94,7 +94,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
 
 
 def splitting(config: ModelConfig) -> list[int]:
-    """The layers whose scores are sums over pairs of parts."""
+    """The layers with scores that are sums over pairs of parts."""
     known = not config.block.why_not("matrices")
     return [layer for layer, mixer in enumerate(config.mixers) if known and mixer.traits.separable]
 
@@ -144,7 +144,7 @@ class _Largest:
 
 
 def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What each part of the query adds, and each part of the key, with the largest of each."""
+    """Terms of each part of the query and of each part of the key, with the largest of each."""
     found = []
     for marginal in (pairs.sum(2), pairs.sum(1)):
         found.append((marginal, marginal.abs().topk(min(SIDES, marginal.shape[1])).indices))

@@ -57,7 +57,7 @@ SCRIPTS = (
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
-"""What a wrapped network does where nobody looked how."""
+"""Text of the page for what a wrapped network computes in code of its own."""
 COARSE = 250_000
 """Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
 
@@ -71,7 +71,7 @@ def page(report: Report) -> str:
 
 
 def _ready(report: Report) -> dict[str, object]:
-    """What the template shows beside the report itself."""
+    """Variables of the template besides the report itself."""
     tables = report.tables
     names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
     heads = tables.get("heads")
@@ -110,7 +110,7 @@ def _ready(report: Report) -> dict[str, object]:
 
 
 def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | None) -> dict[str, object]:
-    """What there is to show of where heads look."""
+    """Variables of the template about where heads look."""
     if heads is None:
         return {"profiles": [[""] * report.config.n_heads] * report.config.n_layers}
     return {
@@ -122,7 +122,7 @@ def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | No
 
 
 def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object], dict[str, object]]:
-    """What only a model with logits has to show, and what the script needs of it."""
+    """Variables of the template, and data of the script, for a model with logits."""
     tables, token = report.tables, contrast.answer.token
     parts = tables.get("attribution")
     attribution = None if parts is None else view_attribution.attribution(parts)
@@ -178,7 +178,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
 
 
 def _compared(report: Report) -> dict[str, object]:
-    """What only a prompt with a corrupted one has to show; no circuit for a model without an edge graph."""
+    """Variables of the template for a prompt with a corrupted one; no circuit for a model without an edge graph."""
     tables = report.tables
     if report.corrupted is None:
         return {}

@@ -59,19 +59,19 @@ TOP = 10
 FittedLens = TunedLens | FittedJacobianLens
 """Lenses that were fitted on texts."""
 Sections = Mapping[str, Mapping[str, xr.Dataset]]
-"""By section of the page, the answers to its questions."""
+"""Answers to the questions of each section of the page."""
 MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
 
 @dataclass(frozen=True)
 class ReportQuestion:
-    """What the page is about."""
+    """The prompt and the answers that a page is about."""
 
     prompt: str
     """The text; of a prompt given as ids what they are as text."""
     answer: str | None = None
-    """The next token asked about, leading space included; None = the model's own most probable one."""
+    """The next token whose logit is explained, leading space included; None: the model's own most probable one."""
     wrong: str | None = None
     """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
     corrupt: str | None = None
@@ -79,7 +79,7 @@ class ReportQuestion:
     ids: tuple[int, ...] | None = None
     """The prompt's tokens, where it was given as ids, such as a conversation; None = those of the text."""
     corrupt_ids: tuple[int, ...] | None = None
-    """The same of the corrupted prompt."""
+    """Token ids of the corrupted prompt."""
 
     @classmethod
     def of(
@@ -128,7 +128,7 @@ def _as_text(text: Text, prompt: Prompts | None) -> tuple[str | None, tuple[int,
 
 @dataclass(frozen=True)
 class About:
-    """What is known of the model beyond its weights."""
+    """Facts about the model beyond its weights."""
 
     name: str
     summary: str = ""
@@ -156,7 +156,7 @@ class TokenContrast:
     total: float
     """The answer's logit, minus the wrong answer's where there is one."""
     completeness_error: float
-    """What the pass rounded off of `total`, relative to the largest part; not a number without an attribution."""
+    """Rounding error of the pass in `total`, relative to the largest part; not a number without an attribution."""
 
 
 @dataclass(frozen=True)
@@ -184,24 +184,24 @@ class Report(Brief):
     corrupted: Corrupted | None
     """None where the question has no corrupted prompt."""
     data: RepeatedTokens
-    """What the head scores were measured on."""
+    """Data on which the head scores were measured."""
     tables: Mapping[str, pd.DataFrame]
     absent: Mapping[str, str]
     """Why there is no such table, by the table's name: what the model lacks, or how it failed."""
     provenance: Json
     reasons: Sequence[Reasons] = ()
-    """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
+    """Parts of heads' scores on the prompt; only on the page, which has no room for all of it."""
     unsplit: str | None = None
     """Why no scores are split."""
     stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """The same heads from q . k to their weighted values, as the script of the page reads them."""
+    """Stages of the heads, from q . k to their weighted values, as the script of the page reads them."""
     notes: tuple[str, ...] = ()
     """A sentence for each section that failed and is left out; each was given as an `interp.Note` too."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Answered:
-    """The logits of the only row, and the tokens asked about."""
+    """The logits of the only row, and the tokens that the page is about."""
 
     logits_pv: Float[Tensor, "p v"]
     answer: int
@@ -304,7 +304,7 @@ def _made(
 def _reasons(
     model: Subject, batch: Batch, written: xr.Dataset | None, trace: Trace, absent: Absences
 ) -> tuple[list[Reasons], str | None]:
-    """What heads' scores are made of, and why there is nothing of it."""
+    """The parts of heads' scores, and the reason where there are none."""
     if why := why_unsplit(model.transformer.config):
         return [], why
     found = absent.tried("reasons", lambda: reasons(model.transformer, batch, written, trace))
@@ -346,7 +346,10 @@ def _about_model(
 
 
 def _answered(model: Subject, question: ReportQuestion, output_p: Tensor) -> _Answered | None:
-    """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
+    """The answer of the model; None if it ends in its residual stream.
+
+    ValueError if an answer was given for such a model.
+    """
     if not model.transformer.config.unembed:
         if question.answer is None:
             return None
@@ -460,7 +463,7 @@ def _about_corrupted(
 def _corrupted(
     model: Subject, question: ReportQuestion, answered: _Answered, batch: Batch
 ) -> Corrupted | None:
-    """What the model answers to the corrupted prompt; None if there is none."""
+    """The answer of the model to the corrupted prompt; None if there is none."""
     corrupt = question.corrupt_tokens
     if corrupt is None or question.corrupt is None:
         return None
@@ -542,8 +545,10 @@ def _check_size(config: ModelConfig, n: int) -> None:
 def _pass(
     model: Subject, batch: Batch, absent: Collection[str]
 ) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None, Trace]:
-    """The prompt's one pass: its logits (or the final stream, of a model without) and every pattern of the only row, if
-    any, on the host; and all that the page reads of it.
+    """The results of the prompt's one pass, on the host.
+
+    Its logits (or the final stream, of a model without), every pattern of the only row, if any, and all that the page
+    reads of it.
     """
     network = model.transformer
     patterns = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(network.config)]
@@ -574,7 +579,7 @@ def _source(model: Subject, data: Batch | list[Batch] | Pairs) -> DataSource:
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, FittedLens]) -> pd.DataFrame:
-    """What each lens says; of a Jacobian lens also how sure its words are."""
+    """The words of each lens; of a Jacobian lens also how sure they are."""
     found = {}
     for name, lens in lenses.items():
         how: dict[str, Any] = {"sites": lens.sites, "translators": lens}

@@ -58,7 +58,7 @@ class ReportPage:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found, in at most five sentences, the most important first; each with a doubt where there is one."""
+        """The findings, at most five sentences, the most important first; each with a doubt where there is one."""
         return findings(self.report)
 
     def __str__(self) -> str:
@@ -96,20 +96,22 @@ def report(
 
     Args:
         prompt: text, or the ids of one prompt, such as a conversation: `report(model, model.chat([...]))`.
-        answer: the next token asked about, leading space included; None = the model's own most probable one.
-        wrong: the token it is contrasted with.
-        corrupt: the prompt once more, token for token, but for what changes its answer; with it the page has patching
-            maps and a circuit.
-        about: the model's name and what is known of it; None = its name alone (what was measured of a checkpoint may
-            no longer hold of a model in memory).
-        seed: draws the random tokens on which heads are scored.
-        lenses: tuned and Jacobian lenses of this model, by the names under which the page shows them beside the logit
-            lens.
+        answer: the next token asked about, leading space included; None: the model's own most probable one.
+        wrong: the token that the answer is contrasted with.
+        corrupt: the prompt with what decides its answer changed, aligned token by token. With it the page has
+            patching maps and a circuit.
+        about: the model's name and what is known of it; None: its name only (what was measured of a checkpoint may no
+            longer hold of a model in memory).
+        seed: seed of the random tokens on which heads are scored.
+        lenses: tuned and Jacobian lenses of this model, by the names under which the page shows them next to the
+            logit lens.
+
+    Returns:
+        `ReportPage`: `.html`, and `.tables` by the name of their analysis.
 
     Raises:
-        ValueError: a prompt or an answer that the model cannot take, for a prompt too long for the page, for a
-            corrupted prompt that does not align with the prompt or that the model answers alike, and for a model that
-            is not causal.
+        ValueError: a prompt or an answer that the model cannot take, a prompt too long for the page, a corrupted
+            prompt that does not align with the prompt or that the model answers alike, or a model that is not causal.
 
     Example:
         >>> found = report(model, prompt, " Mary", " John")

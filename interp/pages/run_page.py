@@ -51,7 +51,7 @@ class StepInWords:
 
 @public()
 def run_page(record: Record) -> str:
-    """The whole page as HTML: what was asked, how it ended, figures, tables, results, log, and where it comes from.
+    """The page of a run as HTML: parameters, outcome, figures, tables, results, log, and provenance.
 
     Raises:
         OSError: if a file that the run lists is not there any more.

@@ -31,16 +31,16 @@ STEPS_IN_WORDS = (
     "token's value goes in the direction of what the head puts out, z; these sum to the length of z. Here blue is "
     "positive and red negative, each column has a scale of its own; softmax goes from 0 to 1."
 )
-"""What the pages say of the steps."""
+"""Words of the pages for the steps."""
 NEVER = -(STEPS + 1)
-"""What stands for a masked score among whole numbers."""
+"""Code of a masked score among whole numbers."""
 CLOSE = 1e-3
 """Relative difference up to which scores are what is scaled and masked, so that they need no numbers of their own."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadStages:
-    """What the heads of a layer do with some queries; keys are all those of the prompt, also later ones."""
+    """The stages of the heads of a layer for some queries; keys are all those of the prompt, also later ones."""
 
     products: Float[Tensor, "h q k"]
     """q . k, after norms and rotation."""
@@ -53,7 +53,7 @@ class HeadStages:
     weighted: Float[Tensor, "h q k"]
     """How far each key's a v goes in the direction of their sum z: (a v . z) / ||z||, which sums to ||z||."""
     factor: Float[Tensor, "#q"]
-    """What the products of each query are multiplied by."""
+    """Factor on the products of each query."""
 
     @classmethod
     def of(
@@ -74,7 +74,7 @@ class HeadStages:
 
 
 def staged(model: Transformer) -> list[int]:
-    """The layers whose heads have all stages: one product of queries and keys, a softmax, and values moved by it."""
+    """The layers with heads that have all stages: one product of queries and keys, a softmax, and moved values."""
     config = model.config
     there = set(names(config))
     return [
@@ -91,13 +91,13 @@ def sites_of(model: Transformer, layer: int) -> tuple[str, str, str, str, str]:
 
 
 def factor_of(model: Transformer, layer: int, scores: Float[Tensor, "h q k"]) -> Float[Tensor, "#q"]:
-    """What the products of each query are multiplied by."""
+    """The factor on the products of each query."""
     seen = (scores > -torch.inf).any(0).sum(-1)[None]
     return wide(model.block(layer).attn.score_factor(seen, wide(scores))[0])
 
 
 def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
-    """What `every_stage` reads of a pass."""
+    """The reads that `every_stage` needs."""
     return [Read(site) for layer in layers for site in sites_of(model, layer)]
 
 
@@ -112,7 +112,7 @@ def every_stage(model: Transformer, layers: Sequence[int], trace: Trace) -> dict
 
 
 def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[str, Mapping[str, object]]:
-    """What the script of the page needs of these heads, by name: whole numbers, and what 1 stands for in them.
+    """The data of these heads for the script of the page, by name: whole numbers, and the size of 1 in them.
 
     q . k of every pair; the factor of every query; the weighted values; the scores where they are something else than
     what is scaled with later keys masked. trace: as `every_stage` takes it.
@@ -138,7 +138,7 @@ def _on_host(stages: Mapping[int, HeadStages]) -> dict[int, dict[str, np.ndarray
 
 
 def _told(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[dict[str, object]]:
-    """What the script needs of some heads of a layer."""
+    """The data of some heads of a layer for the script."""
     products, scaled, scores, weighted = (
         stages[name][heads] for name in ("products", "scaled", "scores", "weighted")
     )
@@ -150,7 +150,7 @@ def _told(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[di
 
 
 def _plain(scaled: Float[np.ndarray, "h q k"], scores: Float[np.ndarray, "h q k"]) -> Bool[np.ndarray, "h"]:
-    """Of which heads the scores are what was scaled, with later keys masked and nothing else."""
+    """The heads with scores that were only scaled, with later keys masked."""
     causal = np.tri(scores.shape[1], dtype=bool)
     masked = ((scores > -np.inf) == causal).all((1, 2))
     off, size = (np.abs(x).max(1) for x in ((scores - scaled)[:, causal], scaled[:, causal]))

@@ -1,4 +1,4 @@
-"""The page of a steering curve: what each dose does and costs, layer by layer, beside directions that know nothing."""
+"""The page of a steering curve: effect and cost of each dose, layer by layer, next to random directions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAYS: Final = {
     "kl": "How far the next-token distribution moves (KL divergence)",
     "loss": "Price: change of the loss on other texts",
 }
-"""What each score is called."""
+"""Names of the scores."""
 NEEDED: Final = ("value", "low", "high", "null", "band", "p", "norm")
 
 

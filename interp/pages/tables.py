@@ -177,7 +177,7 @@ def attribution(result: xr.Dataset) -> pd.DataFrame:
 
 
 def attribution_sources(result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
-    """What each head adds to the logits, split by the position it moved it from; sums over sources to the head."""
+    """Each head's terms of the logits, split by the position it moved them from; sums over sources to the head."""
     table = frame(result.by_source.isel(prompt=0).reset_coords(drop=True).to_dataset(name="value"))
     table.insert(
         0, "part", head_names(result.sizes["layer"], result.sizes["head"])[table.layer, table["head"]]

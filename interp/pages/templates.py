@@ -14,7 +14,7 @@ PAGES = "interp.pages"
 
 @cache
 def environment(package: str = PAGES) -> jinja2.Environment:
-    """A jinja environment for the templates among a package's assets, with our ways to write tokens and numbers.
+    """A jinja environment for the templates among a package's assets, with filters for tokens and numbers.
 
     One for each package: what it has compiled of a template (a third of the time of a page) serves all pages.
     """
@@ -33,7 +33,7 @@ def environment(package: str = PAGES) -> jinja2.Environment:
 
 @cache
 def own(name: str, package: str = PAGES) -> Markup:
-    """The text of one of our assets: not the reader's, so it is not escaped."""
+    """The text of one of the package's assets: not the reader's, so it is not escaped."""
     return Markup((files(package) / "assets" / name).read_text(encoding="utf-8"))
 
 

@@ -21,9 +21,9 @@ CHANGES = {
         "The part says what it says after the corrupted prompt, so only what differs between the prompts counts.",
     ),
 }
-"""By change its name on the page, and what stands in for the part."""
+"""Name on the page of each change, and the replacement of the part."""
 UNCHANGED = "–"
-"""What a cell shows where nothing was changed."""
+"""Text of a cell in which nothing was changed."""
 LARGEST = 12
 """Parts listed with their numbers."""
 SIDE, ROOM = 260.0, 36.0
@@ -43,7 +43,7 @@ class Replaced:
 
     @property
     def rest(self) -> float:
-        """What is not direct: through later parts, and the final norm's scale, which the direct effect holds."""
+        """The indirect effect: through later parts, and the final norm's scale, which the direct effect keeps fixed."""
         return self.value - self.direct
 
 
@@ -72,7 +72,7 @@ class Ablation:
 
 
 def ablation(table: pd.DataFrame) -> dict[str, Ablation]:
-    """What the page draws of the ablation table, by change."""
+    """The drawing of the ablation table, by change."""
     reach = float(table[["direct", "value"]].abs().to_numpy().max(initial=0.0)) or 1.0
     return {str(name): _one(str(name), part, reach) for name, part in table.groupby("change", sort=False)}
 

@@ -198,7 +198,7 @@ def _bands(steps: list[WaterfallStep]) -> list[Band]:
 
 
 def _named(group: list[Added]) -> str:
-    """The name of a group: a part's own, or that of the attention sublayer whose heads and bias it has."""
+    """The name of a group: a part's own, or that of the attention sublayer with its heads and bias."""
     first = group[0]
     return str(Part("attn", first.layer)) if first.kind == "head" and len(group) > 1 else first.part
 

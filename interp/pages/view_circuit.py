@@ -53,7 +53,7 @@ class Node:
     part: str
     label: str
     meaning: str
-    """What it is, in a sentence's words."""
+    """Description of the node, in a sentence's words."""
     layer: int | None
     head: int | None
     x: float
@@ -107,7 +107,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The same edges with several parts in one box."""
+    """The edges of a circuit with several parts in one box."""
 
     width: float
     height: float
@@ -130,11 +130,11 @@ class CircuitDrawing:
     opens: int
     """The step that the page opens on."""
     carried: dict[int, str]
-    """By step how much of the answer so many edges carry, in words."""
+    """Share of the answer that the edges of each step carry, in words."""
     total: int
     """How many edges the whole graph has."""
     grouped: dict[str, Grouped]
-    """By the ways of `TOGETHER` that put parts into one box."""
+    """The edges by each way of `TOGETHER` to put parts into one box."""
 
 
 def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig) -> CircuitDrawing:
@@ -196,7 +196,7 @@ def _group(name: str, how: str) -> str:
 
 
 def _drawn(graph: EdgeGraph, pairs: Sequence[tuple[str, str]], steps: Sequence[int]) -> list[int | None]:
-    """For each edge, strongest first, the smallest step whose edges connect it to the input and the logits."""
+    """For each edge, strongest first, the smallest step at which it is connected to the input and the logits."""
     senders, receivers = (
         {name: i for i, name in enumerate(names)} for names in (graph.senders, graph.receivers)
     )
@@ -236,7 +236,7 @@ def _level(name: str) -> tuple[float, float]:
 
 
 class _Layout:
-    """Every node in its row, each row in the middle; the names of layers beside them, and the size of it all.
+    """The layout of all nodes: each in its row, each row in the middle; the names of layers, and the size.
 
     Args:
         boxes: the nodes, each with the parts that stand in it.
@@ -267,7 +267,7 @@ class _Layout:
                 self.rows.append((f"layer {int(level[0])}", y))
 
     def path(self, source: Node, target: Node, port: float, rank: int) -> str:
-        """A line upwards that passes the rows between through the gaps beside their nodes."""
+        """A line upwards that passes the rows between through the gaps next to their nodes."""
         x0, y0, x1, y1 = source.x, source.y - HALF, target.x + port, target.y + HALF
         lane = APART * (rank % LANES - LANES // 2)
         points, x, y = f"M{x0:.1f} {y0:.1f}", x0, y0
@@ -282,7 +282,7 @@ class _Layout:
 
 
 def _label(name: str) -> str:
-    """What stands in a node's box."""
+    """The text in a node's box."""
     if name in (INPUT, LOGITS):
         return "embedding" if name == INPUT else "logits"
     if _whole(name):
@@ -292,7 +292,7 @@ def _label(name: str) -> str:
 
 
 def _meaning(name: str, members: Sequence[str]) -> str:
-    """What a box holds, in a sentence's words."""
+    """The contents of a box, in a sentence's words."""
     if members == [name]:
         return in_words(name)
     held = ", ".join(_label(member) for member in members)

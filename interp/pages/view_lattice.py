@@ -31,7 +31,7 @@ class EdgeRow:
 
 
 def shown(table: pd.DataFrame) -> dict[str, object]:
-    """What the template needs."""
+    """Variables of the template."""
     return {
         "flows": strongest(table),
         "flow_floor": FLOOR,
@@ -41,7 +41,7 @@ def shown(table: pd.DataFrame) -> dict[str, object]:
 
 
 def strongest(table: pd.DataFrame) -> list[EdgeRow]:
-    """What heads move and MLPs add, the largest shares first."""
+    """The largest shares that heads move and MLPs add, largest first."""
     parts = table[table.kind.isin(("head", "mlp"))].sort_values("value", ascending=False, kind="stable")
     best = parts.head(STRONGEST)
     source, target = (
@@ -55,7 +55,7 @@ def strongest(table: pd.DataFrame) -> list[EdgeRow]:
 def lattice(
     flows: pd.DataFrame, neurons: pd.DataFrame | None, lens: pd.DataFrame, config: ModelConfig
 ) -> dict[str, object]:
-    """What the script draws the lattice from: shares as 16-bit fractions, one entry per part above `FLOOR`."""
+    """The data of the lattice for the script: shares as 16-bit fractions, one entry per part above `FLOOR`."""
     moved = flows[flows.kind == "head"]
     own = {
         kind: packed(fractions(part.sort_values(["layer", "query"]).value))

@@ -50,9 +50,9 @@ class LensRow:
     depth: str
     pos: int
     token: str
-    """What is read there."""
+    """The token at which the stream is read."""
     word: str
-    """What the lens says."""
+    """The word of the lens."""
     top_prob: float
     entropy: float
     kl: float

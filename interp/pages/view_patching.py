@@ -26,11 +26,11 @@ SITES = {
     "mlp_out": "what the MLP adds to the stream",
     "z": "each head's output, at all positions at once",
 }
-"""What is patched, in words."""
+"""Names of the patched sites, in words."""
 ENDS: dict[Direction, tuple[str, str]] = {"denoise": ("−1", "+1"), "noise": ("+1", "−1")}
-"""What a patch adds to the normalised metric at the red and the blue end of the scale."""
+"""Change of the normalised metric at the red and the blue end of the scale."""
 UNCHANGED = "–"
-"""What a cell shows where nothing was changed."""
+"""Text of a cell in which nothing was changed."""
 LARGEST = 10
 """Cells listed with their numbers."""
 WIDE = 10
@@ -67,11 +67,11 @@ class Patching:
     heads: CellRows
     largest: list[PatchCell]
     ends: tuple[str, str]
-    """What the ends of the colour scale stand for, against the answer and for it."""
+    """Values at the ends of the colour scale, against the answer and for it."""
 
 
 def patching(table: pd.DataFrame) -> dict[str, Patching]:
-    """What the page draws of the patching table, by direction."""
+    """The drawing of the patching table, by direction."""
     found = {}
     for direction in DIRECTIONS:
         patches = records(PatchCell, table[table.direction == direction])

@@ -59,7 +59,7 @@ class MapCell:
     level: float
     """Strength of the colour, in [-1, 1]; negative = the colour of negative numbers."""
     tip: str
-    """What it explains when pointed at."""
+    """Explanation of the cell when pointed at."""
     marked: bool = False
     idle: bool = False
     """Whether nothing was measured there, so that a number would mislead."""
@@ -98,7 +98,7 @@ def packed(values: NDArray[np.generic]) -> str:
 def fractions(
     share: "pd.Series[float] | Float[np.ndarray, '*n']", size: int = 2
 ) -> NDArray[np.unsignedinteger]:
-    """Numbers in [0, 1] as fractions of so many bytes, little-endian, the largest standing for 1."""
+    """Numbers in [0, 1] as little-endian fractions of so many bytes, the largest integer for 1."""
     return np.rint(np.asarray(share, dtype=float).clip(0, 1) * (256**size - 1)).astype(f"<u{size}")
 
 
@@ -115,7 +115,7 @@ class Scored:
     null: float
     is_induction_head: bool
     label: str
-    """What `interp.heads` calls the head."""
+    """Label of the head in `interp.heads`."""
 
 
 def scored(table: pd.DataFrame, score: str) -> list[Scored]:
@@ -168,7 +168,7 @@ class Link:
     excess: float
     relative: float
     width: float
-    """Of the bar, in percent: the excess over the largest of the page."""
+    """Width of the bar, in percent: the excess over the largest of the page."""
 
     @property
     def ends(self) -> tuple[Part, Part]:
@@ -177,7 +177,7 @@ class Link:
 
 
 def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
-    """By kind of composition the strongest pairs, best first."""
+    """The strongest pairs of each kind of composition, best first."""
     known = table.sort_values("excess", ascending=False, kind="stable")
     most = max(1e-9, float(known.excess.max())) if len(known) else 1.0
     found: dict[str, list[Link]] = {}
@@ -188,7 +188,7 @@ def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
 
 
 def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]:
-    """What is known of each head, a line each: its scores, and what it adds directly to the answer, if anything is."""
+    """Facts about each head, a line each: its scores, and its direct effect on the answer, if there is one."""
     count_of = int((heads.score == next(iter(SCORES))).sum())
     direct = [None] * count_of if parts is None else parts[parts.kind == "head"].value.tolist()
     lines: dict[int, list[str]] = {}

@@ -53,7 +53,7 @@ def differentiated_in_runs(
     number: Callable[[Tensor], Float[Tensor, ""]],
     runs: Sequence[range],
 ) -> tuple[Trace, Float[Tensor, "b p d"]]:
-    """What `observe` reads of a pass that is differentiated towards a number of its final stream, and that stream.
+    """The answers to reads of a pass that is differentiated towards a number of its final stream, and that stream.
 
     Args:
         reads: at the embeddings, and the gradient of the final stream.

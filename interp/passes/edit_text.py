@@ -1,4 +1,4 @@
-"""Edits as JSON and as Python: what a result carries, a page asks for and a file keeps, and back without loss."""
+"""Edits as JSON and as Python: the form in which results, pages and files keep them, and back without loss."""
 
 from __future__ import annotations
 
@@ -75,7 +75,17 @@ def change_from_json(held: object) -> Change:
 
 @public()
 def edit_to_json(edit: Edit) -> dict[str, object]:
-    """An edit as JSON: where, the change, and `at` and `rows` if they say anything.
+    """An edit as JSON: the place, the change, and `at` and `rows` where they restrict it.
+
+    Args:
+        edit: the edit.
+
+    Returns:
+        Object with `where`, `change` and the fields of the change, and where they are set `at` (an index by dim) and
+        `rows`.
+
+    See also:
+        `edit_from_json`: the way back. `edit_to_python`: as code.
 
     Example:
         >>> edit_to_json(Edit((3, 5), Zero(), at={"pos": 2}))
@@ -92,7 +102,17 @@ def edit_to_json(edit: Edit) -> dict[str, object]:
 
 @public()
 def edit_from_json(held: object) -> Edit:
-    """The edit that `edit_to_json` wrote. ValueError or KeyError naming what is wrong in anything else."""
+    """The edit that `edit_to_json` wrote.
+
+    Args:
+        held: the JSON object, as read.
+
+    Returns:
+        The `Edit`.
+
+    Raises:
+        ValueError, KeyError: an object that is not an edit; the message names what is wrong.
+    """
     if not isinstance(held, Mapping) or not isinstance(held.get("where"), str):
         raise ValueError(f"an edit as JSON is required, an object with the key 'where', got {held!r:.200}")
     at, rows = held.get("at", {}), held.get("rows")
@@ -112,7 +132,13 @@ def edit_from_json(held: object) -> Edit:
 
 @public()
 def edit_to_python(edit: Edit) -> str:
-    """An edit as Python that `interp` and `torch` are imported for; the same edit when it is run.
+    """An edit as a Python expression, which makes the same edit where `interp` and `torch` are imported.
+
+    Args:
+        edit: the edit.
+
+    Returns:
+        The expression.
 
     Example:
         >>> edit_to_python(Edit("L3.mlp", Scale(0.5), at={"pos": (0, 1)}))
@@ -144,7 +170,7 @@ def change_to_python(change: Change) -> str:
 
 
 def _fields(change: Change) -> dict[str, object]:
-    """What differs from the defaults, and every field without one."""
+    """The fields that differ from their defaults, and every field without one."""
     found = {name: (getattr(change, name), usual) for name, usual in _every_field(change).items()}
     return {
         name: value for name, (value, usual) in found.items() if isinstance(value, Tensor) or value != usual
@@ -198,7 +224,7 @@ def _python(value: object) -> str:
 
 
 def tensor_from_json(held: object) -> Tensor:
-    """The tensor that JSON holds as dtype, shape and bytes. ValueError for anything else."""
+    """The tensor that JSON stores as dtype, shape and bytes. ValueError for anything else."""
     found = _from_json(held)
     if not isinstance(found, Tensor):
         raise ValueError(f"a tensor as JSON is required, got {held!r:.200}")

@@ -1,4 +1,4 @@
-"""Where the edits of a model act: for what is computed from weights beside a pass, which cannot see them there."""
+"""Which edits of a model act where: for computations from weights, outside of a pass, which would miss them."""
 
 from collections.abc import Iterable
 
@@ -70,5 +70,5 @@ def check_tokens(model: Transformer, batch: Batch) -> None:
 
 
 def names_tokens(edit: Edit) -> bool:
-    """Whether an edit acts at some positions alone."""
+    """Whether an edit acts at some positions only."""
     return not set(edit.cells).isdisjoint(POSITIONS)

@@ -48,7 +48,7 @@ class FrozenNorm:
         return replace(self, scale=self.norm.scale(whole if isinstance(whole, Tensor) else whole()))
 
     def through(self, part: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """What becomes of a part of a sum: the linear part of the map, without beta."""
+        """The image of one part of a sum: the linear part of the map, without beta."""
         if self.norm is not None:
             part = self.norm.frozen(part, part.new_ones(1) if self.scale is None else self.scale)
         return part if self.factor == 1 else part * self.factor
@@ -82,7 +82,7 @@ class FrozenNorm:
 
     @property
     def beta(self) -> Float[Tensor, "d"] | None:
-        """What the map adds to the sum, once; None if nothing."""
+        """The constant that the map adds to the sum, once; None if there is none."""
         bias = None if self.norm is None else self.norm.bias
         return bias if bias is None or self.factor == 1 else bias * self.factor
 
@@ -95,31 +95,31 @@ class FrozenNorm:
 
 
 def output_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """From what a sublayer (`attn_out`, ...) puts out to what it adds to the stream."""
+    """The norm between the output of a sublayer (`attn_out`, ...) and what it adds to the stream."""
     config = model.config
     norm, factor = model.block(layer).post_norm(sublayer), config.factor(sublayer)
     return FrozenNorm(norm, factor, output_scale(config, layer, sublayer))
 
 
 def sum_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """From the stream with what a sublayer added to the stream as it goes on: the norm of the sum, or nothing."""
+    """The norm between the stream with what a sublayer added and the stream as it goes on: of the sum, or none."""
     return FrozenNorm(model.block(layer).sum_norm(sublayer), sites=sum_scale(model.config, layer, sublayer))
 
 
 def input_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """From the stream to what the first matrices of a sublayer read."""
+    """The norm between the stream and the input of the first matrices of a sublayer."""
     norm = model.block(layer).input_norm(sublayer)
     sites = () if isinstance(norm.kind, NoNorm) else (f"blocks.{layer}.{norm.name}.hook_scale",)
     return FrozenNorm(norm, sites=sites)
 
 
 def embedding_norm(model: Transformer) -> FrozenNorm:
-    """From the sum of the embeddings to the stream that enters the first block."""
+    """The norm between the sum of the embeddings and the stream that enters the first block."""
     return FrozenNorm(model.ln_embed, sites=embedding_scale(model.config))
 
 
 def final_norm(model: Transformer) -> FrozenNorm:
-    """From the final stream to what the unembedding reads; `of` the final stream is its scale."""
+    """The norm between the final stream and the input of the unembedding; `of` the final stream is its scale."""
     return FrozenNorm(model.ln_final)
 
 

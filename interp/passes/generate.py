@@ -29,7 +29,7 @@ from interp.passes.sampling import Choice, Sampling
 Stop = str | int | np.integer | Collection[str | int | np.integer] | Int[Tensor, "*n"] | np.ndarray
 """Where to end: a token id, a text that is one token, or several of either."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers decode bytes to that are not (yet) a character."""
+"""The character to which tokenizers decode bytes that are not (yet) a character."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def stream(
     reads: Sequence[Read] = (),
     edits: Sequence[Edit] = (),
 ) -> Iterator[Step]:
-    """The steps of a continuation, each computed when it is asked for; ends when every row holds a stop token.
+    """The steps of a continuation, computed one by one as they are consumed; ends when every row has a stop token.
 
     Prompts are aligned to the left of the first new column, as `batch.left_aligned()`; positions of edits are each
     row's own tokens, negative ones from the end of its prompt, "new" those that are generated. Greedy without
@@ -132,10 +132,13 @@ def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
 
 
 def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
-    """The answers of consecutive steps to one read as one pass over all their positions would have given them.
+    """The answers of consecutive steps to one read, as one pass over all their positions would have given them.
 
     Joined along the position axis (queries, for scores and patterns); keys that a step had not seen yet are 0, in
-    scores -inf. Errors: ValueError for no steps, or for a read with `via`, whose answers have axes of their own.
+    scores -inf.
+
+    Raises:
+        ValueError: no steps, or a read with `via`, whose answers have axes of their own.
     """
     if not traces:
         raise ValueError("at least one step is required, got none")
@@ -184,7 +187,11 @@ class Decoder:
         reads: Sequence[Read] = (),
         edits: Sequence[Edit] = (),
     ) -> "Decoder":
-        """Before the first pass, with room for so many tokens. Errors: ValueError or KeyError for reads and edits."""
+        """A decoder before its first pass, with room for so many tokens.
+
+        Raises:
+            ValueError, KeyError: reads and edits that do not fit the model.
+        """
         _check_tap(model.config, reads, edits, use_cache)
         _check_values(model.config, batch, (*model.edits, *edits))
         rows, n = batch.tokens.shape
@@ -326,7 +333,7 @@ def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[in
 def encoded(
     model: EncoderDecoder, source: Batch, target: Batch | None = None, *, edits: Sequence[Edit] = ()
 ) -> Batch:
-    """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
+    """The target as a batch of the decoder with the encoded source as its memory; without a target, the start token.
 
     What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
     gradient. edits: of the encoder's pass, their sites named without a side.

@@ -1,4 +1,4 @@
-"""How many tokens or rows a pass of interventions may have: what one holds, times how many, stays within `room`.
+"""The number of tokens or rows of a pass of interventions: bytes of one, times how many, stay within `room`.
 
 Interventions are many passes; what the one pass of a run may have is measured (`runs/memory.py`).
 """
@@ -24,7 +24,7 @@ def room(model: Transformer) -> int:
 
 
 def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
-    """How many tokens or rows of `each` bytes one pass of interventions may have, at least one.
+    """The most tokens or rows of `each` bytes in one pass of interventions, at least one.
 
     Args:
         memory: bytes that it may hold; None = `room`.
@@ -33,12 +33,12 @@ def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
 
 
 def tile_floats(device: torch.device) -> int:
-    """How many float32 numbers a tile of scores may hold."""
+    """The most float32 numbers in a tile of scores."""
     return (HOST_ROOM if device.type == "cpu" else DEVICE_TILE) // 4
 
 
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
-    """Upper estimate of what one token of a sweep holds at once; `explicit`: attention patterns included."""
+    """Upper estimate of the bytes that one token of a sweep takes; `explicit`: attention patterns included."""
     widths = [(mixer.query_width(config), mixer.z_width(config)) for mixer in config.mixers]
     wide = max(config.head_width, *(width for each in widths for width in each))
     heads = wide * (config.n_heads + 2 * config.kv_heads)

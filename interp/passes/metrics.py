@@ -1,4 +1,4 @@
-"""What a causal experiment watches: one number per row, read off the final residual stream of that row.
+"""Metrics of causal experiments: one number per row, read off the final residual stream of that row.
 
 An answer of several tokens stands in the row but for its last token (teacher forcing, `Batch.forced`), so that all its
 tokens are predicted in one pass: log p(answer) is the sum over the columns in which they are.
@@ -34,7 +34,7 @@ from interp.model.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a pass left of some rows: all that a metric may look at. Differentiable."""
+    """The results of a pass for some rows: all that a metric may look at. Differentiable."""
 
     model: Transformer
     stream: Float[Tensor, "r n d"]
@@ -42,7 +42,7 @@ class Outcome:
     batch: Batch
     """The rows themselves, with their answers."""
     example: Int[Tensor, "r"]
-    """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
+    """Row of `reference` that each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
     """The final stream of each example in the run that a metric compares with, at the same columns."""
     reference_model: Transformer | None = None
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def prompt(self) -> Int[Tensor, "r"]:
-        """Which prompt each row is a variant of, counted through all that the experiment was given."""
+        """Number of the prompt that each row is a variant of, counted through all that the experiment was given."""
         return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
 
     def logits(self) -> Float[Tensor, "r n v"]:
@@ -77,7 +77,7 @@ MetricValue = Callable[[Outcome], Float[Tensor, "r"]]
 @public()
 @dataclass(frozen=True)
 class Metric:
-    """One number per row, and what it needs to be computed.
+    """A metric: one number per row, and what is needed to compute it.
 
     `value` must treat rows apart from each other: rows are packed as memory allows.
     """
@@ -86,12 +86,12 @@ class Metric:
     unit: str
     value: MetricValue
     answer: Answers | None = None
-    """The right next token of each example; None if the metric asks for none, or the batch brings its own."""
+    """The right next token of each example; None if the metric needs none, or the batch brings its own."""
     wrong: Answers | None = None
     everywhere: bool = False
-    """Whether it looks at every column instead of one position of each row."""
+    """Whether the metric looks at every column instead of one position of each row."""
     compares: bool = False
-    """Whether it compares with a reference run."""
+    """Whether the metric compares with a reference run."""
     of_answer: bool = False
     """Whether it looks at every column in which a token of the answer is predicted, so that answers may be of several
     tokens; otherwise at the last token of the prompt.
@@ -100,7 +100,11 @@ class Metric:
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
     def answers(self, text: Text) -> AnswerTokens | None:
-        """The answers that it brings, as tokens; None where the data must. Errors: those of `AnswerTokens.of`."""
+        """The answers that the metric brings, as tokens; None where the data must.
+
+        Raises:
+            ValueError: as `AnswerTokens.of`.
+        """
         return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
     def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:
@@ -124,11 +128,18 @@ class Metric:
         return found
 
     def at(self, pos: int | PerRow) -> Metric:
-        """This metric, read at this token of every prompt instead of the last: 0 is the first, negative from the
-        end; or at one of each prompt's own (`PerRow`).
+        """The metric at another token of every prompt than the last.
 
-        What a classifier says at its first token, or a list at one of its places. Padding does not count.
-        Errors of its value: PositionError for a position that a row lacks. ValueError for a metric of every column.
+        For a classifier's first token, or a list's places. Padding does not count.
+
+        Args:
+            pos: 0 is the first token, negative from the end; or one position per prompt (`PerRow`).
+
+        Returns:
+            The moved metric; its value raises PositionError for a position that a row lacks.
+
+        Raises:
+            ValueError: a metric of every column.
         """
         one_position(pos)
         if self.everywhere:
@@ -145,14 +156,22 @@ class Metric:
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
-    The metric of most analyses: how much more the model wants to say the answer than the wrong one.
+    The metric of most analyses: how much more the model favours the answer than the wrong one.
 
     Answers of several tokens are compared at the first token in which they differ, after the tokens that they share;
-    one without a wrong answer is asked for its log-probability instead (`answer_log_probability`), since a logit is of
-    one token.
+    an answer of several tokens without a wrong one is measured by its log-probability instead
+    (`answer_log_probability`), since a logit is of one token.
 
     Args:
-        answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+        wrong: wrong continuations, given like `answer`; None: those that the data bring, or none.
+
+    Returns:
+        `Metric` in logits.
+
+    See also:
+        `answer_log_probability`, `answer_probability`: of one answer. `kl_divergence`: of the whole distribution.
 
     Example:
         >>> interp.logit_difference(" Mary", " John").unit
@@ -164,7 +183,17 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
 
 @public()
 def answer_probability(answer: Answers | None = None) -> Metric:
-    """p(answer) after the prompt; of several tokens the product of each one's given those before it."""
+    """p(answer) after the prompt; of several tokens the product of their probabilities.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in [0, 1].
+    """
     return Metric(
         "probability", "probability", _probability, answer, of_answer=True, fewest=FEWEST_PROBABILITIES
     )
@@ -172,7 +201,16 @@ def answer_probability(answer: Answers | None = None) -> Metric:
 
 @public()
 def answer_log_probability(answer: Answers | None = None) -> Metric:
-    """log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it.
+    """log p(answer) after the prompt; of several tokens the sum of their log-probabilities.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in nats, <= 0.
 
     Example:
         >>> interp.metrics.answer_log_probability(" Mary and John").unit
@@ -183,33 +221,55 @@ def answer_log_probability(answer: Answers | None = None) -> Metric:
 
 @public()
 def answer_loss(answer: Answers | None = None) -> Metric:
-    """-log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it."""
+    """-log p(answer) after the prompt; of several tokens the sum of their losses.
+
+    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring.
+
+    Returns:
+        `Metric` in nats, >= 0.
+    """
     return Metric("loss", "nats", _loss, answer, of_answer=True, fewest=FEWEST_LOSSES)
 
 
 @public()
 def kl_divergence() -> Metric:
-    """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
+    """KL(reference || row) of the next-token distributions at the last token.
 
-    The reference is the run the experiment starts from; every function says which one that is.
+    Returns:
+        `Metric` in nats, >= 0. The reference is the run that the experiment starts from; every function says which
+        one that is.
     """
     return Metric("KL divergence", "nats", _kl, compares=True, fewest=FEWEST_LOSSES)
 
 
 @public()
 def next_token_loss() -> Metric:
-    """The mean of -log p(next token) over the row's real tokens, in nats."""
+    """Mean of -log p(next token) over the real tokens of each row.
+
+    Returns:
+        `Metric` in nats, read at every position.
+    """
     return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
 
 
 @public()
 def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
-    """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
+    """Summed p(right options) minus summed p(wrong options) at the last token.
 
     Args:
-        options: the tokens that count.
-        right: which of them are right for each prompt. It is the probability difference of the greater-than task
-            (Hanna et al. 2023, section 2): the years above the start, minus the others.
+        options: [c], the ids of the tokens that count.
+        right: [b, c], which of them are right for each prompt.
+
+    Returns:
+        `Metric` in [-1, 1].
+
+    Source:
+        Hanna et al. 2023, section 2: the probability difference of the greater-than task, where the right options are
+        the years above the start.
     """
     return Metric(
         "probability difference",
@@ -227,13 +287,24 @@ def of_logits(
     unit: str = "",
     everywhere: bool = False,
 ) -> Metric:
-    """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
+    """A metric from a function of the logits.
+
+    Args:
+        function: takes the logits at the last token [r, 1, v], or with `everywhere` at every position [r, p, v], and
+            returns one number per row [r].
+        name: the metric's name in results.
+        unit: the metric's unit in results.
+        everywhere: True: the function takes every position.
+
+    Returns:
+        `Metric` in `unit`.
+    """
     value = partial(_of_logits, function=function, name=name)
     return Metric(name, unit, value, everywhere=everywhere)
 
 
 def _no_logit_function(given: object) -> str | None:
-    """None for what may be a function of the logits; else how to write what was meant."""
+    """None for a value that may be a function of the logits; else how to write what was meant."""
     if isinstance(given, type) or not callable(given):
         return ""
     if getattr(given, "__module__", "") == __name__:
@@ -245,12 +316,14 @@ LogitFunction = Annotated[
     Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
     Required("a function of the logits at the last token", _no_logit_function),
 ]
-"""From the logits at the last token, `[r, 1, v]`, to one number per row."""
+"""A function of the logits at the last token, `[r, 1, v]`, that returns one number per row."""
 
 
 def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
-    """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
-    of the answers that the data bring. The logit of an answer of several tokens is its log-probability.
+    """The metric that an argument `metric` means.
+
+    A metric is itself; a function of the logits at the last token becomes one; None is the logit difference of the
+    answers that the data bring. The logit of an answer of several tokens is its log-probability.
     """
     if given is None:
         return logit_difference()

@@ -1,4 +1,4 @@
-"""What a question of rows can need of the model for one batch: a pass or a sweep, and what was found.
+"""What a question of rows can need of the model for one batch: a pass or a sweep, and the results of each.
 
 A question about rows is a generator (`Steps`): it yields the pass (`Pass`) or the sweep (`Sweeping`) that it needs
 next, is sent what was found, and ends with its values: `seen = yield from recorded(batch, reads)`. `schedule` meets the
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Ahead:
     """Rows that a question will sweep after its pass, and the sites that it will edit there.
 
-    Said beforehand, a pass over these rows that somebody needs now is recorded so that the sweep can depart from it.
+    Said beforehand, a pass over these rows that is needed now is recorded so that the sweep can depart from it.
     """
 
     batch: Batch
@@ -42,13 +42,16 @@ class Ahead:
 
 @dataclass(frozen=True, eq=False)
 class TowardMetric:
-    """A pass is differentiated towards the sum of a metric over its rows: rows do not meet, so each has its own."""
+    """Target of a differentiated pass: the sum of a metric over its rows.
+
+    Rows do not meet, so each has its own gradient.
+    """
 
     metric: Metric
     reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with: the final stream of each example, at the columns that it sees."""
+    """The reference of a metric that compares: the final stream of each example, at the columns that it sees."""
     example: Int[Tensor, "r"] | None = None
-    """Which example each row is a copy of, where examples are run several times; None = row i is example i."""
+    """Example that each row is a copy of, where examples are run several times; None: row i is example i."""
     in_runs: bool = False
     """Whether blocks are differentiated in runs where a whole pass would keep too much (`checkpointed`): of a pass that
     is read and edited at the embeddings alone."""
@@ -67,7 +70,7 @@ class TowardMetric:
 
 @dataclass(frozen=True, eq=False)
 class TowardLoss:
-    """A pass is differentiated towards a loss of its logits; of a model without logits, of its final states."""
+    """Target of a differentiated pass: a loss of its logits; of a model without logits, of its final states."""
 
     loss: Callable[[Float[Tensor, "b n v"], Batch], Float[Tensor, ""]]
     everywhere: bool = False
@@ -87,7 +90,7 @@ class TowardLoss:
 
 
 Toward = TowardMetric | TowardLoss
-"""What a pass is differentiated towards."""
+"""Targets of a differentiated pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,20 +107,22 @@ class Pass:
     """Whether what is read must equal the base run of a sweep bit by bit: then attention takes the path of these reads
     alone (reading patterns rounds otherwise), whatever others read."""
     model: Transformer | None = None
-    """The model that runs; None = the one that is asked about."""
+    """The model that runs; None: the one under study."""
     ahead: Sequence[Ahead] = ()
-    """What will be swept next."""
+    """The sweeps that follow."""
     edits: Sequence[Edit] = ()
-    """Interventions of this pass alone. It is shared with passes that have the very same ones."""
+    """Interventions of this pass. It is shared with passes that have equal ones."""
     toward: Toward | None = None
-    """What it is differentiated towards, which answers `Read(site, grad=True)`; None = it keeps no gradients."""
+    """The target towards which it is differentiated, which answers `Read(site, grad=True)`; None: it keeps no
+    gradients.
+    """
     rules: Rules = ()
-    """Backward rules under which the model runs; those who name the same ones share the model under them."""
+    """Backward rules under which the model runs; questions with equal rules share the model under them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a pass found, for one of the questions that needed it."""
+    """The results of a pass, for one of the questions that needed it."""
 
     model: Transformer
     batch: Batch
@@ -125,7 +130,9 @@ class Recorded:
     final: Float[Tensor, "b p d"] | None
     _homes: dict[tuple[bool, bool], Float[Tensor, "b n d"]] = field(default_factory=dict)
     _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
-    """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
+    """Metrics computed so far, by a key of the metric and its data, each with the tensors whose identities stand in
+    its key.
+    """
     _missed: list[dict[str, Float[Tensor, "b"]]] = field(default_factory=list)
 
     @property
@@ -135,7 +142,7 @@ class Recorded:
         return self.final
 
     def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
-        """The final stream at the columns that the metric sees; the same tensor for all who ask."""
+        """The final stream at the columns that the metric sees; one tensor shared by all callers."""
         of_answer = metric.of_answer and self.batch.forced is not None
         key = metric.everywhere, of_answer
         if key not in self._homes:
@@ -143,12 +150,13 @@ class Recorded:
         return self._homes[key]
 
     def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
-        """What a metric compares with, where it compares with this run; None for one that compares with none."""
+        """The reference of a metric that compares with this run; None for a metric that does not compare."""
         return self.home(metric) if metric.compares else None
 
     def completeness(self) -> dict[str, Float[Tensor, "b"]]:
-        """How far relevances miss the final stream's (`rules.completeness`), of a differentiated pass that reads the
-        gradient there. Computed once for all who ask.
+        """Error of the sum of relevances (`rules.completeness`), of a pass that reads the final gradient.
+
+        Computed once for all callers.
         """
         if not self._missed:
             slope = self.trace[Read(sites.final_stream(self.model.config), grad=True)]
@@ -156,7 +164,7 @@ class Recorded:
         return dict(self._missed[0])
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
-        """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
+        """The metric of every row, against the reference where it compares. Computed once for all callers."""
         about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
         key = (metric_key(metric), *map(id, about))
         if key not in self._values:
@@ -175,20 +183,20 @@ class Sweeping:
     """Metrics, each of which is a sweep of its own from one base run; what sites hold; None = the final stream at each
     row's last token."""
     common: Variant = field(default_factory=Variant)
-    """What is edited in every variant and in the run that they are compared with."""
+    """Edits of every variant and of the run that they are compared with."""
     reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with (`Sweep.run`)."""
+    """The reference of a metric that compares (`Sweep.run`)."""
     reference_model: Transformer | None = None
     """The model that the reference comes from; None = the one that runs."""
     model: Transformer | None = None
-    """The model that runs; None = the one that is asked about."""
+    """The model that runs; None: the one under study."""
 
 
 Need = Pass | Sweeping
 
 
 Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor] | Tensor
-"""What was found: of a pass; of a sweep by metric, by read, or of the final stream."""
+"""The results of a pass; of a sweep by metric, by read, or of the final stream."""
 Steps = Generator[Need, list[Answer], T]
 """A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
 

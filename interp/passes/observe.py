@@ -1,4 +1,4 @@
-"""One pass with its questions: forward to the deepest layer anybody asks about, then gradients if any are wanted.
+"""One pass with its questions: forward to the deepest layer that is read, then gradients if any are wanted.
 
 Hook functions as TransformerLens' users write them, `fn(tensor, hook)`, are turned into edits of one pass here too.
 """
@@ -36,7 +36,7 @@ from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
-"""From the logits `[b p v]` (or those asked for) to one number to differentiate."""
+"""A function of the logits `[b p v]` (or of those computed) that returns the number to differentiate."""
 
 
 @runtime_checkable
@@ -45,12 +45,12 @@ class Subject(Protocol):
 
     @property
     def transformer(self) -> Transformer:
-        """The network, under the interventions that hold here and now."""
+        """The network, under the interventions of all enclosing `with` blocks."""
         ...
 
     @property
     def text(self) -> Text:
-        """How it tokenises."""
+        """The tokenisation of its texts."""
         ...
 
 
@@ -63,7 +63,7 @@ class Studied:
 
 
 def _no_model(model: object) -> str | None:
-    """None for a model of ours; else what to do with what arrived."""
+    """None for a model of this package; else a hint for what was given instead."""
     if isinstance(model, Transformer):
         return None
     if not isinstance(model, type) and isinstance(model, Subject):
@@ -80,11 +80,11 @@ def _no_model(model: object) -> str | None:
 
 
 Model = Annotated[Subject | Transformer, Required("a HookedTransformer or a Transformer", _no_model)]
-"""What analyses take: a `HookedTransformer`, or a bare network for token ids."""
+"""The `model` argument of analyses: a `HookedTransformer`, or a bare network for token ids."""
 
 
 def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
-    """The model under study: the network under all interventions that hold here and now, and its text.
+    """The model under study: the network under the interventions that hold at the call, and its text.
 
     Args:
         edits: interventions of this question alone, after those.
@@ -115,7 +115,7 @@ def as_network(model: Model) -> Transformer:
 
 
 def text_of(model: Model) -> Text:
-    """How a model tokenises; a bare network takes token ids only. ValueError for what is no model."""
+    """The tokenisation of a model; a bare network takes token ids only. ValueError for what is no model."""
     if isinstance(model, Transformer):
         config = model.config
         return Text(None, config.n_ctx, config.d_vocab, d_vocab_out=config.d_vocab_out)
@@ -125,7 +125,7 @@ def text_of(model: Model) -> Text:
 
 @dataclass(frozen=True, repr=False)
 class Observation(Brief):
-    """What one pass gave: its output (logits, or the residual stream where it stopped) and the answers."""
+    """The results of one pass: its output (logits, or the residual stream where it stopped) and the answers."""
 
     output: Tensor
     trace: Trace
@@ -163,16 +163,30 @@ def observe(
     metric: Objective | None = None,
     answers_only: bool = False,
 ) -> Observation:
-    """Run the model on a batch (or on prompts, as the model tokenises them) and answer `reads` under `edits`.
+    """Values at chosen sites of one pass of the model, under interventions.
 
-    The one function below all analyses: name what to look at and what to change, and get the values.
+    Every analysis is built on it: name what to look at and what to change, and get the values.
 
-    With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
-    nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
-    read is answered, inside the last block if need be, and `output` has no meaning.
+    With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and no
+    `.grad` is written. Without it the pass runs under `no_grad`.
+
+    Args:
+        model: the network, or a model with its tokenizer.
+        batch: a batch, or prompts as the model tokenises them.
+        reads: which values to record, gradients included (`Read(grad=True)`).
+        edits: interventions of this pass.
+        stop: number of the block before which the pass ends, so that its output is the residual stream entering that
+            block; None: the whole model.
+        logits_at: [b, n], the columns of each row at which logits are computed; None: all.
+        metric: function of the pass's output that is differentiated for reads of gradients.
+        answers_only: end as soon as every read is answered, inside the last block if need be; `output` has no meaning
+            then.
+
+    Returns:
+        `Observation`: `output`, the logits [b, p, v] or the stream [b, p, d], and `trace`, the value of each read.
 
     Raises:
-        ValueError: a gradient read without a metric, and everything `Transformer` refuses.
+        ValueError: a gradient read without a metric, and everything that `Transformer` refuses.
     """
     network = model if isinstance(model, Transformer) else as_network(model)
     batch = batch if isinstance(batch, Batch) else text_of(model).batch(batch)
@@ -222,13 +236,14 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
 
 
 Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None
-"""What selects sites: a name, several, a glob, a regular expression, a predicate; None = all not on demand."""
+"""Selection of sites: a name, several, a glob, a regular expression, a predicate; None: all that are not on demand.
+"""
 HookDirection = Literal["fwd", "bwd"]
 
 
 @dataclass
 class HookPoint:
-    """What a hook function is told about where it is: the site's name, and a dict of its own for one pass."""
+    """The place where a hook function runs: the site's name, and a dict of its own for one pass."""
 
     name: str
     ctx: dict[str, object] = field(default_factory=dict)
@@ -275,10 +290,12 @@ def as_edits(hooks: Sequence[tuple[Hook, HookDirection]], config: ModelConfig) -
 
 @dataclass(frozen=True, eq=False)
 class Hooked:
-    """A hook function as the change of an edit: it is told where it is, and has a dict of its own for one pass.
+    """A hook function as the change of an edit: it receives its place, and a dict of its own for one pass.
 
-    Backward hooks get the gradient when the pass is differentiated, and may return another one. Errors: ValueError for
-    a backward hook in a pass that keeps no gradients.
+    Backward hooks get the gradient when the pass is differentiated, and may return another one.
+
+    Raises:
+        ValueError: a backward hook in a pass that keeps no gradients.
     """
 
     function: HookFunction
@@ -304,7 +321,9 @@ class Standing:
     model: object
     edits: tuple[Edit, ...]
     open: bool = True
-    """Until the `with` is left: from then on they hold nowhere, not in a task that began inside of it either."""
+    """True until the `with` is left: from then on the edits hold nowhere, not in a task that began inside of it
+    either.
+    """
 
 
 _STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits", default=())

@@ -13,11 +13,11 @@ import torch
 from interp.model.config import ModelConfig
 
 HOST_FIXED = 32.0
-"""What reading a block's weights costs a pass on a CPU, in tokens that it could have computed instead."""
+"""Cost of reading a block's weights in a pass on a CPU, in tokens that it could have computed instead."""
 DEVICE_FIXED = 10**10
 """Multiplications that an accelerator could have done while the host launches the operators of one more block."""
 MOST_COLUMNS = 64
-"""Different first columns that are told apart."""
+"""The most first columns that are told apart."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The packs of a sweep, and what they cost beside one full pass per variant."""
+    """The packs of a sweep, and their cost against one full pass per variant."""
 
     starts: tuple[Start, ...]
     packs: tuple[Pack, ...]
@@ -47,7 +47,7 @@ class SweepPlan:
     columns: int
     n_layers: int
     head: float
-    """What the unembedding of one column costs, in columns of one block."""
+    """Cost of the unembedding of one column, in columns of one block."""
     everywhere: bool
     """Whether logits are needed at every column."""
     enters: bool = True
@@ -64,7 +64,7 @@ class SweepPlan:
 
     @property
     def passes(self) -> float:
-        """How many full passes over these examples the sweep is worth, the unembedding apart."""
+        """Number of full passes over these examples that the sweep costs, the unembedding apart."""
         return self.cost / (self.examples * self.columns * max(1, self.n_layers))
 
     @property
@@ -78,7 +78,7 @@ class SweepPlan:
         return self.head * (self.columns if self.everywhere else 1)
 
     def explain(self) -> str:
-        """What will run, and what that saves, in words."""
+        """The passes that will run, and what they save, in words."""
         idle = sum(start.idle for start in self.starts)
         n, e = len(self.starts), self.examples
         layers = [start.layer for start in self.starts if not start.idle]
@@ -154,7 +154,7 @@ def _grouped(
 
 
 def fixed_cost(config: ModelConfig, device: torch.device) -> float:
-    """What one more block costs a pass beside its tokens, in tokens that could have been computed meanwhile.
+    """Fixed cost of one more block in a pass, in tokens that could have been computed meanwhile.
 
     On a CPU the reading of its weights; on an accelerator the launches, which cost the same for a block of any width.
     """

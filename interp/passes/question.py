@@ -1,4 +1,4 @@
-"""A question about a model as data, and what it becomes for one model: what is computed of every row, how rows combine.
+"""Questions about a model as data, and their form once bound to one: what is computed of every row, how rows combine.
 
 `Question.bind` turns the record into a `ByRow` (asked of rows of data), a `Staged` (asked of several data sets, one
 stage after the other) or `Alone` (asked of the weights). `Questions` answers several of them for one batch; `runs`
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Values = Mapping[str, Tensor]
-"""What a question computes of a batch: tensors whose first axis is the row (in packed rows: the text, in the order of
-`Batch.identities`)."""
+"""Results of a question for a batch: tensors whose first axis is the row (in packed rows: the text, in the order of
+`Batch.identities`).
+"""
 Compute = Callable[[Trace, Batch, Transformer], Values]
-"""From what was recorded of a batch to the values of its rows."""
+"""A function from the records of a batch to the values of its rows."""
 
 
 class NotFiniteError(ValueError):
@@ -51,7 +52,7 @@ class NotFiniteError(ValueError):
 
 @runtime_checkable
 class Askable(Protocol):
-    """What can be asked of a model: a `Question`, or what one has become for that model."""
+    """Protocol of whatever `run` can answer: a `Question`, or one that is bound to a model."""
 
     @property
     def name(self) -> str:
@@ -59,13 +60,13 @@ class Askable(Protocol):
         ...
 
     def bind(self, model: Subject) -> ByRow | Staged | Alone:
-        """What is done to answer it for this model."""
+        """The computation that answers it for this model."""
         ...
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a model as data: a frozen record whose fields are its parameters.
+    """A question about a model as data: a frozen record with its parameters as fields.
 
     `bind` checks the fields against one model and says how it is answered: by a `ByRow` of rows of data, in stages
     (`Staged`), or `Alone`, of weights. `interp.run` asks any number of questions in shared passes, over data of any
@@ -88,9 +89,9 @@ class Question:
     """
 
     of_weights: ClassVar[bool] = False
-    """Whether it asks about the weights alone, which edits of activations do not concern."""
+    """Whether the question is about weights only, so that edits of activations do not concern it."""
     of_layers: ClassVar[bool] = True
-    """Whether it asks about layers, so that a model without any is refused."""
+    """Whether the question is about layers, so that a model without any is refused."""
     rows_together: ClassVar[int] = ROWS
     """The most prompts of a pass, where its function is given prompts in memory."""
 
@@ -100,25 +101,29 @@ class Question:
 
     @property
     def name(self) -> str:
-        """The name of its result: that of the record, in the spelling of functions."""
+        """The name of its result: the record's name in the spelling of functions."""
         return function_name(type(self))
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question and the data as the function of its name asks them.
+        """The question and the data as the function of its name runs them.
 
         Themselves, unless prompts in memory say more than a stream could, such as what means are taken over.
         """
         return self, data
 
     def bind(self, model: Subject) -> ByRow | Staged | Alone:
-        """How it is answered for this model. Errors: everything that the fields may have wrong for this model."""
+        """The computation that answers the question for this model.
+
+        Raises:
+            ValueError, KeyError, IndexError: fields that do not fit the model.
+        """
         raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define bind(model)")
 
 
 def function_name(kind: type[Question]) -> str:
-    """The name of the function that asks a question, and of its result."""
+    """The name of the function of a question, and of its result."""
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
@@ -190,19 +195,19 @@ class ByRow:
     rows: Callable[[Transformer, Batch], Steps[Values]]
     """The values of a batch's rows, step by step: what the model is needed for is yielded, and shared (`schedule`)."""
     keep: Reduction
-    """What is kept of the rows: every one (`Rows`), their moments (`Means`), or what else `core` has."""
+    """The reduction over rows: every one (`Rows`), their moments (`Means`), or another one of `core`."""
     result: Callable[[Partial], xr.Dataset] = _unlabelled
-    """Labels what is left of all rows; without it the question is for `reduced_over` alone."""
+    """Labels the reduced values of all rows; without it the question is for `reduced_over` alone."""
     answers: AnswerTokens | None = None
     """The answers that the question brings; None where it takes those of the data, or needs none."""
     pairs: bool = False
     """Whether every row must come with a corrupted prompt."""
     prompts: int | None = None
-    """How many rows the data must have, where the question holds something for each, such as its answers."""
+    """Number of rows that the data must have, where the question brings something for each, such as its answers."""
     held: str = "answers or labels"
-    """What it holds for each."""
+    """Name of what the question brings for each row."""
     enough: Callable[[Partial], bool] | None = None
-    """Whether what was kept of the first windows answers the question already; None = all rows are asked."""
+    """Whether the reduced values of the first windows answer the question already; None: all rows are needed."""
 
     def __post_init__(self) -> None:
         answers = None if self.answers is None else self.answers.prompts
@@ -214,11 +219,11 @@ class ByRow:
         object.__setattr__(self, "prompts", answers if self.prompts is None else self.prompts)
 
     def bind(self, model: Subject) -> ByRow:
-        """Itself: it is bound already."""
+        """The question itself, which is bound already."""
         return self
 
     def stages(self, has_data: bool) -> Stages[xr.Dataset]:
-        """Its one stage: itself, over the data of the run."""
+        """The only stage of the question: itself, over the data of the run."""
         (kept,) = yield [Ask(self, whole=False)]
         return self.finished(kept)
 
@@ -244,15 +249,15 @@ class Alone:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What a stage of a question wants to know: what a question of rows keeps, of which rows and which model."""
+    """One need of a stage of a question: the reduction of a question of rows, over which data and for which model."""
 
     question: ByRow
     data: DataSource | None = None
-    """None = the data of the run."""
+    """Data of the question; None: the data of the run."""
     model: Subject | None = None
-    """None = the model of the run."""
+    """Model of the question; None: the model of the run."""
     whole: bool = True
-    """Whether it cannot be used before all rows are in, however many jobs share them."""
+    """Whether the reduction is useless before all rows are in, however many jobs share them."""
 
 
 Stages = Generator[Sequence[Ask], Sequence[Partial], T]
@@ -275,12 +280,13 @@ class Staged:
     stages: Callable[[bool], Stages[xr.Dataset]]
     """The stages, of a run that has data or not."""
     data: Literal["none", "optional", "required"] = "required"
-    """Whether it asks about the data of the run."""
+    """Whether the question is about the data of the run."""
     of_model: object = None
-    """All that decides its answer beside weights and tokenizer, where it has no data: by this it is kept. None = other
-    things decide too."""
+    """All that decides the answer apart from weights and tokenizer, where there is no data: the key under which it is
+    cached. None: other things decide too.
+    """
     again: str = ""
-    """Of one that goes through the data of the run several times: what is to be said so that it need not."""
+    """How to avoid going through the data several times, in words, for a question that does."""
 
     @classmethod
     def after(cls, name: str, first: Ask, then: Callable[[Partial], ByRow], again: str = "") -> Staged:
@@ -294,7 +300,7 @@ class Staged:
 
 
 BatchValues = Mapping[str, Values]
-"""What every question computed of a batch, by its name."""
+"""Results of every question for a batch, by its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +331,7 @@ class Questions:
         return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
-        """What every question computes of a batch.
+        """The values of every question for a batch.
 
         Padding is moved to the right, so that every token stands in the column of its position, whatever the batch.
         Hooks that tell columns apart keep those given.
@@ -344,7 +350,7 @@ class Questions:
         return answer_together(model, {each.name: each.rows(model, own) for each, own in answered})
 
     def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
-        """The batch as each question asks about it; those that ask for the same answers get the same one.
+        """The batch of each question; questions with equal answers get one batch.
 
         Args:
             home: the batch on the host, where answers are looked up.
@@ -366,7 +372,7 @@ class Questions:
         return tuple((name, text) for name, answers in answered for text in answers.notes(batch))
 
     def reduced(self, values: BatchValues, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
-        """What every question keeps of the values of these rows: on the host, fetched in one copy."""
+        """The reductions of every question over these rows: on the host, fetched in one copy."""
         found = self.reduced_if(torch.tensor(True), values, rows)
         assert found is not None
         return found
@@ -378,10 +384,12 @@ class Questions:
         rows: Int[Tensor, "n"] | None,
         checks: Checks | None = None,
     ) -> dict[str, Partial] | None:
-        """Like `reduced`, but None if `fine` is False: the flag and what is kept are fetched from a device together.
+        """The reductions of every question over these rows, or None if `fine` is False.
+
+        The flag and the reductions are fetched from a device together.
 
         Args:
-            checks: what was checked on the way to the values, and is looked at now. Errors: what those raise.
+            checks: checks made on the way to the values, which are settled now and raise their errors.
         """
         checks = Checks() if checks is None else checks
         if fine.is_cpu and not bool(fine):
@@ -400,14 +408,14 @@ class Questions:
         return {each.name: each.keep.load(own[each.name]) for each in self.asked}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
-        """Whether no question asks for more rows than these."""
+        """Whether no question needs more rows than these."""
         if partial is None:
             return False
         return all(each.enough is not None and each.enough(partial[each.name]) for each in self.asked)
 
 
 def _check_followed(config: ModelConfig, batch: Batch) -> None:
-    """ValueError where a model cannot be asked for answers of several tokens after these prompts."""
+    """ValueError where a model cannot predict answers of several tokens after these prompts."""
     config.require_next_token("an answer of several tokens")
     if not config.causal:
         raise ValueError(
@@ -427,7 +435,7 @@ def _same_answers(one: Batch, other: Batch) -> bool:
 
 
 def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:
-    """What is kept of two parts of the data together, question by question."""
+    """The reductions of two parts of the data together, question by question."""
     if one is None:
         return other
     return {name: partial.merge(other[name]) for name, partial in one.items()}

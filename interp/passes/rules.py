@@ -39,7 +39,7 @@ PRESETS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 cp-lrp: conservative propagation (Ali et al. 2022).
 """
 SUMMANDS = ("hook_embed", "hook_pos_embed", "hook_type_embed")
-"""What the first block's stream is the sum of."""
+"""The sites whose sum enters the first block."""
 ROUNDING, AT_MOST = 200, 0.2
 """How many times the precision of the model a sum may be off, relative to the size of its terms; and how far at most,
 where that precision is low.
@@ -111,13 +111,13 @@ def _prove(under: Transformer) -> None:
 
 
 def rules_attrs(given: Rules) -> dict[str, str]:
-    """What a result says of the rules its gradients were taken under: their names; nothing where there are none."""
+    """Attributes of a result that name the backward rules of its gradients; empty where there are none."""
     rules = as_rules(given)
     return {"rules": ", ".join(rules)} if rules else {}
 
 
 def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
-    """What of a model the rules do not reach; None if they reach everything."""
+    """The part of a model that the rules do not reach; None if they reach everything."""
     if config.block.proven:
         if set(rules) == set(LINEAR):
             return None
@@ -152,7 +152,7 @@ def promises(model: Transformer) -> bool:
 def completeness(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], gradient: Float[Tensor, "b p d"]
 ) -> dict[str, Float[Tensor, "b"]]:
-    """How far relevances miss what they promise to sum to: `completeness_error`, the same for every row of the batch.
+    """Error of the sum of relevances, `completeness_error`, equal for every row of the batch.
 
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
     of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits

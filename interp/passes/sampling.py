@@ -17,15 +17,15 @@ from interp.passes.question import NotFiniteError
 @public()
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn from the logits."""
+    """Rule by which the next token is drawn from the logits: temperature, then top-k, then top-p."""
 
     temperature: float = 1.0
     top_k: int | None = None
-    """Keep the k most probable tokens."""
+    """Number of most probable tokens that are kept; None: all."""
     top_p: float | None = None
-    """Keep the fewest tokens whose probabilities sum to at least p."""
+    """Probability that the fewest kept tokens sum to at least; None: all are kept."""
     seed: int | None = None
-    """Seed of a generator of its own; None draws from torch's global one."""
+    """Seed of a generator of its own; None: torch's global one."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -107,6 +107,6 @@ def penalised(
 
 
 def present(batch: Batch, d_vocab: int) -> Bool[Tensor, "b v"]:
-    """Which tokens each row holds; padding does not count."""
+    """True at the tokens that each row contains; padding does not count."""
     real = torch.ones_like(batch.tokens) if batch.keep is None else batch.keep.to(batch.tokens.dtype)
     return batch.tokens.new_zeros(len(batch), d_vocab).scatter_add_(1, batch.tokens, real) > 0

@@ -43,16 +43,17 @@ from interp.passes.variants import canonical
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 _CARRYING = ("hook_scale", "hook_expert_weights")
-"""Sites whose values a pass carries on only where they are changed or differentiated; otherwise they are looked at."""
+"""Sites whose values a pass carries on only where they are changed or differentiated; otherwise they are only read.
+"""
 
 
 def run_steps(model: Transformer, steps: Steps[T]) -> T:
-    """What one computation over the rows of a batch ends with, where no other one could share its passes."""
+    """The result of one computation over the rows of a batch, where no other one could share its passes."""
     return answer_together(model, {"": steps})[""]
 
 
 def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[str, T]:
-    """What each of these computations over the rows of one batch ends with, by name, from as few passes as possible."""
+    """The results of several computations over the rows of one batch, by name, from as few passes as possible."""
     done: dict[str, T] = {}
     waiting: dict[str, Need] = {}
     bases, networks = _Bases(model), _Networks(model)
@@ -85,7 +86,7 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
 
 @dataclass(eq=False)
 class _Networks:
-    """The models that run: under backward rules a model is another one, made once for all who name these rules."""
+    """The models that run: under backward rules a model is another one, made once per set of rules."""
 
     model: Transformer
     _ruled: dict[tuple[int, tuple[Rule, ...]], Transformer] = field(default_factory=dict)
@@ -101,15 +102,15 @@ class _Networks:
 
 @dataclass(eq=False)
 class _Bases:
-    """Passes that sweeps of the same rows can depart from, as long as a sweep of theirs is to come."""
+    """Passes from which later sweeps of the same rows can depart."""
 
     model: Transformer
     expected: dict[Hashable, dict[str, Sequence[str]]] = field(default_factory=dict)
-    """By tokens and path of attention: who will sweep these rows, with edits at which sites."""
+    """The coming sweeps, by tokens and path of attention: which question, with edits at which sites."""
     known: dict[Hashable, Base] = field(default_factory=dict)
 
     def expect(self, passes: Mapping[str, Pass], sweeps: Mapping[str, Sweeping]) -> None:
-        """Take in who sweeps which rows, now or after the pass that it needs now."""
+        """Register the coming sweeps of each question, now or after the pass that it needs now."""
         for name, need in passes.items():
             for each in need.ahead:
                 self._note(name, each.batch, each.sites)
@@ -125,8 +126,10 @@ class _Bases:
     def pass_of(
         self, needed: Sequence[Pass], path: frozenset[str]
     ) -> tuple[Trace, Float[Tensor, "b p d"] | None] | None:
-        """A pass that answers these and is a base for the sweeps to come; None if there is none to come, or it cannot
-        be: logits are read, another model runs, or the pass is edited or differentiated.
+        """A pass that answers these needs and is a base for coming sweeps.
+
+        None if there are none to come, or it cannot be: logits are read, another model runs, or the pass is edited or
+        differentiated.
         """
         key = _tokens_key(needed[0].batch), path
         expected = self.expected.get(key)
@@ -149,7 +152,7 @@ class _Bases:
         return self.known.get((_tokens_key(need.batch), _slow_sites(_edited_sites(need), self.model)))
 
     def leave(self, name: str) -> None:
-        """Forget what this question expected, and every pass that nobody waits for any more."""
+        """Forget the coming sweeps of this question, and every pass that no sweep waits for any more."""
         for key, expected in list(self.expected.items()):
             expected.pop(name, None)
             if not expected:
@@ -179,7 +182,7 @@ def _passed(networks: _Networks, needed: Mapping[str, Pass], bases: _Bases) -> d
 
 
 def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
-    """What all of these read of the same tokens, and the final stream if anybody needs it.
+    """The answers to all reads of the same tokens, and the final stream if any of them needs it.
 
     The pass ends in the deepest block that anybody asks about, unless the final stream or the logits are needed, or
     what is differentiated is computed from them.
@@ -237,7 +240,7 @@ def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) ->
 
 
 def _watched(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
-    """What a sweep watches, by consecutive groups of so many variants."""
+    """The results of a sweep, by consecutive groups of so many variants."""
     if need.watch is None:
         return sweep.final().split(list(counts))
     if reads := [each for each in need.watch if isinstance(each, Read)]:
@@ -248,7 +251,7 @@ def _watched(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[An
 
 
 def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequence[Answer]:
-    """What sites hold, by consecutive groups of so many variants."""
+    """The values at sites, by consecutive groups of so many variants."""
     if len(counts) == 1:
         return [found]
     parts = {read: value.split(list(counts)) for read, value in found.items()}
@@ -256,7 +259,7 @@ def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequenc
 
 
 def _split(swept: Swept, counts: Sequence[int]) -> list[Swept]:
-    """What a sweep found, by consecutive groups of so many variants."""
+    """The metrics of a sweep, by consecutive groups of so many variants."""
     parts = zip(swept.values.split(list(counts)), swept.changed.split(list(counts)), strict=True)
     return [replace(swept, values=values, changed=changed) for values, changed in parts]
 
@@ -298,7 +301,7 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
-    """Which of the sites that these passes read make a pass round otherwise.
+    """The sites, among those that these passes read, that make a pass round otherwise.
 
     A scale or a weight that is differentiated must carry the computation, which its own fused kernel then cannot.
     """
@@ -310,9 +313,9 @@ def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
-    """The sites among these that a pass computes on another path if they are looked at: its other values then differ in
-    their last bits. Attention whose scores or patterns are read is not fused; a stream for every head is projected for
-    itself.
+    """Sites that a pass computes on another path if they are read, so that other values differ in their last bits.
+
+    Attention whose scores or patterns are read is not fused; a stream for every head is projected for itself.
     """
     found = set()
     for name in dict.fromkeys(names):
@@ -324,7 +327,7 @@ def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
 
 
 def _tokens_key(batch: Batch) -> Hashable:
-    """Batches of one key hold the same tokens in the same columns, whatever is asked about them."""
+    """Key of the tokens of a batch: batches of one key hold equal tokens in the same columns."""
     host = batch if batch.tokens.is_cpu else vars(batch).get("_host")
     if host is None:  # fetching the tokens would wait for the device
         return tuple(map(id, (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory)))

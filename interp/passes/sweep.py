@@ -52,7 +52,7 @@ _AFTER_KEYS = (
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """What a sweep keeps of its base run."""
+    """The values of a base run that a sweep keeps."""
 
     final: Float[Tensor, "b p d"]
     """The stream that leaves the last block."""
@@ -89,7 +89,7 @@ class Touched:
 
     sites: tuple[str, ...]
     planned: tuple[str, ...]
-    """Those whose values in the base run are compared with what is put there."""
+    """Sites whose values in the base run are compared with what is put there."""
 
     @classmethod
     def of(cls, variants: Sequence[Sequence[PlacedEdit]]) -> Touched:
@@ -256,8 +256,10 @@ class _Differences:
         self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
 
     def _key(self, edit: PlacedEdit) -> tuple[str, int, bool]:
-        """Cache key `(site, id of the values, whole)`; whole: the edit's values cover the whole site, so that one
-        comparison with the base run serves all edits that share them.
+        """Cache key of an edit, `(site, id of the values, whole)`.
+
+        whole: the edit's values cover the whole site, so that one comparison with the base run serves all edits that
+        share them.
         """
         change = edit.change
         whole = isinstance(change, Zero) or (
@@ -287,7 +289,7 @@ class _Differences:
         return values != base
 
     def _changed(self, edit: PlacedEdit) -> Tensor:
-        """What the edit does to the base run's value, cell by cell."""
+        """The change of the base run's value by the edit, cell by cell."""
         base = self._base.values[edit.site]
         return edited(edit.as_edit(), base, Span(layout=self._layout, width=self._columns)) != base
 
@@ -322,7 +324,7 @@ class SweepPass:
     variants: Sequence[Sequence[PlacedEdit]]
     """The edits of every variant of the sweep."""
     common: Sequence[PlacedEdit]
-    """Those of all variants, which come first."""
+    """Edits of all variants, which come first."""
 
     def final(self, at: Int[Tensor, "b n"] | None) -> Float[Tensor, "r n d"]:
         """The final stream of every row: at some columns of each example, or at all, the base run's included."""
@@ -455,7 +457,7 @@ class SweepPass:
         return sum(self.starts[i].layer <= layer for i in self.pack.variants)
 
     def _copied(self, copies: int) -> Batch:
-        """What a pass takes of the examples besides their tokens, `copies` times over."""
+        """The inputs of a pass besides tokens, `copies` times over."""
         given = self.batch
         bare = Batch(
             given.tokens, given.keep, documents=given.documents, types=given.types, memory=given.memory
@@ -482,7 +484,7 @@ class SweepPass:
 
 @dataclass(frozen=True, eq=False)
 class Swept:
-    """What a sweep found."""
+    """The results of a sweep."""
 
     values: Float[Tensor, "v b"]
     """The metric of every variant of every example; the base run's where the variant changed nothing."""
@@ -497,7 +499,7 @@ class Swept:
 @public()
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Variants of the same examples, and what to watch of them.
+    """Many variants of one batch as one planned computation, and the values or metrics to record of each.
 
     Errors (when it is planned): everything that an `Edit` may have wrong, by name.
 
@@ -512,7 +514,7 @@ class Sweep:
     batch: Batch
     variants: Sequence[Variant]
     common: Variant = field(default_factory=Variant)
-    """What is edited in the base run and in every variant, before the variant's own; after the model's own edits."""
+    """Edits of the base run and of every variant, before the variant's own; after the model's own edits."""
     at: Int[Tensor, "b n"] | None = None
     """The columns where each example is watched; None = those that the metric looks at."""
     memory: int | None = None
@@ -528,11 +530,16 @@ class Sweep:
     ) -> Swept:
         """The metric of every variant.
 
+        A pack that does not fit into the device's memory is halved until it does.
+
         Args:
-            reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
-                run's.
-            reference_model: the model that it comes from; None = this one. A pack that does not fit into the device's
-                memory is halved until it does.
+            metric: the metric.
+            reference: [b, n, d], the final stream that a comparing metric compares with, at the watched columns;
+                None: the base run's.
+            reference_model: the model that the reference comes from; None: this one.
+
+        Returns:
+            `Swept`: the values [v, b] of the variants and of the base run.
         """
         base, watched = self.base, self._watched(metric)
         columns = None if watched is None else sent(watched, self._network.device)
@@ -552,7 +559,7 @@ class Sweep:
         return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
-        """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
+        """Values at sites inside the blocks in every variant, `[variant, example, *axes]`; no logits are computed.
 
         Raises:
             ValueError: a read with `via` or `grad`: the columns that a variant shares with the base run are filled in
@@ -588,7 +595,7 @@ class Sweep:
         return found
 
     def plan(self, *, everywhere: bool = False) -> SweepPlan:
-        """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
+        """The plan of the passes, and what it saves: `print(sweep.plan().explain())`. It takes the base run to know.
 
         Args:
             everywhere: for a metric that looks at every column.
@@ -631,7 +638,7 @@ class Sweep:
         return base_run(self._plain, self._batch, Touched.of(self._variants), self._common, reads)
 
     def base_at(self, touched: Touched, reads: Sequence[Read]) -> Base:
-        """The run that sweeps with edits at these sites can depart from, with what others read in it."""
+        """The run from which sweeps with edits at these sites can depart, with other questions' reads in it."""
         return base_run(self._plain, self._batch, touched, self._common, reads)
 
     def _run(self, base: Base, plan: SweepPlan, name: str, each: Callable[[SweepPass], None]) -> None:
@@ -688,7 +695,7 @@ class Sweep:
 
     @cached_property
     def _moved(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Values on the device by the identity of the host's, which are held so that it stays theirs."""
+        """Values on the device by the identity of the host's, which are kept alive so that it stays theirs."""
         return {}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What processes that share a spread model (`tensor_parallel`) do alike: plan by the least memory, write once."""
+"""What processes that share a spread model (`tensor_parallel`) do in common: plan by the least memory, write once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def writes(model: Transformer) -> bool:
 
 @contextmanager
 def one_after_another(model: Transformer) -> Iterator[None]:
-    """The first process does what stands inside before the others come in; nobody leaves before all have done it."""
+    """Run the body in the first process before the others; no process leaves before all have run it."""
     group = _group(model)
     if group is None:
         yield

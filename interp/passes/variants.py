@@ -80,7 +80,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
 
     Raises:
         KeyError: an unknown site.
-        ValueError: a site after the last block, values that do not fit, values nobody looked up, or an edit of some
+        ValueError: a site after the last block, values that do not fit or were not looked up, or an edit of some
             rows only.
         IndexError: an index outside the site.
         PositionError: a position that an example lacks.
@@ -266,7 +266,7 @@ def changes(edits: Sequence[tuple[int, PlacedEdit]], copies: int, examples: int,
 def _turns(
     edits: Sequence[tuple[int, PlacedEdit]],
 ) -> Iterator[tuple[list[_Wave], list[tuple[int, PlacedEdit]]]]:
-    """What is done together, in order: waves of planned edits, then functions, then waves again, ..."""
+    """Edits that are carried out together, in order: waves of planned edits, then functions, then waves again, ..."""
     seen: dict[int, int] = defaultdict(int)
     steps: dict[int, list[tuple[int, PlacedEdit]]] = defaultdict(list)
     for slot, each in edits:

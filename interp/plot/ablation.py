@@ -1,4 +1,4 @@
-"""What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by layer."""
+"""Effects of ablations, knockouts and short-circuits as maps and bars, and recall by layer as curves."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Args:
         result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it.
             Cells in which nothing was changed are left white.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: a result of another number of dims.
@@ -61,6 +62,12 @@ def recall_curve(
 ) -> Axes:
     """A score of `recall` with its 95 % interval: for the whole model, and with each single layer short-circuited.
 
+    Args:
+        result: that of `recall`.
+        score: the score that is drawn.
+        label: a name for the legend, where several results share an Axes.
+        ax: the Axes to draw on; None: a new figure.
+
     Raises:
         KeyError: a score that the result does not hold.
 
@@ -86,6 +93,11 @@ def recall_curve(
 @public()
 def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
     """A score of `recall` for every range of short-circuited layers, first layer downwards, last one to the right.
+
+    Args:
+        result: that of `recall`.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a score that the result does not hold.
@@ -129,7 +141,7 @@ def _bars(result: xr.Dataset, names: list[str], ax: Axes | None) -> Axes:
 
 
 def _intervention(result: xr.Dataset) -> str:
-    """What was done, in words."""
+    """The name of the intervention, in words."""
     if "change" not in result.attrs:
         return str(result.attrs["intervention"])
     parts = {"named": "named parts"}.get(result.attrs["parts"], f"every {result.attrs['parts']}")

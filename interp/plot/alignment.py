@@ -1,4 +1,4 @@
-"""Where a variable lives: how well the exchange of directions exchanges it, by cell, beside what chance finds there."""
+"""How well exchanging directions exchanges a variable, by cell, next to what chance finds there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from interp.plot.canvas import (
 )
 
 CEILING = ("found", "whole state")
-"""What is no null."""
+"""The line that is no null."""
 
 
 @public()
@@ -35,7 +35,8 @@ def alignment(
             all that was exchanged.
         score: "iia", "loss", and "logit difference" or "logit". The best null is the largest (of a loss the
             smallest).
-        tokens: the prompt's, to name the positions.
+        tokens: the prompt's tokens, to name the positions.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: another score.

@@ -17,10 +17,15 @@ from interp.plot.canvas import ColourScale, axes, heat_map, name_cells, printabl
 def attention(
     pattern_qk: Float[Tensor, "*q k"], tokens: Sequence[str] | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """One head's pattern: row = the token that looks, column = the token looked at, rows sum to 1.
+    """One head's attention pattern: row = the token that looks, column = the token looked at, rows sum to 1.
 
     Args:
-        tokens: the text of each position; positions are numbered without. Errors: ValueError if they do not fit.
+        pattern_qk: [q, k], attention probabilities of one head.
+        tokens: the text of each position; positions are numbered without.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        ValueError: another number of tokens.
 
     Example:
         >>> _, cache = model.run_with_cache(prompt, "blocks.1.attn.hook_pattern")

@@ -1,4 +1,4 @@
-"""What makes an attention score: a map of the pairs of parts."""
+"""Attention scores by pairs of parts, as a map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def attention_attribution(
 
     Args:
         result: what `interp.attention.attention_attribution` returned.
-        top: so many rows and columns at most, those of the largest values; the others are not drawn.
+        prompt: place among the prompts of the result.
+        top: the most rows and columns, those of the largest values; the others are not drawn.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         IndexError: a prompt that the result does not hold.

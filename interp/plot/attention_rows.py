@@ -27,7 +27,12 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
     """A layer x head map of `interp.attention.attention_entropy`, each cell with its number.
 
     Args:
-        score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
+        result: what `interp.attention.attention_entropy` returned.
+        score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight".
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another score.
 
     Example:
         >>> attention_entropy(interp.attention.attention_entropy(model, prompt))
@@ -56,11 +61,16 @@ def dispersion(
     """One score of `interp.attention.dispersion` against the number of keys: named heads in colour, all others grey.
 
     Args:
+        result: what `interp.attention.dispersion` returned.
         score: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or
             "gap".
-        heads: those with a name and a 95 % band, `"L0H1"` or (0, 1).
-        label: what is added to the names, where several results share an Axes (select the named heads in all but the
-            first). Errors: KeyError for another score or head.
+        heads: the heads with a name and a 95 % band, `"L0H1"` or (0, 1).
+        label: text added to the names, where several results share an Axes (select the named heads in all but the
+            first).
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another score or head.
 
     Example:
         >>> dispersion(interp.attention.dispersion(model, prompt), "entropy", heads=["L0H1"])
@@ -95,7 +105,7 @@ def _heads(result: xr.Dataset) -> Iterator[xr.Dataset]:
 
 
 def _even(ax: Axes, result: xr.Dataset, score: str) -> None:
-    """Even attention, once per Axes, and the scales that make it a straight line."""
+    """Draw even attention, once per Axes, and set the scales that make it a straight line."""
     ax.set_xscale("log")
     if score == "max_weight":
         ax.set_yscale("log")

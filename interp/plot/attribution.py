@@ -19,8 +19,10 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
     Args:
-        result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`. What comes after the first
-            `top` is one bar.
+        result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`.
+        prompt: place among the prompts of the result.
+        top: number of parts with a bar of their own; all others are one bar.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         IndexError: a prompt that the result does not hold.
@@ -54,10 +56,15 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
 
 @public()
 def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = None) -> Axes:
-    """What each head adds directly to the logit (difference), layer x head, signed, in logits.
+    """Each head's direct contribution to the logit (difference), layer x head, signed, in logits.
+
+    Args:
+        result: what `interp.attribute` returned by head (or by source).
+        prompt: place among the prompts of the result.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
-        ValueError: unless the result is by head (or by source).
+        ValueError: a result that is not by head.
 
     Example:
         >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", parts="head"))

@@ -1,5 +1,6 @@
-"""The backward lens in pictures: as a panel of layers and tokens, as a grid of matrices, as curves by depth; and ranks
-and cosines of gradients as maps.
+"""The backward lens as a panel of layers and tokens, as a grid of matrices, and as curves by depth.
+
+Ranks and cosines of gradients are maps.
 """
 
 from __future__ import annotations
@@ -49,16 +50,21 @@ def backward_lens(
 ) -> Axes:
     """The norm of delta at every layer and token of a matrix (log colour), with one word where the update is large.
 
+    A delta of exactly zero has no colour and says "no update".
+
     Args:
         result: what `interp.backward_lens` returned.
-        matrix: one of the result's; None = W_out if it is there, else the first. The word is the least probable token
-            of delta for W_out and W_O, the most probable of x for the others; it stands where the update exceeds
-            `threshold` times the prompt's largest. A delta of exactly zero has no colour and says "no update".
-        pieces: ids to their texts, tokens: the prompt's own; None = those that the result brings along.
+        pieces: function from ids to their texts; None: the texts that the result brings along.
+        matrix: one of the result's matrices; None: W_out if it is there, else the first. The word is the least
+            probable token of delta for W_out and W_O, the most probable of x for the others.
+        tokens: the prompt's tokens; None: those that the result brings along.
+        prompt: place among the prompts of the result.
+        threshold: share of the prompt's largest update above which a word is written.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a matrix that the result does not hold.
-        ValueError: if `tokens` do not fit it.
+        ValueError: `tokens` that do not fit it.
 
     Example:
         >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
@@ -100,12 +106,17 @@ def backward_lens(
 def backward_lens_grid(
     result: xr.Dataset, *, pos: int = -1, prompt: int = 0, threshold: float = 0.01, ax: Axes | None = None
 ) -> Axes:
-    """Every matrix of every layer at one token: the size of its update (log colour), and the word it is read by.
+    """The size of the update of every matrix of every layer at one token (log colour), and the word it is read by.
 
     Args:
         result: what `interp.backward_lens` returned.
-        pos: which of the prompt's tokens, negative from its end. Words stand where the update exceeds `threshold`
-            times the prompt's largest of that matrix. IndexError for a token that the prompt does not have.
+        pos: number of the prompt's token, negative from its end.
+        prompt: place among the prompts of the result.
+        threshold: share of the prompt's largest update of that matrix above which a word is written.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        IndexError: a token that the prompt does not have.
 
     Example:
         >>> plot.backward_lens_grid(interp.backward_lens(model, prompt, " Mary"))
@@ -149,9 +160,10 @@ def backward_lens_curves(
         result: what `interp.backward_lens` returned.
         value: "delta", "x", "relative_update" or "target_rank"; of several tokens of a segment the mean, of those
             with an update.
-        matrix: None = W_out if it is there, else the first.
+        matrix: one of the result's matrices; None: W_out if it is there, else the first.
         segments: positions of every prompt by name, negative ones from its end, such as the tokens of a subject (Katz
-            et al. 2024, figures 4 and 5); None = the first token, those between, and the last.
+            et al. 2024, figures 4 and 5); None: the first token, those between, and the last.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a value or matrix that the result does not hold.
@@ -187,6 +199,10 @@ def backward_lens_curves(
 def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The rank of the gradient of every matrix and layer, mean over prompts.
 
+    Args:
+        result: what `interp.lenses.gradient_rank` returned.
+        ax: the Axes to draw on; None: a new figure.
+
     Example:
         >>> plot.gradient_rank(interp.lenses.gradient_rank(model, prompt, " Mary"))
     """
@@ -209,8 +225,12 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     """The cosines of all pairs of layers at the last token, mean over prompts, for one matrix.
 
     Args:
-        matrix: one of the result's; None = W_out if it is there, else the first. KeyError for one that it does not
-            hold.
+        result: what `interp.lenses.gradient_cosines` returned.
+        matrix: one of the result's matrices; None: W_out if it is there, else the first.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: a matrix that the result does not hold.
 
     Example:
         >>> plot.gradient_cosines(interp.lenses.gradient_cosines(model, prompt, " Mary"))
@@ -247,7 +267,7 @@ def _mean_of(row_lp: np.ndarray, places: Sequence[int] | slice, n: int) -> np.nd
 
 
 def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
-    """The mean along an axis over what is a number; NaN where nothing is."""
+    """The mean along an axis over the entries that are numbers; NaN where there are none."""
     known = ~np.isnan(values)
     total, count = np.where(known, values, 0).sum(axis), known.sum(axis)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

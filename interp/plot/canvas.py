@@ -1,4 +1,4 @@
-"""What every picture shares: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
+"""Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ MASS = "Blues"
 SIGNED = "RdBu"
 """Colour map of signed numbers: red below 0, blue above."""
 ON_CELL = "on a cell"
-"""By what texts on the cells of a map are known."""
+"""Marker of the texts on the cells of a map."""
 CROWDED = 400
 """Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
 
@@ -35,39 +35,39 @@ class ColourScale:
 
     @classmethod
     def mass(cls, label: str) -> "ColourScale":
-        """For numbers in [0, 1]."""
+        """The scale of numbers in [0, 1]."""
         return cls(MASS, 0.0, 1.0, label)
 
     @classmethod
     def signed(cls, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
-        """For signed numbers: as far below 0 as above."""
+        """The scale of signed numbers, which reaches as far below 0 as above."""
         reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
         return cls(SIGNED, -reach, reach, label)
 
     @classmethod
     def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "ColourScale":
-        """For a metric with something taken away: blue where it falls, so where that speaks for the metric.
+        """The scale of a metric with something taken away: blue where it falls, so where that speaks for the metric.
 
         Args:
-            intact: what the number is where nothing is taken away, the neutral colour.
+            intact: the number where nothing is taken away, the neutral colour.
         """
         signed = cls.signed(values - intact, label)
         return replace(signed, cmap=f"{SIGNED}_r", low=intact + signed.low, high=intact + signed.high)
 
     @classmethod
     def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
-        """For scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
+        """The scale of scores on both sides of chance, the neutral colour; of 0 where no chance level is known."""
         chance = 0.0 if np.isnan(chance) else chance
         signed = cls.signed(values - chance, label if chance == 0 else f"{label} (neutral: chance)")
         return replace(signed, low=chance + signed.low, high=chance + signed.high)
 
 
 class Sheet(Figure):
-    """A figure that no window and no list of pyplot knows of; it takes the size of what is drawn on it."""
+    """A figure outside of windows and pyplot's list, which takes the size of what is drawn on it."""
 
 
 def axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """The given Axes, or those of a new figure of this size in inches."""
+    """The Axes given, or those of a new figure of this size in inches."""
     if ax is not None:
         if isinstance(ax.figure, Sheet):
             ax.figure.set_size_inches(width, height)
@@ -165,7 +165,7 @@ def score_of(result: xr.Dataset, name: str) -> xr.Dataset:
 
 
 def token_names(result: xr.Dataset, tokens: Sequence[str] | None) -> list[str] | None:
-    """What the columns of a map by position are called: by the tokens given, else those of the result, if it has any.
+    """Names of the columns of a map by position: the tokens given, else those of the result, if it has any.
 
     Raises:
         ValueError: another number of tokens.

@@ -51,7 +51,7 @@ def drawn(result: object, *args: object, **options: object) -> Axes:
 
 
 def png(draw: Callable[[Axes], object], *, dpi: float = DPI) -> tuple[bytes, int]:
-    """What `draw` draws as a PNG file and its width in pixels of the page; pyplot's figures are left alone."""
+    """A drawing as a PNG file and its width in pixels of the page; pyplot's figures are left alone."""
     sheet = Sheet(layout="constrained")
     draw(sheet.add_subplot())
     width, height = sheet.get_size_inches()
@@ -76,12 +76,12 @@ def picture(result: object) -> Markup:
 
 
 def card(result: object) -> str:
-    """The HTML of any result of ours: its picture, its name and how to read it."""
+    """The HTML of any result of this package: its picture, its name and how to read it."""
     return str(BOX.format(picture(result) + words(result)))
 
 
 def words(result: object) -> Markup:
-    """What a result is: how to read the numbers of a Dataset, or the text of an object."""
+    """A result in words: how to read the numbers of a Dataset, or the text of an object."""
     if isinstance(result, xr.Dataset):
         return dataset_line(result)
     text = PLAIN.format(str(result))

@@ -1,4 +1,4 @@
-"""Causal traces: which layer and token, restored, brings a fact back; as a map, and as curves with their intervals."""
+"""Causal traces: the layer and token whose restoring brings a fact back, as a map and as curves with intervals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def causal_trace(
     Args:
         result: that of `causal_trace`. Cells by role show the half-width of their 95 % interval where there is room
             (curves show it always), and a dash where restoring can change nothing.
-        prompt: place among the prompts of the result; its subject's tokens bear a star.
+        prompt: place among the prompts of the result; its subject's tokens bear a star. None: by role.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
@@ -62,7 +63,12 @@ def causal_trace_curves(
     """The indirect effect by role against the layer, each with its 95 % band over prompts.
 
     Args:
-        roles: those to draw; None = all that any prompt has. Errors: KeyError for an unknown role.
+        result: that of `causal_trace`.
+        roles: the roles to draw; None: all that any prompt has.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown role.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())

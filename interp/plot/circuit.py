@@ -35,8 +35,12 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
     An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
-    value in the corrupted run, or the other way round) raises the metric or lowers it.
-    Keys and values that several heads share enter each of those that are drawn. found: or the result of `find_circuit`.
+    value in the corrupted run, or the other way round) raises the metric or lowers it. Keys and values that several
+    heads share enter each of those that are drawn.
+
+    Args:
+        found: a circuit, or the result of `find_circuit`.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: a circuit without edges.
@@ -72,7 +76,11 @@ def circuit_curve(
 ) -> Axes:
     """The faithfulness of `interp.circuits.circuit_curve` over the share of edges, with bands.
 
-    Several results go on the same Axes, each with its label; circuits: which of the result's to show, None = all.
+    Args:
+        result: what `interp.circuits.circuit_curve` returned.
+        label: a name for the legend, where several results share an Axes.
+        circuits: which of the result's circuits to show; None: all.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> from interp.circuits import edge_effects
@@ -99,10 +107,14 @@ def circuit_curve(
 
 @public()
 def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """What `evaluate_circuit` found of one circuit, as bars with 95 % intervals: its faithfulness beside random ones.
+    """Faithfulness of a circuit and of random ones as bars with 95 % intervals, from `evaluate_circuit`.
 
     Left of the line the circuit and the random ones of its size (1 = the whole effect), right of it what is lost
     without each node that was taken out (minimality). The title gives the mean and the largest incompleteness.
+
+    Args:
+        result: what `evaluate_circuit` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -218,7 +230,7 @@ def _colour(found: Circuit, score: float) -> str:
 
 
 def _explain(ax: Axes, found: Circuit, reach: float) -> None:
-    """What colours and widths mean."""
+    """Write what colours and widths mean."""
     how = found.protocol
     metric = "the metric" if how is None else f"the {how.metric}"
     unit = "" if how is None else f" {how.unit}"

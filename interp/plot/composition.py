@@ -36,8 +36,12 @@ def composition(
 ) -> Axes:
     """`excess`, `value` or `relative` of `composition` for every pair of heads, by layer; grey where there is none.
 
-    The `mark` largest pairs are framed, and named in the title. limit: where the colours end, the same for several maps
-    side by side; None = at the largest number.
+    Args:
+        result: what `interp.composition` returned.
+        value: "excess", "value" or "relative".
+        mark: number of largest pairs that are framed, and named in the title.
+        limit: the number where the colours end, equal for several maps side by side; None: the largest.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: another value.
@@ -73,7 +77,7 @@ def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> Colo
 
 
 def _title(kind: str, value: str, pairs: Sequence[str]) -> str:
-    """What is shown, and the framed pairs by name."""
+    """The name of what is shown, and the framed pairs by name."""
     width = 3
     lines = [", ".join(pairs[i : i + width]) for i in range(0, len(pairs), width)]
     words = "ratio" if value == "value" else value

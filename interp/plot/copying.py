@@ -1,4 +1,4 @@
-"""What heads copy and match: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
+"""Copying and matching of heads: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ def eigenvalue_disc(
 ) -> Axes:
     """The eigenvalues of one circuit on the unit disc: the angle is theirs, the largest has radius 1.
 
-    The radius is logarithmic, one inner circle per factor of ten; what is more than `decades` below the largest is at
-    the centre. Right (blue) copies, left (red) does the opposite. Elhage et al. 2021, "Summarizing OV/QK Matrices".
+    The radius is logarithmic, one inner circle per factor of ten. Right (blue) copies, left (red) does the opposite.
+    Elhage et al. 2021, "Summarizing OV/QK Matrices".
+
+    Args:
+        eigenvalues: complex numbers.
+        decades: factors of ten shown; what is further below the largest is at the centre.
+        title: title of the picture.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: less than one decade.
@@ -62,10 +68,12 @@ def eigenvalue_disc(
 
 @public()
 def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> Axes:
-    """What `interp.copying` found: the plane of `copying_plane` if heads were matched, else the map of `copying_map`.
+    """The plane of `copying_plane` if `interp.copying` matched heads, else the map of `copying_map`.
 
     Args:
-        options: those of the one that is drawn.
+        table: what `interp.copying` returned.
+        ax: the Axes to draw on; None: a new figure.
+        options: those of the picture that is drawn.
 
     Example:
         >>> plot.copying(interp.copying(model, ranks=False))
@@ -78,6 +86,11 @@ def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> 
 @public()
 def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None = None) -> Axes:
     """One score of `interp.copying` as a layer x head map, each cell with its number; the neutral colour is chance.
+
+    Args:
+        table: what `interp.copying` returned.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a score that the table does not hold.
@@ -97,11 +110,14 @@ def copying_plane(
 ) -> Axes:
     """Every head by its eigenvalue scores: copying (OV) across, matching (QK) up; induction heads top right.
 
+    Heads without a score (layer 0 has nothing to match) are not shown. Induction heads are in the (+, +) corner
+    (Elhage et al. 2021).
+
     Args:
         table: scores `eigenvalue` and `matching` of `interp.copying(model, previous=...)`.
-        heads: the table of `interp.heads`, whose induction scores colour the heads; those of at least `label` are
-            named, neighbours together. Heads without a score (layer 0 has nothing to match) are not shown. Induction
-            heads are in the (+, +) corner (Elhage et al. 2021).
+        heads: the table of `interp.heads`, whose induction scores colour the heads; None: one colour.
+        label: induction score from which heads are named, neighbours together.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: tables without these scores.

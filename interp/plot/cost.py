@@ -1,4 +1,4 @@
-"""What models cost against the length of what they read."""
+"""Operations of models against the length of what they read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ COLOURS = 10
 def costs(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Operations of one pass against its length, both logarithmic, a line for each model, the dearest named first.
 
+    A line of slope 1 costs equally much for every token, one of slope 2 as much more as the text is longer; the
+    dotted grey lines have these slopes.
+
     Args:
-        result: what `interp.lab.costs` returned. A line of slope 1 costs the same for every token, one of slope 2 as
-            much more as the text is longer; the dotted grey lines have these slopes.
+        result: what `interp.lab.costs` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> of = interp.lab.training.attention_only

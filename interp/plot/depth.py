@@ -1,4 +1,4 @@
-"""What depth does: rank collapse and consensus as curves over blocks, the last layer part by part."""
+"""Effects of depth: rank collapse and consensus as curves over blocks, the last layer part by part."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ LATE = {
 def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
     """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
 
+    A line ends where the residual reaches the rounding floor of the model's dtype: its last point is a triangle on
+    the floor, which is dotted.
+
     Args:
-        result: what `dynamics.rank_collapse` returned. A line ends where the residual reaches the rounding floor of
-            the model's dtype: its last point is a triangle on the floor, which is dotted.
+        result: what `interp.lab.depth.rank_collapse` returned.
+        title: title of the picture.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> ax = rank_collapse(interp.lab.depth.rank_collapse(model, prompt))
@@ -72,11 +76,17 @@ def consensus(
     title: str = "token consensus",
     ax: Axes | None = None,
 ) -> Axes:
-    """One score of `dynamics.consensus` by depth with its 95 % band.
+    """One score of `interp.lab.depth.consensus` by depth with its 95 % band.
 
     Args:
-        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
-            score.
+        result: what `interp.lab.depth.consensus` returned.
+        score: the score that is drawn.
+        label: a name for the legend, where several share an Axes; None: no legend.
+        title: title of the picture.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> ax = consensus(interp.lab.depth.consensus(model, prompt, repeats=4))
@@ -98,7 +108,12 @@ def consensus(
 
 @public()
 def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes | None = None) -> Axes:
-    """One score of `lenses.late_layers`, part by part, with its 95 % interval where it has one; grey: chance.
+    """One score of `interp.lenses.late_layers`, part by part, with its 95 % interval where it has one; grey: chance.
+
+    Args:
+        result: what `interp.lenses.late_layers` returned.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: an unknown score.
@@ -127,11 +142,16 @@ def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes 
 def refinement(
     result: xr.Dataset, score: str = "kl", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """One score of `dynamics.refinement` by the steps that each block is cut into, with its 95 % band.
+    """One score of `interp.lab.depth.refinement` by the steps that each block is cut into, with its 95 % band.
 
     Args:
-        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
-            score.
+        result: what `interp.lab.depth.refinement` returned.
+        score: the score that is drawn.
+        label: a name for the legend, where several share an Axes; None: no legend.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> ax = refinement(interp.lab.depth.refinement(model, prompt, times=(1, 2)))
@@ -153,9 +173,13 @@ def refinement(
 
 @public()
 def splitting(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """The error of every scheme of `dynamics.splitting` by steps, both logarithmic: slope -1 is order 1, -2 order 2.
+    """The error of every splitting scheme by steps, both logarithmic: slope -1 is order 1, -2 order 2.
 
-    The dotted line is what the reference itself is known to.
+    The dotted line is the error that the reference itself has.
+
+    Args:
+        result: what `interp.lab.depth.splitting` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> ax = splitting(interp.lab.depth.splitting(model, prompt, 1, steps=(1, 2), fine=4))

@@ -1,4 +1,4 @@
-"""Where two models differ: what of the whole change each part brings about, its weights beside its activations."""
+"""Differences of two models: the share of the whole change that each part brings about, by weights and activations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ NO_CHANGE = "nothing changed"
 
 @public()
 def diff(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Bars of the share of the whole change, part by part, weights beside activations, with 95 % intervals.
+    """Bars of the share of the whole change, part by part, weights next to activations, with 95 % intervals.
+
+    The line at 1 is the whole change. Parts in which nothing changed are left out; a result in which nothing did says
+    so.
 
     Args:
-        result: that of `diff` or `diff_interactions`. The line at 1 is the whole change. Parts in which nothing
-            changed are left out; a result in which nothing did says so.
+        result: that of `diff` or `diff_interactions`.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: another result.

@@ -24,6 +24,11 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
 
     Attention mass is drawn from 0 to 1; what can be negative (copying, name movers) as far above chance as below it.
 
+    Args:
+        result: what `interp.heads` returned.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
+
     Raises:
         KeyError: a score that the result does not hold.
 
@@ -39,7 +44,11 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
 
 @public()
 def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """The `label` of every head of `interp.heads` as a layer x head map, one colour per label, heads without one white.
+    """The `label` of every head of `interp.heads` as a layer x head map, one colour per label; unnamed heads white.
+
+    Args:
+        result: what `interp.heads` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a result without labels.

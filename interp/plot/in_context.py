@@ -22,8 +22,9 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
     """The loss at every token index with its 95 % band; dotted, the two indices that the score compares.
 
     Args:
-        result: what `in_context` returned.
+        result: what `interp.dynamics.in_context` returned.
         label: a name for the legend, where several models share an Axes.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -47,8 +48,12 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
     """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
 
+    One row per checkpoint, the first on top, however far apart.
+
     Args:
-        result: what `dynamics.loss_map` returned. One row per checkpoint, the first on top, however far apart.
+        result: what `interp.dynamics.loss_map` returned.
+        value: "loss" or "slope".
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: another value.
@@ -90,10 +95,16 @@ def heads_over_training(
 ) -> Axes:
     """One score of every head against the training step: the best heads named, with their bands, the rest in grey.
 
+    The dashed line is the chance level of the best head, where the score has one.
+
     Args:
-        result: `over_checkpoints` of `Heads`.
-        top: how many heads are named, the best at the last checkpoint. The dashed line is the chance level of the
-            best head, where the score has one. Errors: KeyError for an unknown score.
+        result: `interp.dynamics.over_checkpoints` of `Heads`.
+        score: the score that is drawn.
+        top: number of heads that are named, the best at the last checkpoint.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> from interp.attention import Heads

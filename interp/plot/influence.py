@@ -1,4 +1,4 @@
-"""What leaving rows out did, against what was predicted."""
+"""Effects of leaving training rows out, against predicted ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from interp.plot.canvas import axes
 
 @public()
 def influence(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Exact against predicted effects, a dot per group and query; the title has their score. result: from `lds`.
+    """Exact against predicted effects, a dot per group and query; the title has their score.
 
     Dashed: prediction and truth are equal, where both have one unit.
+
+    Args:
+        result: that of `interp.dynamics.lds`.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> exact = xr.Dataset({"value": (("group", "query"), np.random.rand(4, 2), {"unit": "nats"}),

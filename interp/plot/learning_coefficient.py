@@ -15,8 +15,9 @@ def learning_coefficient(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """How far above w* each chain is, draw by draw: a line that still rises or falls has not settled.
 
     Args:
-        result: from `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains stand
-            in the title.
+        result: that of `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains
+            stand in the title.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> bowl = lambda point: point["w"].square().sum() / 2

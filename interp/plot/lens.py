@@ -34,12 +34,15 @@ def logit_lens(
     """The most probable token at every depth and position, coloured by its probability.
 
     Args:
-        pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
-            named by their ids.
-        tokens: the prompt's own, to name the columns of a result that does not know them.
+        result: what `interp.logit_lens` or another lens returned.
+        pieces: function from ids to their texts, `model.text.pieces`, for a result without its own (that of a run);
+            else tokens are named by their ids.
+        tokens: the prompt's tokens, to name the columns of a result that does not know them.
+        prompt: place among the prompts of the result.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
-        ValueError: if `tokens` do not fit the result.
+        ValueError: `tokens` that do not fit the result.
 
     Example:
         >>> plot.logit_lens(interp.logit_lens(model, prompt))
@@ -72,6 +75,10 @@ def _words(
 def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The share of prompts whose answer comes first, by the depth a state is taken at and the depth it is put at.
 
+    Args:
+        result: what `interp.lenses.patchscope` returned.
+        ax: the Axes to draw on; None: a new figure.
+
     Example:
         >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
     """
@@ -99,7 +106,7 @@ UNITS = {
     "entropy": "entropy (nats)",
     "target_prob": "probability of the target",
 }
-"""What a curve may show, and its name on the axis."""
+"""Variables that a curve may show, and their names on the axis."""
 
 
 @public()
@@ -108,8 +115,11 @@ def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axe
 
     Args:
         result: what `interp.lenses.compare_lenses` returned.
-        value: cross_entropy, kl, top_agreement or stability; lenses without that score are left out. Errors: KeyError
-            for another score.
+        value: "cross_entropy", "kl", "top_agreement" or "stability"; lenses without that score are left out.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another score.
 
     Example:
         >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
@@ -138,8 +148,12 @@ def lens_curve(
 
     Args:
         result: what `interp.lenses.by_depth` returned.
-        value: kl, entropy or target_prob.
-        label: a name for the legend, where several lenses share an Axes. Errors: KeyError for another value.
+        value: "kl", "entropy" or "target_prob".
+        label: a name for the legend, where several lenses share an Axes.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another value.
 
     Example:
         >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])

@@ -1,4 +1,4 @@
-"""Tokens that move on a sphere or an ellipsoid: their paths, and how near to each other they are over time."""
+"""Tokens that move on a sphere or an ellipsoid: their paths, and the distances between them over time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ OUTLINE = "#bbbbbb"
 def trajectories(
     result: xr.Dataset, score: str = "min_cosine", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """One score of `dynamics.trajectories` over time: angles that close, clusters that join, a potential that rises.
+    """One score of `interp.lab.depth.trajectories` over time: angles that close, clusters that join.
 
     Args:
-        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
-            score.
+        result: what `interp.lab.depth.trajectories` returned.
+        score: the score that is drawn.
+        label: a name for the legend, where several share an Axes; None: no legend.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
@@ -50,10 +55,14 @@ def trajectories(
 
 @public()
 def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """The path of each token of `dynamics.trajectories` on its sphere or ellipsoid: o where it begins, x where it ends.
+    """The path of each token on its sphere or ellipsoid: o where it begins, x where it ends.
+
+    Args:
+        result: what `interp.lab.depth.trajectories` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
-        ValueError: tokens of other than two or three dimensions, and for three on an Axes that is not one of
+        ValueError: tokens of other than two or three dimensions, or for three an Axes that is not one of
             `projection="3d"`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Patching maps: what putting each cell of one run into the other does to the metric."""
+"""Patching maps: the effect on the metric of putting each cell of one run into the other."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def patching(
     reach: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells where nothing was changed.
+    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells without a change.
 
     Args:
         result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
             `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other
             parts.
         value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
-        tokens: the prompt's, to name the positions.
-        numbers: write the values on the cells; None = where they fit.
-        reach: how far from no effect the colours end, so that several maps can share them; None = the largest effect.
+        tokens: the prompt's tokens, to name the positions.
+        numbers: whether values are written on the cells; None: where they fit.
+        reach: how far from no effect the colours end, so that several maps can share them; None: the largest effect.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a value that the result lacks.
@@ -73,7 +74,7 @@ def patching(
 
 
 def _by_layer(result: xr.Dataset) -> xr.Dataset:
-    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for those not asked for."""
+    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for missing ones."""
     parts = [Part.of(str(name)) for name in result.part.values]
     own = [part.index if part.kind == "head" else part.kind for part in parts]
     columns = [
@@ -95,7 +96,7 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
 
 
 def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> ColourScale:
-    """Of clean cells in the corrupted run what they add; of corrupted cells in the clean run what they take away."""
+    """The scale of effects: clean cells add to the corrupted run, corrupted cells take away from the clean run."""
     label = _label(result, value)
     if result.attrs.get("direction") != "noise":
         return ColourScale.signed(values if reach is None else np.array([reach]), label)
@@ -114,7 +115,7 @@ def _names(table: xr.DataArray, dim: str) -> list[str]:
 
 
 def _write(ax: Axes, image: AxesImage, values: np.ndarray, result: xr.Dataset, numbers: bool | None) -> None:
-    """Numbers where they fit, dots where nothing was changed."""
+    """Write numbers where they fit, and dots where nothing was changed."""
     fit = values.shape[1] <= 24 if numbers is None else numbers
     changed = result["changed"].to_numpy() if "changed" in result else np.ones(values.shape, dtype=bool)
     texts = [

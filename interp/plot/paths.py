@@ -1,4 +1,4 @@
-"""What each order of V-composition is worth: the loss with all terms up to it, as bars."""
+"""The loss with all orders of V-composition up to each one, as bars."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ BAR, GUESS = "#2166ac", "#777777"
 def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Mean loss of a uniform guess, of the direct path, and with the terms of each further order, in nats per token.
 
+    Whiskers are its intervals, the last bar is the model.
+
     Args:
-        result: that of `interp.residual.term_importance`. Whiskers are its intervals, the last bar is the model.
+        result: that of `interp.residual.term_importance`.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> from interp.residual import term_importance

@@ -1,4 +1,4 @@
-"""How well sparse probes do by the number of neurons they read."""
+"""Scores of sparse probes by the number of neurons they read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ WORDS = {
 def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) -> Axes:
     """A score of sparse probes by the neurons they read, with its 95 % interval; dashed, that with shuffled labels.
 
+    Points of several layers at one size stand a little apart, so that their intervals can be told.
+
     Args:
-        result: what `probe_neurons` (one line per layer) or `probe` returned. Points of several layers at one size
-            stand a little apart, so that their intervals can be told. Errors: KeyError for an unknown score.
+        result: what `probe_neurons` (one line per layer) or `probe` returned.
+        score: the score that is drawn.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8

@@ -1,4 +1,4 @@
-"""One colour scale for maps that stand together: the same colour is then the same number."""
+"""One colour scale for several maps, so that equal colours are equal numbers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from interp.plot.canvas import SIGNED, ink
 def same_scale(*axes: Axes | Sequence[Axes] | np.ndarray) -> None:
     """Give all maps of one quantity, so of one text on the colour bar, the widest of their colour scales.
 
+    A signed map keeps its neutral number (0, or that of the intact run) and reaches as far on both sides as the
+    largest of its group; others run from the smallest to the largest end. Texts on cells turn dark or light with
+    their cells.
+
     Args:
-        axes: of pictures that were drawn with plots of this package; those without a map, and maps of a quantity that
-            no other one shows, stay as they are. A signed map keeps its neutral number (0, or that of the intact run)
-            and reaches as far on both sides as the largest of its group; others run from the smallest to the largest
-            end. Texts on cells turn dark or light with their cells.
+        axes: Axes of pictures that were drawn with plots of this package; those without a map, and maps of a quantity
+            that no other one shows, stay as they are.
 
     Raises:
-        ValueError: if no two maps show one quantity.
+        ValueError: no two maps of one quantity.
         TypeError: what holds no axes.
 
     Example:

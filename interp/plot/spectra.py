@@ -26,7 +26,11 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
 
     Args:
         result: what `interp.weights.spectra` returned.
-        kind: one that it holds; None = W_out if it is there, else the first. Errors: KeyError for another kind.
+        kind: a kind that it holds; None: W_out if it is there, else the first.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another kind.
 
     Example:
         >>> singular_values(interp.weights.spectra(model), "OV")
@@ -61,6 +65,10 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
 def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes:
     """The singular values of a product kept as factors, logarithmic; one line for each of a batch of products.
 
+    Args:
+        matrix: the product.
+        ax: the Axes to draw on; None: a new figure.
+
     Example:
         >>> factored_spectrum(interp.weights.HeadCircuits(model).ov("L1H0"))
     """
@@ -82,7 +90,13 @@ def spectra_map(
     """One number per matrix as a map: matrices of a block by layer, or with `kind` "OV" or "QK" layer by head.
 
     Args:
-        value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
+        result: what `interp.weights.spectra` returned.
+        value: "stable_rank", "effective_rank", "top_share" or "norm".
+        kind: "OV" or "QK" for a map by head; None: all matrices of a block.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: another value or kind.
 
     Example:
         >>> spectra_map(interp.weights.spectra(model), "effective_rank", kind="OV")
@@ -137,9 +151,11 @@ def _of_kind(result: xr.Dataset, kind: str) -> xr.Dataset:
 def superposition(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The norm of every neuron's input weights against its bias, a colour for each layer.
 
+    Large norms with negative biases, down on the right, are where neurons may be shared.
+
     Args:
-        result: what `interp.weights.superposition` returned. Large norms with negative biases, down on the right, are
-            where neurons may be shared.
+        result: what `interp.weights.superposition` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Example:
         >>> superposition(interp.weights.superposition(model))

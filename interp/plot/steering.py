@@ -1,4 +1,4 @@
-"""What steering does by its strength, beside random directions of the same length."""
+"""Effects of steering by its strength, next to those of random directions of equal length."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from interp.core.boundary import public
 from interp.plot.canvas import axes, legend, score_of
 
 WORDS = {"kl": "KL divergence from the model without it", "loss": "change of loss on other texts"}
-"""What scores other than the effect are called."""
+"""Names of the scores other than the effect."""
 
 
 @public()
 def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None = None) -> Axes:
     """A score of `steering_curve` by strength, a line with 95 % intervals per layer; dotted, random directions' band.
 
+    The band has the colour of its layer: the middle 95 % of the effects of random directions of equal length.
+
     Args:
-        score: "effect", "kl" or, where other texts were given, "loss". The band has the colour of its layer: the
-            middle 95 % of the effects of random directions of the same length. Errors: KeyError for a score that is
-            not there.
+        result: what `interp.causal.steering_curve` returned.
+        score: "effect", "kl" or, where other texts were given, "loss".
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        KeyError: a score that is not there.
 
     Example:
         >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]

@@ -19,14 +19,17 @@ def token_attribution(
 ) -> Axes:
     """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
 
+    The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
+
     Args:
         results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of
-            the picture. The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding
-            is left out.
+            the picture.
+        prompt: place among the prompts of the results.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: no results, or results about different tokens.
-        IndexError: a prompt they do not hold.
+        IndexError: a prompt that they do not hold.
 
     Example:
         >>> methods = ("attention", "rollout", "alti")

@@ -1,4 +1,4 @@
-"""The numerical contract as a picture: how far each measured error is below what is allowed."""
+"""The numerical contract as a picture: each measured error as a share of what is allowed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ FAR = 1e4
 @public()
 def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     """A bar per line that was measured: its error as a share of what is allowed, logarithmic; red right of 1.
+
+    Args:
+        found: what `model.verify()` returned.
+        ax: the Axes to draw on; None: a new figure.
 
     Raises:
         ValueError: a contract of which no line was measured.

@@ -1,4 +1,4 @@
-"""What a stored result says in a line, and where two runs of an experiment differ most."""
+"""A stored result in a line, and where two runs of an experiment differ most."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BESIDE = (*ESTIMATE[1:], "se", "p")
-"""What may stand beside an estimate: under these names beside `value`, as `x_low` beside any other variable `x`."""
+"""Variables that accompany an estimate: under these names next to `value`, as `x_low` next to any other variable `x`.
+"""
 ROWS = ("row", "prompt", "example")
-"""Dims whose labels say which row of the data a value belongs to."""
+"""Dims with labels that say which row of the data a value belongs to."""
 
 MOST_WORK = 2 * 10**10
 """Permutations times values beyond which no test is made: about ten seconds on one core."""
@@ -47,7 +48,7 @@ class Difference:
     p: float = float("nan")
     """Paired permutation test over rows; NaN if there was none: rows not kept or not the same, NaN, too many values."""
     p_adjusted: float = float("nan")
-    """The same with all cells of the variable tested at once (largest statistic, Westfall and Young)."""
+    """The p-value with all cells of the variable tested at once (largest statistic, Westfall and Young)."""
 
     @property
     def change(self) -> float:
@@ -227,7 +228,7 @@ def _places(size: Float[np.ndarray, "..."], count: int) -> list[tuple[int, ...]]
 
 
 def _beside(name: str, what: str) -> str:
-    """The variable that holds this of another one."""
+    """The variable that accompanies another one under a suffix."""
     return what if name == "value" else f"{name}_{what}"
 
 

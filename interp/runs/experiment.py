@@ -63,7 +63,7 @@ class Parameter:
     """As Python writes it; None if it must be given."""
     doc: str
     several: bool
-    """Whether it holds a sequence: every `-p name=value` adds one."""
+    """Whether the parameter is a sequence: every `-p name=value` adds one."""
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""What decides a number, as JSON that is equal in every process: two runs whose fingerprints agree compute the same.
+"""Fingerprints of runs: everything that decides a number, as JSON that is equal in every process.
+
+Two runs with equal fingerprints compute equal numbers.
 
 A function of this package or of an installed one is known by its name. One of the user's is known by its code and by
 all that it holds: defaults, what it closes over, the globals and other functions that it names. Objects are known by
@@ -39,7 +41,7 @@ def fingerprint(value: object) -> object:
 
 
 def incomparable(found: object, place: str = "") -> Iterator[str]:
-    """Everything in a fingerprint of which nobody can tell whether it is what it was, with the reason."""
+    """The things in a fingerprint that cannot be compared with an earlier state, with the reason."""
     if isinstance(found, Mapping):
         if MARK in found:
             yield f"{place} ({found[MARK]})"
@@ -56,7 +58,7 @@ class _Walk:
 
     told: set[int] = field(default_factory=set)
     above: list[object] = field(default_factory=list)
-    """What the walk is inside of."""
+    """The objects that contain the current one."""
 
     def of(self, value: object) -> object:
         """A value as JSON."""
@@ -132,7 +134,7 @@ class _Walk:
         return {"of": name, "code": _hash(repr(_code(value.__code__)).encode()), **self._held(value)}
 
     def _held(self, function: FunctionType) -> dict[str, object]:
-        """What a function holds besides its code, by name: closure, defaults and globals."""
+        """The values that a function carries besides its code, by name: closure, defaults and globals."""
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         closed = {name: _contents(cell) for name, cell in cells}
         named = set(_names(function.__code__))
@@ -178,7 +180,7 @@ class _Walk:
 
 _FUNCTIONS = (FunctionType, staticmethod, classmethod, property)
 _CONSTANTS = (str, int, float, tuple, list, dict, Tensor)
-"""What a user writes into a class that decides what its methods compute."""
+"""Attributes of a user's class that decide what its methods compute."""
 
 
 def _generated(function: object) -> bool:

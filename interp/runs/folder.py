@@ -1,4 +1,4 @@
-"""Folders that can be gone on with: what one holds is said by its manifest, and no two things are ever mixed in one.
+"""Resumable folders: a manifest says what a folder is for, and contents of two things are never mixed in one.
 
 A run over data, the record of an experiment, a store of activations and a training run keep theirs by the same rules.
 The manifest, a JSON file, is there before anything else; what it says is compared with what is asked. A file appears
@@ -21,7 +21,7 @@ from interp.model.config import Json
 T = TypeVar("T")
 File = TypeVar("File", bound="ManifestEntry")
 LOCK = ".lock"
-"""The file that the one writer of a folder holds locked."""
+"""The file that the one writer of a folder locks."""
 ABSENT = "(absent)"
 """Stands for the value of a name that one side of a comparison does not have."""
 
@@ -31,16 +31,16 @@ class FolderKind:
     """One kind of folder, and the manifest by which it is known."""
 
     what: str
-    """What such a folder holds, in words that stand after "a"."""
+    """The contents of such a folder, in words that stand after "a"."""
     manifest: str
     """The name of the file."""
     format: str
-    """Its first entry; a file without it is somebody else's."""
+    """First entry of the manifest; a file without it belongs to another program."""
     unmarked: bool = False
-    """Whether a file without that entry is ours all the same: earlier versions did not write it."""
+    """Whether a file without that entry is accepted all the same: earlier versions did not write it."""
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """What the manifest says; ValueError saying why the folder is none of this kind."""
+        """The manifest; ValueError with the reason why the folder is none of this kind."""
         path, required = folder / self.manifest, f"the folder of a {self.what} is required"
         if not path.is_file():
             why = f"has no {self.manifest}" if folder.is_dir() else "is a file" if folder.exists() else ""
@@ -55,7 +55,7 @@ class FolderKind:
         return found
 
     def begun(self, folder: Path, *, resume: bool = True) -> dict[str, Any] | None:
-        """What the manifest says; None for a folder that is new or empty.
+        """The manifest; None for a folder that is new or empty.
 
         Raises:
             ValueError: a folder that holds other things, and without `resume` for one of this kind.
@@ -77,7 +77,7 @@ class FolderKind:
         return None
 
     def owned(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
-        """What the manifest says, as `claim`, and the lock of the one process that may write there.
+        """The manifest, as `claim`, and the lock of the one process that may write there.
 
         Raises:
             ValueError: as `begun` and `agree`; while another process writes there.
@@ -98,7 +98,11 @@ class FolderKind:
             raise
 
     def claim(self, folder: Path, asked: Json) -> dict[str, Any]:
-        """What the manifest says: `asked`, unless there was one or another process was faster. Errors: as `begun`."""
+        """The manifest: `asked`, unless there was one or another process was faster.
+
+        Raises:
+            ValueError: as `begun`.
+        """
         while (found := self.begun(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError, FileNotFoundError):  # who was faster clears away what others began
@@ -111,7 +115,7 @@ class FolderKind:
         write_json(folder / self.manifest, {"format": self.format, **values})
 
     def agree(self, folder: Path, there: Json, asked: Json) -> None:
-        """ValueError naming everything in which what is there differs from what is asked."""
+        """ValueError naming everything in which the folder differs from the request."""
         if differing := changes(there, asked):
             listed = "; ".join(f"{name}: was {_short(was)}, is {_short(now)}" for name, was, now in differing)
             raise ValueError(
@@ -145,7 +149,7 @@ class ManifestEntry:
 
 
 def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
-    """A lock, held till the end of `with` or till it is closed; ValueError (`taken`) if another process holds it."""
+    """A lock, kept till the end of `with` or till it is closed; ValueError (`taken`) if another process has it."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise ValueError(f"a regular file is required as a lock, {file} is none")
     from filelock import FileLock, Timeout
@@ -160,7 +164,7 @@ def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a process holds a lock; True where we may not ask."""
+    """Whether a process has a lock; True where the system does not say."""
     try:
         locked(file, "").close()
     except (ValueError, OSError):
@@ -176,7 +180,7 @@ def clear(folder: Path, names: str = "*") -> None:
 
 
 def built(cls: type[T], values: Mapping[str, object]) -> T:
-    """A record from its JSON; ValueError naming keys that it does not know or misses, or whose value it cannot have."""
+    """A record from its JSON; ValueError naming keys that are unknown, missing or of a wrong value."""
     known = {each.name for each in fields(cast("type", cls))}
     if not isinstance(values, Mapping):
         raise ValueError(f"{cls.__name__} must be an object, got {values!r}")
@@ -212,7 +216,7 @@ def file_hash(file: Path) -> str:
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Every name whose value differs, with both values as JSON text; names inside records are joined by dots.
+    """Every name with different values, both as JSON text; names inside records are joined by dots.
 
     Example:
         >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})

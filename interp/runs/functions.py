@@ -67,13 +67,13 @@ class OfOwnRows(Protocol[P]):
 
 @runtime_checkable
 class OfWeights(Protocol[P]):
-    """The function of a question that needs no data beside its fields."""
+    """The function of a question that needs no data."""
 
     def __call__(self, model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset: ...  # noqa: D102
 
 
 def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfData[P]:
-    """The function that asks a question about rows of data.
+    """The function of a question about rows of data.
 
     Args:
         renamed: what arguments were once called, as in `public`.
@@ -89,7 +89,7 @@ def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING)
 
 
 def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfPairs[P]:
-    """The function that asks a question about pairs of prompts. renamed: as in `of_data`."""
+    """The function of a question about pairs of prompts. renamed: as in `of_data`."""
 
     def function(
         model: Model,
@@ -106,7 +106,7 @@ def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING
 
 
 def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfOwnRows[P]:
-    """The function that asks a question about data, or about rows of its own. renamed: as in `of_data`."""
+    """The function of a question about data, or about rows of its own. renamed: as in `of_data`."""
 
     def function(
         model: Model, data: DataSource | Data | Pairs | None = None, *args: P.args, **kwargs: P.kwargs
@@ -117,7 +117,7 @@ def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTH
 
 
 def of_weights(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfWeights[P]:
-    """The function that asks a question of a model alone. renamed: as in `of_data`."""
+    """The function of a question about a model without data. renamed: as in `of_data`."""
 
     def function(model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset:
         return answer_of(_made(record, *args, **kwargs), model)
@@ -131,7 +131,7 @@ LEADING: Mapping[str, object] = {
     "clean": Union[Prompts, Data],  # noqa: UP007
     "corrupt": Union[Prompts, Data],  # noqa: UP007
 }
-"""What may stand before the fields of a record, and what it may be."""
+"""Parameters that may stand before the fields of a record, and their types."""
 
 
 def _made(record: Callable[P, Question], *args: P.args, **kwargs: P.kwargs) -> Question:

@@ -52,7 +52,7 @@ class Journal:
         """The journal of this name with all that earlier processes wrote; empty if there is none.
 
         Args:
-            read_only: somebody else may be writing it.
+            read_only: another process may be writing it.
             number: of its latest snapshot, as `numbers_in` found it just now; without it the folder is listed.
 
         Raises:
@@ -136,7 +136,7 @@ def packed_done(done: Done) -> bytes:
 
 
 def unpacked_done(data: bytes, reductions: Reductions) -> Done:
-    """What `packed_done` packed, bit for bit."""
+    """The inverse of `packed_done`, bit for bit."""
     about, groups = _unpacked(data)
     partials = loaded(groups, reductions).get("part")
     return Done(about["window"], about["batch"], about["last"], partials, tally_of(about["tally"]))

@@ -1,4 +1,4 @@
-"""What is made of a model's weights alone, kept by their content: the same weights are asked the same once.
+"""A cache of results computed from a model's weights alone, by their content: equal weights are not computed again.
 
 A page, a notebook and a live view ask one model again and again, and what does not depend on a prompt is most of the
 work. Weights are known by what they hold, not by which object holds them: after any change of any number, by training,
@@ -26,13 +26,13 @@ from interp.runs.provenance import in_memory
 
 T = TypeVar("T")
 MOST = 64
-"""Answers that are kept, the last asked for."""
+"""The most answers that are cached, the last used."""
 GROUP = 2**26
 """Bytes of weights that are looked at together."""
 
 
 def once(model: Subject, what: object, make: Callable[[], T]) -> T:
-    """What `make` gives for these weights and this tokenizer; made again only where they, or `what`, are others.
+    """The value of `make` for these weights and this tokenizer; made again only where they, or `what`, differ.
 
     Args:
         what: everything else that decides it. A value that cannot be compared, such as an open file, is made each
@@ -67,7 +67,7 @@ _LOOKED: ContextVar[tuple[Transformer, dict[str, object]] | None] = ContextVar("
 
 @contextmanager
 def unchanged(network: Transformer) -> Iterator[None]:
-    """Nobody changes the weights of this network inside: what is seen of all of them is looked at once."""
+    """A promise that the weights of this network stay as they are inside, so that they are looked at once."""
     known = _LOOKED.get()
     token = _LOOKED.set(known if known is not None and known[0] is network else (network, {}))
     try:
@@ -77,7 +77,7 @@ def unchanged(network: Transformer) -> Iterator[None]:
 
 
 def looked_at(network: Transformer, what: str, look: Callable[[], T]) -> T:
-    """What `look` sees of all weights; inside of `unchanged` it looks once."""
+    """The value of `look` for all weights; inside of `unchanged` it is computed once."""
     known = _LOOKED.get()
     if known is None or known[0] is not network:
         return look()
@@ -93,12 +93,12 @@ def _slot(key: bytes) -> list[object]:
 
 
 def forget() -> None:
-    """Keep nothing of what was made so far; for who measures how long it takes."""
+    """Empty the cache, for measurements of time."""
     _slot.cache_clear()
 
 
 def content(model: Transformer) -> str:
-    """What all parameters and buffers hold, in a few letters; of an accelerator's in one look.
+    """A fingerprint of all parameters and buffers, in a few letters; of an accelerator's in one look.
 
     In this process only: a CPU's bytes are hashed as Python hashes any bytes, in a third of the time of SHA-256.
     """

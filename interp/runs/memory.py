@@ -23,7 +23,7 @@ from interp.passes.schedule import one_pass
 from interp.passes.together import least
 
 SHARE = 0.6
-"""Of a device's memory beside the weights: allocators round up, and libraries take workspaces of their own."""
+"""Share of a device's memory that is used besides the weights: allocators round up, and libraries take workspaces."""
 ON_HOST = 2**31
 """Bytes that a pass may take on the host, where others live too. What is free at the moment decides nothing, there or
 on a device: else the same call could make other batches, and other last digits, on a busy machine."""
@@ -33,14 +33,14 @@ MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What one more row of a pass costs, by prediction and by measurement, and what follows."""
+    """The bytes of one more row of a pass, by prediction and by measurement, and the batch size that follows."""
 
     width: int
     """Tokens per row."""
     predicted: float
     """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
     measured: float
-    """The same on real rows; NaN where nothing was measured."""
+    """Bytes per row, measured on real rows; NaN where nothing was measured."""
     room: int
     """Bytes that all rows of a pass may take together."""
     most: int

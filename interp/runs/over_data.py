@@ -1,4 +1,4 @@
-"""What questions keep of all rows of some data: window by window, journalled, on one device or several.
+"""Reductions of questions over all rows of some data: window by window, journalled, on one device or several.
 
 Data is cut into windows of rows, windows into batches. A worker turns a window into partial results, batch by batch;
 the progress folds them in an order that depends on nothing but their numbers. What is done is journalled, so that a run
@@ -75,10 +75,10 @@ class WorkPlace:
 
 @dataclass(frozen=True, eq=False)
 class KeptPartials:
-    """What several questions keep of all rows, and which rows those were."""
+    """The reductions of several questions over all rows, and which rows those were."""
 
     partials: Mapping[str, Partial] | None
-    """By name of the question; None while other jobs of an array have to do the first row."""
+    """Reductions by name of the question; None while other jobs of an array have to do the first row."""
     tally: Tally
     complete: bool
     """Whether all of the data is in, or as much as the questions ask for: False where shards are missing."""
@@ -87,7 +87,7 @@ class KeptPartials:
 def kept_of(
     questions: Sequence[ByRow], subject: Subject, data: DataSource | Data | Pairs, place: WorkPlace
 ) -> KeptPartials:
-    """What these questions, of distinct names, keep of all rows of data of any size.
+    """The reductions of questions with distinct names over all rows of data of any size.
 
     Raises:
         ValueError: a number of rows that a question does not fit, for no usable row, and for the folder of other
@@ -112,7 +112,7 @@ def kept_of(
 
 
 def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial:
-    """What a question keeps of all rows, unlabelled: for others that go on computing with it.
+    """The reduction of a question over all rows, unlabelled, for code that goes on computing with it.
 
     Raises:
         NotFiniteError: (a ValueError) for rows on which the model gives NaN or infinity.
@@ -121,7 +121,11 @@ def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial
 
 
 def all_reduced_over(questions: Sequence[ByRow], model: Subject, source: DataSource) -> Mapping[str, Partial]:
-    """What several questions keep of all rows, by their names, from shared passes. Errors: as `reduced_over`."""
+    """The reductions of several questions over all rows, by their names, from shared passes.
+
+    Raises:
+        ValueError: as `reduced_over`.
+    """
     shared, progress = Questions.of(questions, model.transformer.config), Progress()
     work = _Work(shared, model.transformer, source, WorkPlace())
     work.go(progress.due, progress, progress.add)
@@ -135,7 +139,7 @@ def all_reduced_over(questions: Sequence[ByRow], model: Subject, source: DataSou
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What there is to do, and with what."""
+    """The work of a run: questions, model, data, and what they run with."""
 
     questions: Questions
     model: Transformer
@@ -188,7 +192,7 @@ class _Work:
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
     def kept(self, progress: Progress) -> KeptPartials:
-        """What is kept of all that is done. ValueError if no row of the whole data can be used."""
+        """The reductions of all finished work. ValueError if no row of the whole data can be used."""
         total, tally, source = progress.total(), progress.finished, self.source
         rejected = tuple(sorted(tally.rejected, key=lambda each: each.row))
         complete = self.enough(progress) or source.windows is None or len(progress.tree) == source.windows
@@ -231,7 +235,7 @@ def _nothing_usable(rejected: Sequence[Rejected]) -> str:
 def _journalled(
     work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, begun: bool
 ) -> KeptPartials:
-    """What is kept, with the progress in a folder; `sized` gives the data as the run there cuts them.
+    """The reductions, with the progress in a folder; `sized` gives the data as the run there cuts them.
 
     Args:
         begun: whether the folder holds progress already.

@@ -24,7 +24,7 @@ from interp.model.transformer import Transformer
 from interp.passes.question import Questions
 
 Work = tuple[Questions, Transformer, DataSource]
-"""What a worker needs: the questions, the model, the data."""
+"""All that a worker needs: the questions, the model, the data."""
 Bytes = Tensor | UInt8[np.ndarray, "n"]
 """The numbers of a tensor: a tensor in shared memory, or an array of bytes."""
 SMALL = 4096
@@ -52,7 +52,7 @@ class FilePlace:
 
 @dataclass(frozen=True, eq=False)
 class TensorPiece:
-    """A tensor apart from the pickle: its numbers or where they are, and what it is beside them."""
+    """A tensor apart from the pickle: its numbers or where they are, and its other attributes."""
 
     numbers: FilePlace | Bytes
     dtype: torch.dtype
@@ -61,7 +61,7 @@ class TensorPiece:
     """Whether a parameter requires gradients; None for a tensor that is no parameter."""
 
     def made(self, maps: dict[Path, FileMap]) -> Tensor:
-        """The tensor; `maps` holds the files that are mapped already."""
+        """The tensor; `maps` has the files that are mapped already."""
         flat = self._flat(maps)
         found = flat.view(self.shape)
         return found if self.trained is None else nn.Parameter(found, requires_grad=self.trained)
@@ -98,7 +98,11 @@ class Parcel:
         return all(place.here for place in places.values())
 
     def opened(self) -> Work:
-        """What was packed. Errors: ValueError for a file that is not here, and whatever unpickling raises."""
+        """The packed object.
+
+        Raises:
+            ValueError: a file that is not here, and whatever unpickling raises.
+        """
         maps: dict[Path, FileMap] = {}
         made: dict[int, Tensor] = {}
 

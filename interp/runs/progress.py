@@ -1,4 +1,4 @@
-"""What a run has done so far: batches folded into windows in order, windows folded along one fixed tree."""
+"""The progress of a run: batches folded into windows in order, windows folded along one fixed tree."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ Partials = Mapping[str, Partial]
 """The partial result of every analysis, by its name."""
 Reductions = Mapping[str, Reduction]
 ValueGroups = dict[str, Tensor]
-"""Tensors named `place\\nanalysis\\nname`: no name of ours has a line break."""
+"""Tensors named `place\\nanalysis\\nname`: names of this package have no line break."""
 PAUSE = 2.0
 """Seconds between two looks at the statistics."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What some batches had."""
+    """Counts over some batches: rows, tokens, and rows set aside."""
 
     rows: int = 0
     """Rows that count, those set aside not among them."""
@@ -50,7 +50,7 @@ class Tally:
 
     @classmethod
     def of(cls, parts: Sequence["Tally"]) -> "Tally":
-        """What all parts had together, the rows set aside in their order."""
+        """The sum of the counts of all parts, the rows set aside in their order."""
         rejected = tuple(row for part in parts for row in part.rejected)
         notes = tuple(sorted({each for part in parts for each in part.notes}))
         rows, tokens = sum(p.rows for p in parts), sum(p.tokens for p in parts)
@@ -84,7 +84,7 @@ class Progress:
 
     tree: MergeTree[Partials] = field(default_factory=lambda: MergeTree(merged))
     tallies: list[Tally] = field(default_factory=list)
-    """What the finished windows had, in the order in which they came; added up only where the sum is asked for."""
+    """Counts of the finished windows, in the order in which they came; added up only where the sum is needed."""
     open: dict[int, Begun] = field(default_factory=dict)
 
     def due(self, window: int) -> int | None:
@@ -113,11 +113,11 @@ class Progress:
 
     @property
     def finished(self) -> Tally:
-        """What the finished windows had together."""
+        """Counts of all finished windows together."""
         return Tally.of(self.tallies)
 
     def so_far(self) -> Tally:
-        """What all batches had, those of windows begun among them."""
+        """Counts of all batches, those of unfinished windows included."""
         return Tally.of([*self.tallies, *(begun.tally for begun in self.open.values())])
 
     def total(self) -> Partials | None:
@@ -134,7 +134,7 @@ class Progress:
         return found
 
     def account(self) -> Json:
-        """What the tensors do not say."""
+        """The state besides the tensors."""
         return {
             "nodes": list(self.tree.nodes),
             "finished": asdict(self.finished),
@@ -145,7 +145,7 @@ class Progress:
     def restored(
         cls, account: Mapping[str, Any], groups: Mapping[str, Tensor], reductions: Reductions
     ) -> "Progress":
-        """The progress whose account and groups these are."""
+        """The progress that was saved as this account and these groups."""
         parts = loaded(groups, reductions)
         found = cls(tallies=[tally_of(account["finished"])])
         for level, index in account["nodes"]:
@@ -190,7 +190,7 @@ def loaded(groups: Mapping[str, Tensor], reductions: Reductions) -> dict[str, Pa
 
 @contextmanager
 def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[Callable[[Done], None]]:
-    """Shows up after a second; what is yielded is told of every batch.
+    """A bar that appears after a second; the yielded function takes every batch.
 
     `heads +-0.012` = the median, over all its numbers, of half the width of the 95 % interval so far.
     """

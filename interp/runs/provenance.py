@@ -51,7 +51,7 @@ def _runs(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """What a tensor holds, row by row, as it lies in memory."""
+    """The bytes of a tensor, row by row, as it lies in memory."""
     return in_memory(tensor).tobytes()
 
 

@@ -39,7 +39,7 @@ def done_by_ray(
     *,
     actors: int | None = None,
 ) -> Iterator[Done]:
-    """What all batches of the windows contribute, window by window as the actors finish them.
+    """The contributions of all batches of the windows, window by window as the actors finish them.
 
     Args:
         actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's

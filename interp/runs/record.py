@@ -1,4 +1,4 @@
-"""The record of an experiment: a folder that holds what was asked, what came out, and enough to go on after a crash.
+"""The record of an experiment: a folder with its parameters, its results, and enough to go on after a crash.
 
     runs/name_every_head-20260131T120000Z-3f9a1c/
         run.json        parameters, seeds, versions, git revision, sessions, and what is done so far (`RunFile`)
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Drawing(Protocol):
-    """What can draw itself into a file, as a matplotlib Figure can."""
+    """Protocol of objects that can draw themselves into a file, as a matplotlib Figure can."""
 
     def savefig(self, fname: io.BytesIO, *, format: str, dpi: int) -> object:
         """Write the picture."""
@@ -103,13 +103,19 @@ class Record(Shown):
         """A new run in `root/<name>-<UTC time>-<random>/`, however many start at once; it is locked by this process.
 
         Args:
+            root: folder of all runs.
+            name: name of the experiment.
             parameters: a dataclass instance of numbers, texts, paths and records of these.
-            command: what was typed (default: this process's arguments).
+            command: the command line; None: this process's arguments.
+            seed: seed of the run, which is recorded.
             file: the experiment file, hashed so that a change is noticed.
+
+        Returns:
+            The record, open for writing.
 
         Raises:
             ValueError: a bad name or parameter.
-            OSError: if the folder cannot be made.
+            OSError: a folder that cannot be made.
         """
         values = fields_of(parameters)
         question, session = question_of(file) if file else "", RunSession.begun(command, file)
@@ -130,14 +136,23 @@ class Record(Shown):
     def resume(
         cls, folder: Path, parameters: object, *, command: str | None = None, file: Path | None = None
     ) -> "Record":
-        """A run that was interrupted or failed, to be gone on with; steps that it lists are loaded, not computed.
+        """A run that was interrupted or failed, to be gone on with; finished steps are loaded, not computed.
 
         Code that changed since (another git revision or another experiment file under the same name) is a warning in
         the record and in the log.
 
+        Args:
+            folder: the folder of the run.
+            parameters: the parameters, equal to those of the run.
+            command: the command line that goes on with it.
+            file: the experiment's file.
+
+        Returns:
+            The record, open for writing.
+
         Raises:
-            ValueError: if the folder is not a run, if the run is finished, if another process works on it, if it is
-                of another experiment, and for parameters that differ, each with what it was and is.
+            ValueError: a folder that is not a run, a run that is finished, in use by another process, or of another
+                experiment, or parameters that differ, each with what it was and is.
         """
         lock = _locked(folder, RunFile.read(folder))
         try:
@@ -172,12 +187,12 @@ class Record(Shown):
 
     @property
     def run(self) -> RunFile:
-        """What run.json says now."""
+        """The present contents of run.json."""
         return self._run if self._lock is not None else RunFile.read(self.folder)
 
     @property
     def state(self) -> RunState:
-        """running, finished, failed or interrupted; a run that nobody works on any more was interrupted.
+        """ "running", "finished", "failed" or "interrupted"; a run that no process works on any more was interrupted.
 
         In a folder that may not be written to nobody can ask for the lock, and a run that was killed still reads as
         running.
@@ -198,14 +213,17 @@ class Record(Shown):
         """The result called `name`: computed and written if it is not there yet, else loaded.
 
         Args:
-            compute: gives an xarray Dataset, a pandas DataFrame or a dict of tensors. What is returned is always what
-                stands on disk, so that a resumed run cannot see another value than the first; tensors come back on
-                the CPU.
+            name: name of the step.
+            compute: function that returns an xarray Dataset, a pandas DataFrame or a dict of tensors.
+
+        Returns:
+            Always what stands on disk, so that a resumed run cannot see another value than the first; tensors come
+            back on the CPU.
 
         Raises:
-            ValueError: a bad or repeated name and for a result that cannot be stored exactly.
+            ValueError: a bad or repeated name, or a result that cannot be stored exactly.
             TypeError: a result of another kind.
-            OSError: if it cannot be written, which leaves no part of it.
+            OSError: a result that cannot be written, which leaves no part of it.
         """
         self._claim("step", name)
         there = self._run.steps.get(name)
@@ -266,15 +284,24 @@ class Record(Shown):
     def stream(
         self, name: str, questions: SomeQuestions, model: Subject, data: DataSource | Data, **options: Any
     ) -> Results:
-        """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
+        """The answers of `interp.run` over data, kept in this run and continued from an earlier session.
+
+        Notes model and data; keeps every result as the step `name_analysis`, and the rows set aside as a table. In
+        one job of an array the work is kept where all jobs find it; a job that does not see the end of it raises
+        ShareDoneError, the last one goes on with the whole.
 
         Args:
-            options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and
-                the rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job
-                that does not see the end of it raises ShareDoneError, the last one goes on with the whole.
+            name: name of the stream.
+            questions: as `interp.run` takes them.
+            model: the model.
+            data: as `interp.run` takes it.
+            options: further options of `interp.run`.
+
+        Returns:
+            `Results`, as `interp.run` gives them.
 
         Raises:
-            ValueError: as in `interp.run`.
+            ValueError: as `interp.run`.
         """
         self.model(model)
         shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared
@@ -387,7 +414,7 @@ def _checked_name(name: str) -> str:
 
 
 def _fresh_folder(root: Path, name: str) -> Path:
-    """A new folder that nobody else made, `<name>-<UTC time>-<random>`."""
+    """A new folder of this process only, `<name>-<UTC time>-<random>`."""
     made_folder(root)
     while True:
         folder = root / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
@@ -399,7 +426,7 @@ def _fresh_folder(root: Path, name: str) -> Path:
 
 
 def _locked(folder: Path, run: RunFile) -> ExitStack:
-    """The lock of a run; waits a moment, for whoever asks for the state holds it that long."""
+    """The lock of a run; waits a moment, since reading the state takes it that long."""
     last = run.sessions[-1]
     return locked(
         folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1.0

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RoundResult = Sequence[Partial] | Exception
-"""What the asks of a question were answered with, in their order, or why they cannot be."""
+"""The answers to the asks of a question, in their order, or the reason why there are none."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """One of the asks of a round."""
+    """One ask of a round."""
 
     asker: str
     number: int
@@ -51,11 +51,11 @@ class Rounds:
     data: DataSource | Data | Pairs | None
     place: WorkPlace
     tally: Tally = field(default_factory=Tally)
-    """What the rows of the run's data came to."""
+    """Counts of the rows of the run's data."""
     complete: bool = True
     """Whether all of the data is in: False where jobs of an array have rows to do."""
     askers: set[str] = field(default_factory=set)
-    """The questions that asked about the run's data."""
+    """The questions that use the run's data."""
     times: int = 0
     """How often the run's data were gone through."""
 
@@ -88,7 +88,7 @@ class Rounds:
         return {name: done[name] for name in live if name in done}
 
     def _round(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, RoundResult]:
-        """What every asker is answered; nothing if rows are missing that it cannot do without."""
+        """The answers to every question of a round; nothing if rows are missing that it cannot do without."""
         answers: dict[str, dict[int, Partial]] = {name: {} for name in asks}
         failed: dict[str, RoundResult] = {}
         every = [_Asked(name, i, ask) for name, some in asks.items() for i, ask in enumerate(some)]
@@ -114,7 +114,7 @@ class Rounds:
         return {**whole, **failed}
 
     def _alike(self, asked: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
-        """The asks in groups, each about the same rows and the same model."""
+        """The asks in groups, each about equal rows and one model."""
         groups: dict[tuple[int, int], list[_Asked]] = {}
         for each in asked:
             model = each.ask.model or self.subject
@@ -122,7 +122,7 @@ class Rounds:
         yield from groups.values()
 
     def _over_data(self, group: Sequence[_Asked], model: Subject) -> Mapping[str, Partial]:
-        """What is kept of the run's data; without what cannot be used before all rows are in."""
+        """The reductions over the run's data; without those that cannot be used before all rows are in."""
         assert self.data is not None, "a question said to need no data asks about them"
         self.times += 1
         first, askers = self.times == 1, {each.question.name: each.asker for each in group}

@@ -60,14 +60,14 @@ SomeQuestions = Askable | Sequence[Askable] | Mapping[str, Askable]
 
 @dataclass(frozen=True, eq=False)
 class Results(Shown, Named):
-    """The result of every analysis by name, and what they were made from."""
+    """The results of a run: the data set of each question by name, and counts of the rows they were made from."""
 
     datasets: Named
     rows: int
-    """Rows that count, those set aside not among them."""
+    """Number of rows that count, without those set aside."""
     tokens: int
     cut: int
-    """Rows that were truncated or split."""
+    """Number of rows that were truncated or split."""
     complete: bool
     """Whether all of the data is in, or as much as the questions ask for: False where shards are missing."""
     rejected: pd.DataFrame
@@ -107,39 +107,51 @@ def run(
     engine: Literal["ray"] | None = None,
     shard: str | Shard | None = None,
 ) -> Results:
-    """The answer to every question over all of the data; what they read of a model comes from one pass per batch.
+    """The answers to any number of questions over all of the data, from shared passes of one model.
 
     For corpora: data of any size, many questions at once, several devices, and on again after an interruption.
 
+    What all questions read of the model comes from one pass per batch.
+
     Args:
-        questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, in a list, or a
-            mapping that names them. The shared pass stops at the deepest block anybody reads; questions that
-            intervene share their sweeps where they change the same run and watch the same metric; those about weights
-            alone need no data.
+        questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, one or several in a
+            list, or a mapping that names them. The shared pass stops at the deepest block that any of them reads;
+            questions that intervene share their sweeps where they change the same run and watch the same metric;
+            those about weights need no data.
+        model: the model.
         data: texts, token ids, files, a folder, a data set, an iterator; `Pairs` of them for questions that compare
-            two runs; a `Stream`; or batches as they are. There are as many tokens per batch as fit (predicted from
-            the reads, measured on some rows, halved if memory runs out all the same). Unusable rows are set aside, in
-            `rejected`.
-        edits: interventions under which everything is asked: the model under study is the edited one. Means over rows
-            carry 95 % intervals by Student's t (none below 3 rows); with `bootstrap` replicates rows of one identity,
-            such as pieces of a text, count as one (`stats.Bootstrap`).
-        out: a folder for progress and results. A run that was killed goes on with `resume=True` where it was, if
-            nothing has changed that decides a number, the code of your functions and all that they hold among it;
-            else it is refused, and the message says what. A function that holds what cannot be compared, such as an
-            open file, cannot go on.
-        devices: one worker process per device ("all" = every GPU, or every core), on windows of their own.
-            engine="ray": one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows,
-            for job arrays that share `out`; the call without `shard` takes in what they did, and does the rest. A
-            share may be empty: where no job has done a row yet, there are no data sets in what is returned. However
-            many processes a host has, it has the weights once; those of a file are sent as its path. An iterator's
-            rows are for one process. One process alone ends at the window after which all questions know enough
-            (`ByRow.enough`); several do all. No number depends on batch size beyond rounding, no bit on restarts,
-            engine, shards or the number of devices, at as many threads and on the same kind of hardware.
+            two runs; a `Stream`; or batches, which stay as they are; None: for questions that need none. There are as
+            many tokens per batch as fit (predicted from the reads, measured on some rows, halved if memory runs out
+            all the same). Unusable rows are set aside, in `rejected`.
+        edits: interventions that every pass runs under: the model under study is the edited one.
+        out: a folder for progress and results; None: nothing is written.
+        resume: go on with the run in `out`, if nothing has changed that decides a number, the code of your functions
+            and all that they hold among it; else the run is refused, and the message says why. A function that holds
+            what cannot be compared, such as an open file, cannot go on.
+        bootstrap: number of bootstrap replicates, in which rows of one identity, such as pieces of a text, count as
+            one (`stats.Bootstrap`); 0: means over rows carry 95 % intervals by Student's t (none below 3 rows).
+        seed: seed of the bootstrap.
+        devices: one worker process per device ("all": every GPU, or every core), each on windows of its own; None:
+            this process. However many processes a host has, it has the weights once; those of a file are sent as its
+            path. An iterator's rows are for one process. One process ends at the window after which all questions
+            know enough (`ByRow.enough`); several do all.
+        engine: "ray": one actor per device of a Ray cluster; None: processes of this machine.
+        shard: share of the windows, "2/8" for the third eighth, for job arrays that share `out`; the call without
+            `shard` takes in what they did, and does the rest. A share may be empty: where no job has done a row yet,
+            there are no data sets in what is returned.
+
+    Returns:
+        `Results`: the data set of each question by its name, and what was run: `rows`, `rejected` and the provenance.
+        No number depends on batch size beyond rounding, and no bit on restarts, engine, shards or the number of
+        devices, at as many threads and on the same kind of hardware.
 
     Raises:
         ValueError: no questions, two of one name, no rows, no usable row, or a folder of another run.
-        MemoryError: if a single row does not fit.
-        OSError: if `out` cannot be written (nothing is lost: resume).
+        MemoryError: a single row that does not fit.
+        OSError: `out` cannot be written (nothing is lost: resume).
+
+    See also:
+        `answered`: one question over prompts at hand, of which none may be set aside.
 
     Example:
         >>> from interp.lenses import LogitLens
@@ -161,7 +173,7 @@ def _found(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Results:
-    """What `run` returns, about a model that is fit to be asked."""
+    """The results of `run`, for a checked model."""
     network, named = subject.transformer, _by_name(questions)
     bound = _bound(named, subject, bootstrap, seed)
     _check_data(bound, data, place)
@@ -192,7 +204,7 @@ def _found(
 
 
 def _decided_by(bound: ByRow | Staged | Alone, question: Askable, data: object) -> object:
-    """What decides the answer beside weights and tokenizer, with these data or none; None where other things do."""
+    """All that decides the answer apart from weights and tokenizer; None where other things do."""
     if isinstance(bound, Staged):
         return bound.of_model if data is None or bound.data == "none" else None
     return question if isinstance(bound, Alone) else None
@@ -253,17 +265,22 @@ def answered(
     model: Model,
     data: DataSource | Data | Pairs | None = None,
 ) -> xr.Dataset:
-    """The answer to one question: what the function of the same name returns.
+    """The answer to one question, as the function of the same name returns it.
 
     Args:
-        data: as `run` takes them (None: a question that needs none), with the difference that prompts (texts, ids, a
-            batch) must all be usable. Rows of like lengths share a pass of at most `Question.rows_together` of them
-            (32 for most) and 4 096 tokens; results have the order given. Batches as they are
-            (`model.to_batch(texts).split(8)`) stay as they are.
+        question: a record such as `interp.lenses.LogitLens(top=5)`.
+        model: the model.
+        data: as `run` takes them (None: a question that needs none), except that prompts (texts, ids, a batch) must
+            all be usable. Rows of like lengths share a pass of at most `Question.rows_together` of them (32 for most)
+            and 4 096 tokens; results have the order given. Batches (`model.to_batch(texts).split(8)`) stay as they
+            are.
+
+    Returns:
+        Dataset that the question describes.
 
     Raises:
         ValueError: everything that the question refuses.
-        NotFiniteError: (a ValueError) for prompts on which the model gives NaN or infinity.
+        NotFiniteError: (a ValueError) prompts on which the model gives NaN or infinity.
     """
     return answer_of(question, model, data)
 
@@ -299,7 +316,7 @@ def _bound(
 def _check_data(
     bound: Mapping[str, ByRow | Staged | Alone], data: DataSource | Data | Pairs | None, place: WorkPlace
 ) -> None:
-    """ValueError for data, or a folder, that nobody asks about, and for none where they are required."""
+    """ValueError for data, or a folder, that no question uses, and for none where they are required."""
     staged = [each for each in bound.values() if isinstance(each, Staged)]
     required = [each.name for each in bound.values() if isinstance(each, ByRow)]
     required += [each.name for each in staged if each.data == "required"]
@@ -344,7 +361,7 @@ def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
 
 
 def _record_of(given: object) -> str:
-    """What to write instead of something that is no question: of a function of the package its record."""
+    """A hint for a value that is no question: for a function of the package its record."""
     if isinstance(given, type):
         return f": call it, {given.__name__}(...)"
     module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__name__", None)

@@ -1,4 +1,4 @@
-"""run.json, the file by which a run folder is known: what was asked, by which code, and what is done so far."""
+"""run.json, the file that identifies a run folder: its parameters, its code, and its progress."""
 
 import dataclasses
 import enum
@@ -18,7 +18,7 @@ from interp.runs.provenance import git_dirty, git_revision, now, versions
 
 NAME = "run.json"
 RECORD = FolderKind("run of an experiment", NAME, "interp experiment run, 1")
-"""A `run.json` without this format is somebody else's, such as a report's."""
+"""Format entry of a `run.json`; a file without it is another program's, such as a report's."""
 RunState = Literal["running", "finished", "failed", "interrupted"]
 ResultKind = Literal["dataset", "frame", "tensors"]
 
@@ -58,7 +58,7 @@ class RunSession:
         )
 
     def changed_since(self, before: "RunSession") -> list[str]:
-        """What of the code is not as in an earlier session, in words."""
+        """The changes of the code since an earlier session, in words."""
         names = ("git_revision", "git_dirty", "file_sha256", "versions")
         old, new = ({name: getattr(session, name) for name in names} for session in (before, self))
         return [
@@ -88,7 +88,7 @@ class RunFile:
     """The docstring of the experiment file."""
     parameters: Json
     defaults: Json
-    """Of the parameters that have one."""
+    """Defaults of the parameters that have one."""
     seed: int | None
     sessions: tuple[RunSession, ...]
     state: RunState = "running"
@@ -129,7 +129,7 @@ class RunFile:
 
     @property
     def provenance(self) -> Json:
-        """Where the results come from, by the last session, and the command that asks for the same again."""
+        """The origin of the results, by the last session, and the command that repeats the run."""
         last = self.sessions[-1]
         return {
             "experiment": self.file,
@@ -153,7 +153,7 @@ class RunFile:
 
 
 def plain(value: object) -> object:
-    """A parameter as JSON holds it: records as objects, paths as text, tuples as lists.
+    """A parameter as JSON: records as objects, paths as text, tuples as lists.
 
     Raises:
         ValueError: anything that JSON cannot hold.
@@ -176,14 +176,14 @@ def plain(value: object) -> object:
 
 
 def fields_of(record: object) -> Json:
-    """The fields of a dataclass instance as JSON holds them; ValueError if it is none, or a field does not fit."""
+    """The fields of a dataclass instance as JSON; ValueError if it is none, or a field does not fit."""
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         raise ValueError(f"parameters must be a dataclass instance, got {record!r}")
     return {each.name: plain(getattr(record, each.name)) for each in dataclasses.fields(record)}
 
 
 def defaults_of(kind: type) -> Json:
-    """What the fields of a dataclass are if nothing is said; fields without a default are left out.
+    """The defaults of the fields of a dataclass; fields without one are left out.
 
     Example:
         >>> from interp.tasks import RepeatedTokens

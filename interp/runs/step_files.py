@@ -128,7 +128,7 @@ def _dataset(data: bytes) -> "xr.Dataset":
 
 
 def _each(change: Callable[[str], str], texts: "NDArray[np.object_]") -> "NDArray[np.object_]":
-    """The texts changed, whatever else stands among them left alone."""
+    """The value with its texts changed, and all else left as it is."""
     import numpy as np
 
     made = np.empty(texts.shape, dtype=object)
@@ -201,7 +201,7 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _difference(value: object, back: object) -> str | None:
-    """What did not come back, or None."""
+    """The first thing that did not come back, or None."""
     import pandas as pd
     import xarray as xr
 
@@ -226,7 +226,7 @@ def _identity(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
 
 
 def read(kind: ResultKind, path: Path) -> object:
-    """The value in a file that a step wrote; FileNotFoundError if somebody removed it, ValueError for a damaged one."""
+    """The value in a file that a step wrote; FileNotFoundError if it was removed, ValueError for a damaged one."""
     try:
         regular(path)
     except FileNotFoundError as cause:

@@ -38,7 +38,7 @@ from interp.runs.provenance import model_hash
 
 StoredPositions = Literal["all", "last"]
 TABLES = ("row", "pos", "token")
-"""What every shard holds beside the sites, one int64 per entry."""
+"""Tables of every shard besides the sites, one int64 per entry."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
 FORMAT = "interp activations 1"
 STORE = FolderKind("store of activations", "index.json", FORMAT)
@@ -53,7 +53,7 @@ class StoreShard(ManifestEntry):
 
 @dataclass(frozen=True)
 class StoreIndex:
-    """What a store holds and how it came about; written to `index.json`."""
+    """The contents of a store and how it was made; written to `index.json`."""
 
     dtype: str
     sites: tuple[str, ...]
@@ -65,25 +65,25 @@ class StoreIndex:
     """The fingerprint of the source, where the writer was given one."""
     complete: bool = False
     rejected: int = 0
-    """How many rows of the source could not be used and were left out, as counted when the last shard was in."""
+    """Number of rows of the source that could not be used and were left out, when the last shard was in."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of one entry at each site; empty as long as there is none."""
     shards: tuple[StoreShard, ...] = ()
 
     @property
     def entries(self) -> int:
-        """How many entries the shards hold together."""
+        """Number of entries of all shards."""
         return sum(shard.entries for shard in self.shards)
 
     @property
     def asked(self) -> Json:
-        """What decides the entries: everything but what is there so far."""
+        """The fields that decide the entries: everything but the progress."""
         contents = ("complete", "rejected", "shapes", "shards")
         return {name: value for name, value in asdict(self).items() if name not in contents}
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> StoreIndex:
-        """The index that a manifest holds; those of the first edition count no rejected rows."""
+        """The index in a manifest; those of the first edition count no rejected rows."""
         values: dict[str, Any] = {"rejected": 0, **manifest}
         if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
             if not isinstance(values["shards"], list) or not isinstance(values["shapes"], dict):
@@ -119,7 +119,7 @@ def _index(folder: Path, manifest: Mapping[str, Any]) -> StoreIndex:
 
 @dataclass(frozen=True)
 class ActivationStore:
-    """Activations in a folder, read as they are asked for: nothing is loaded before.
+    """Activations in a folder, loaded as they are read.
 
     Example:
         >>> import tempfile
@@ -170,7 +170,7 @@ class ActivationStore:
         return list(accumulate(shard.entries for shard in self.index.shards))
 
     def verify(self) -> None:
-        """ValueError naming the shard whose bytes are not those that were written; reads the whole store."""
+        """Check the bytes of the whole store; ValueError naming a shard that differs from what was written."""
         for shard in self.index.shards:
             shard.check(self.folder, contents=True)
 
@@ -182,7 +182,14 @@ class ActivationStore:
         return {name: self._slice(i, name, 0, entries) for name in (*TABLES, *self.sites)}
 
     def read(self, name: str, entries: slice = slice(None)) -> Shaped[Tensor, "n ..."]:
-        """The activations of a site, or a table, at consecutive entries `[n, *shape]`, as stored.
+        """The activations of a site, or a table, at consecutive entries, as stored.
+
+        Args:
+            name: a site or a table.
+            entries: which entries.
+
+        Returns:
+            [n, *shape].
 
         Raises:
             KeyError: a site that is not stored.
@@ -213,9 +220,17 @@ class ActivationStore:
     ) -> Iterator[Shaped[Tensor, "n ..."]]:
         """The activations of a site in batches of `size` entries; each entry exactly once per epoch.
 
-        Without a seed in the order stored. With one, runs of `size` neighbours are drawn from the whole store in
-        random order and mixed in a buffer of `buffer` entries, the same for the same seed and anew in every epoch. The
-        last batch of an epoch may be shorter. epochs: None = without end, for training.
+        Args:
+            site: a site that is stored.
+            size: entries of a batch; the last batch of an epoch may be shorter.
+            shuffle_seed: seed of the order: runs of `size` neighbours are drawn from the whole store in random order
+                and mixed in a buffer, equally for equal seeds and anew in every epoch. None: the order stored.
+            buffer: entries of the buffer in which runs are mixed.
+            epochs: passes over the store; None: without end, for training.
+            device: where the batches go.
+
+        Returns:
+            Iterator of [n, *shape].
 
         Raises:
             KeyError: a site that is not stored.
@@ -256,7 +271,7 @@ class ActivationStore:
 
 
 class _Pool:
-    """Entries that are mixed before they are given out: each is written once and read once, whatever stays behind."""
+    """Entries that are mixed before they are returned: each is written once and read once."""
 
     def __init__(self, most: int, generator: torch.Generator) -> None:
         self._generator = generator
@@ -304,28 +319,38 @@ def store_activations(
     prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> ActivationStore:
-    """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.
+    """The store of the values of some sites at every token of the data, written to a folder in constant memory.
 
-    A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
-
-    Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
-    run only where they are new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
+    One forward pass per batch, which ends with the deepest site. Padding is never stored. Called again with the same
+    arguments, it goes on after the entries stored: the batches are compared with these, and run only where they are
+    new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
 
     Args:
+        model: the model, without edits.
         data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its
             number (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used
             are left out and counted (`store.index.rejected`).
         sites: full names of sites with one value per position.
+        folder: where the store is, or goes on.
         dtype: float16, bfloat16 or float32.
         pos: all tokens of a text, or its last.
         skip_bos: leave out the BOS of batches that have one.
+        shard_entries: entries of a file of the store.
         source: the data's fingerprint, kept in the index.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: the most rows of a pass.
+
+    Returns:
+        The store, opened.
 
     Raises:
-        ValueError: a folder of other contents, model, sites or dtype (saying what differs), for batches that are not
-            those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and
-            while another process writes the store.
-        OSError: with what to do, for a full disk or a place that may not be written to.
+        ValueError: a folder of other contents, model, sites or dtype (the message says what differs), batches that
+            are not those stored or without entries, values that are NaN or do not fit the dtype, an edited model, or
+            another process that writes the store.
+        OSError: a full disk or a place that may not be written to; the message says what to do.
+
+    Memory:
+        One batch and one shard of all sites.
 
     Example:
         >>> import tempfile
@@ -384,7 +409,7 @@ def _new_index(
     shard_entries: int,
     source: str | None,
 ) -> StoreIndex:
-    """The index of an empty store; everything the caller asks for is checked here."""
+    """The index of an empty store, with all arguments checked."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name}")
@@ -400,7 +425,7 @@ def _new_index(
 
 
 def _begun(folder: Path, wanted: StoreIndex, manifest: Mapping[str, Any]) -> StoreIndex:
-    """The index of what the folder holds already, which must agree with what is wanted."""
+    """The index of the folder's present contents, which must agree with the arguments."""
     stored = _index(folder, manifest)
     STORE.agree(folder, stored.asked, wanted.asked)
     clear(folder, "shard-*")
@@ -448,7 +473,7 @@ def _entries(batch: Batch, index: StoreIndex) -> tuple[Bool[Tensor, "b p"], dict
 def _values(
     network: Transformer, batch: Batch, where: Bool[Tensor, "b p"], index: StoreIndex, stop: int | None
 ) -> dict[str, Tensor]:
-    """What the sites hold at these tokens, in the store's dtype, chosen and narrowed at the site."""
+    """The values at the sites for these tokens, in the store's dtype, chosen and narrowed at the site."""
     rows, columns = where.nonzero().to(network.device).unbind(1)
     narrowed = partial(_narrowed, rows=rows, columns=columns, dtype=DTYPES[index.dtype])
     reads = [Read(site, partial(narrowed, site=site)) for site in index.sites]

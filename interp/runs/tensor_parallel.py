@@ -154,7 +154,7 @@ class Team:
         return self._as(x, Partial()).full_tensor()
 
     def gathered(self, x: Shaped[Tensor, "*own"], axis: int) -> Shaped[Tensor, "*whole"]:
-        """What each has, joined along an axis in the order of the processes."""
+        """The tensors of all processes, joined along an axis in their order."""
         return self._as(x, Shard(axis)).full_tensor()
 
     def own(self, x: Shaped[Tensor, "*whole"], axis: int) -> Shaped[Tensor, "*own"]:
@@ -188,7 +188,7 @@ class Cut:
 
 
 class Joined(nn.Linear):
-    """A spread matrix as the outside knows it: `weight` and `bias` are whole, gathered whenever they are asked for.
+    """A spread matrix as other code sees it: `weight` and `bias` are whole, gathered at every access.
 
     Cut by rows, its bias is spread with it; cut by columns, each process's product is a part of a sum, to which the
     bias is added once, and every process keeps it.
@@ -239,7 +239,7 @@ def _linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None) -> nn
 
 
 class SpreadAttention(Attention):
-    """Attention whose heads are spread over the processes; to the outside, attention with all its heads."""
+    """Attention with heads spread over the processes; to other code, attention with all its heads."""
 
     def __init__(self, whole: Attention, config: ModelConfig, team: Team) -> None:
         n = team.mesh.size()
@@ -272,7 +272,7 @@ class SpreadAttention(Attention):
 
 
 class SpreadFeedForward(FeedForward):
-    """An MLP whose neurons are spread over the processes; to the outside, an MLP with all its neurons."""
+    """An MLP with neurons spread over the processes; to other code, an MLP with all its neurons."""
 
     def __init__(self, whole: FeedForward, kind: MLP, team: Team) -> None:
         d_model = whole.into.in_features
@@ -295,7 +295,7 @@ class SpreadFeedForward(FeedForward):
 class Inside(Scope):
     """A layer's scope as the inside of a spread part knows it: part of a value in, all of it at the site, part out.
 
-    Nothing is gathered at sites that nobody asks for, and nothing cut again where the value was only read.
+    Nothing is gathered at sites that are not read, and nothing cut again where the value was only read.
     """
 
     def __init__(self, scope: Scope, team: Team) -> None:
@@ -334,7 +334,7 @@ def _spread_axis(name: str) -> int:
 
 
 def _own_pass(shared: PassState, team: Team) -> PassState:
-    """What the blocks share, with the score bias of this process's heads and the cache as they see it."""
+    """The values that the blocks share, with the score bias and the cache of this process's heads."""
 
     def own(view: View) -> View:
         bias = view.mask.bias
@@ -346,7 +346,7 @@ def _own_pass(shared: PassState, team: Team) -> PassState:
 
 @dataclass
 class OwnPast:
-    """The tokens before a pass as one process's heads see them; the cache itself holds the keys of all heads."""
+    """The tokens before a pass for the heads of one process; the cache itself has the keys of all heads."""
 
     length: int
     prompt: int | None

@@ -1,4 +1,4 @@
-"""The folder of a run over data: what is asked of which model and data, the journals, and at the end the results.
+"""The folder of a run over data: the questions, the model and data, the journals, and at the end the results.
 
 work.json                   what decides the numbers; a run that differs in it is refused
 main.0.journal ...          progress of a process, or `shard-2-of-8...` of one job of an array
@@ -54,7 +54,7 @@ class Shard:
         return cls(int(index), int(count))
 
     def windows(self, count: int) -> range:
-        """Its consecutive share of so many windows."""
+        """The shard's consecutive share of so many windows."""
         return range(count * self.index // self.count, count * (self.index + 1) // self.count)
 
 
@@ -75,7 +75,7 @@ class WorkFolder:
             self.journal.progress.add(done)
 
     def due(self, window: int) -> int | None:
-        """The first batch of a window that is still to do; None if somebody has finished it."""
+        """The first batch of a window that is still to do; None if the window is finished."""
         return None if window in self.others.tree else self.journal.progress.due(window)
 
     def together(self) -> Progress:
@@ -100,7 +100,7 @@ def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
 
 
 def check_comparable(asked: Json) -> None:
-    """ValueError for what decides a number of which nobody can tell later whether it is what it was."""
+    """ValueError for things that decide a number and cannot be compared later."""
     if odd := list(incomparable(asked)):
         raise ValueError(
             "several processes, or a run that is gone on with, must ask the same, and that cannot be told of "
@@ -112,7 +112,7 @@ def check_comparable(asked: Json) -> None:
 def opened(
     folder: Path, questions: Questions, model: Transformer, shard: Shard | None
 ) -> Iterator[WorkFolder]:
-    """The folder for one process, which holds its lock until it leaves.
+    """The folder for one process, which has its lock until it leaves.
 
     Raises:
         ValueError: while another process is working on the same share.
@@ -140,7 +140,10 @@ def _share(folder: Path, name: str) -> ExitStack:
 
 
 def _alone(folder: Path, name: str) -> None:
-    """ValueError while somebody is at work whose windows may be ours: the whole run, or an array of another size."""
+    """ValueError while another process works on windows that may belong to this one.
+
+    The other process does the whole run, or a shard of an array of another size.
+    """
     for file in folder.glob(".*.lock"):
         other = file.name.removeprefix(".").removesuffix(".lock")
         if name.rpartition("-of-")[2] != other.rpartition("-of-")[2]:

@@ -47,7 +47,7 @@ class Worker:
     """Tokens that a pass may have, once memory has run out."""
 
     def answers(self, number: int, window: Window, first: int = 0) -> Iterator[Done]:
-        """What each batch of the window contributes, from batch `first` on.
+        """The contributions of each batch of the window, from batch `first` on.
 
         Raises:
             MemoryError: if a single row does not fit; everything the analyses raise but for NaN in a row.
@@ -166,7 +166,7 @@ Due = Callable[[int], int | None]
 DEATHS = 3
 """How many workers may die at one window before the run gives up."""
 STARTED = b""
-"""What a worker says when it has opened what it was sent."""
+"""The message of a worker that has opened its parcel."""
 NOT_STARTED = "a worker process could not start"
 GUARD = 'A script that starts workers needs `if __name__ == "__main__":` around what it does: each of them imports it'
 
@@ -207,7 +207,7 @@ def done_by_processes(
     due: Due,
     devices: Sequence[torch.device],
 ) -> Iterator[Done]:
-    """What all batches of the windows contribute, in the order in which the workers finish them.
+    """The contributions of all batches of the windows, in the order in which the workers finish them.
 
     The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses
     and model must be picklable (functions by name), and a script needs `if __name__ == "__main__":`.
@@ -252,7 +252,7 @@ def done_by_processes(
 
 
 class _Crew:
-    """As many worker processes as devices."""
+    """Worker processes, one per device."""
 
     def __init__(self, parcel: Parcel, devices: Sequence[torch.device]) -> None:
         self._parcel = parcel
@@ -278,7 +278,7 @@ class _Crew:
         return [helper for helper in self._helpers if helper.window is None]
 
     def busy(self) -> bool:
-        """Whether anybody is at work."""
+        """Whether any worker is at work."""
         return any(helper.window is not None for helper in self._helpers)
 
     def give(self, helper: _Helper, window: int, first: int) -> None:

@@ -1,4 +1,6 @@
-"""What a pair of rows says, ready to be shown: next tokens, direct attribution, how patterns moved, one head from near.
+"""Comparisons of a clean and an edited row, ready to be shown.
+
+Next tokens, direct attribution, changes of patterns, and one head in detail.
 
 Everything is a list, number or string; tokens are written so that nothing in them hides or reorders.
 """
@@ -111,7 +113,7 @@ def names(session: Session, tokens: Int[Tensor, "p"]) -> list[str]:
 
 
 def _token(session: Session, token: TokenField | None, default: int) -> int:
-    """The id that was asked for; ValueError for one outside the vocabulary, or text that is not one token."""
+    """The id of a token; ValueError for one outside the vocabulary, or text that is not one token."""
     return default if token is None else int(session.model.text.targets(token, 1)[0])
 
 
@@ -137,7 +139,7 @@ def _next(
 def _steered(
     random: Float[Tensor, "r v"] | None, log: Float[Tensor, "2 v"], answer: int
 ) -> dict[str, object] | None:
-    """What the added directions do beside random ones of their length: the answer's probability, and KL from clean.
+    """Effects of the added directions next to random ones: the answer's probability, and KL from clean.
 
     For each measure: what it is clean, with the edits, and the least and the most with random directions.
     """
@@ -207,7 +209,7 @@ def _sums(
 
 
 def _last(pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
-    """What both runs held at the position, by site.
+    """The values of both runs at the position, by site.
 
     A stream taken from the second prompt there is the sum of what that prompt's parts wrote up to its layer: theirs
     stand in. A direction that is added to the stream counts with the embeddings, as a part that is in no map.
@@ -229,7 +231,7 @@ def _last(pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
 
 
 def _move(found: dict[str, Tensor], site: str, by: Float[Tensor, "d"]) -> None:
-    """Add to what the edited run held at a site."""
+    """Add to the edited run's value at a site."""
     if site in found:
         found[site] = found[site].clone()
         found[site][1] += by.to(found[site])
@@ -259,7 +261,7 @@ def _moved(session: Session, clean: Seen, edited: Seen) -> list[list[float] | No
 
 
 def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
-    """The part looked at from near: the one asked for, else the head or MLP with the largest logits in the clean run.
+    """The part shown in detail: the one requested, else the head or MLP with the largest logits in the clean run.
 
     A model without attribution begins at the first head.
     """
@@ -275,7 +277,7 @@ def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
 
 
 def _scores(session: Session, pair: RowPair) -> dict[str, list[list[list[float | None]] | None]]:
-    """What each head does on this prompt: by score, both runs' values of every layer that has patterns.
+    """Scores of each head on this prompt: by score, both runs' values of every layer that has patterns.
 
     The scores of `interp.heads`, on the prompt itself: null where no token says anything (no token that repeats).
     """
@@ -303,7 +305,7 @@ def _known(values: Sequence[float]) -> list[float | None]:
 
 
 def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str, object]]:
-    """What each state of the stream at the position would say: its first token and the answer, in both runs."""
+    """The lens at every state of the stream at the position: its first token and the answer, in both runs."""
     names, model = session.streams, session.model.transformer
     states = torch.cat([torch.cat([row.at[name] for name in names]) for row in rows])
     with torch.no_grad():

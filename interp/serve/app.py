@@ -1,4 +1,4 @@
-"""The page on a port of 127.0.0.1: its routes (page, style, script, four questions), and who may ask them.
+"""The live page on a port of 127.0.0.1: its routes (page, style, script, four questions), and who may use them.
 
 Whatever goes wrong is JSON with the reason. Only this machine's own browser may ask, by the URL that was printed: a
 page of another origin cannot reach it (its Origin is refused, a name that resolves to 127.0.0.1 fails on Host, DNS
@@ -152,7 +152,7 @@ class Guard:
 
 
 def _of_body(headers: Headers, origin: str | None) -> tuple[int, str] | None:
-    """Why a request that asks for something is refused."""
+    """The reason why a POST request is refused."""
     if origin is None:
         return 403, "an Origin is required"
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -169,14 +169,14 @@ log = logging.getLogger("interp.serve")
 PATIENCE = 30.0
 """Seconds that a connection may stay open without a request, or a request without its body."""
 LATE = 408
-"""Status of a request whose body was not there in time."""
+"""Status of a request with a body that did not arrive in time."""
 STOPPED = 409
 """Status of what was stopped by a newer question, or by the reader."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What is served: a session, how its model was opened, and what the page begins with."""
+    """A served model: a session, how its model was opened, and what the page begins with."""
 
     session: Session
     origin: Origin
@@ -222,7 +222,7 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
 
 
 class _Routes:
-    """What each address answers."""
+    """The answer of each address."""
 
     def __init__(self, subject: ServedModel) -> None:
         self.subject = subject
@@ -279,7 +279,7 @@ async def _answered(
 
 
 class _BrokenOffError(Exception):
-    """A request whose body did not arrive; nobody, or nobody in time, is there for an answer."""
+    """A request with a body that did not arrive, or not in time."""
 
 
 async def _body(request: Request) -> bytes:
@@ -362,7 +362,11 @@ def opened(subject: ServedModel, port: int = 0) -> Served:
 
 
 def serve(subject: ServedModel, port: int, ready: Callable[[str], None]) -> None:
-    """Answer on 127.0.0.1 until Ctrl-C; `ready` gets the address once the port is open. Errors: see `opened`."""
+    """Answer requests on 127.0.0.1 until Ctrl-C; `ready` gets the address once the port is open.
+
+    Raises:
+        OSError: as `opened`.
+    """
     served = opened(subject, port)
     ready(served.address)
     try:

@@ -1,4 +1,4 @@
-"""What the page may ask, as frozen records: JSON in, all checks that need no model; unknown keys are refused.
+"""Requests of the page, as frozen records: JSON in, all checks that need no model; unknown keys are refused.
 
 Edits arrive in the JSON of `interp.passes.edit_text` and become `Edit`s. What a request may hold of it is a closed
 list: no tensors, no rows, no other changes, and only the parts below.
@@ -62,9 +62,11 @@ MAY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         SCORES: ("set",),
     }
 )
-"""What a request may do to which kind of part (`interp.model.parts`)."""
+"""Changes that a request may make to each kind of part (`interp.model.parts`)."""
 CUT: Final[Mapping[str, float]] = MappingProxyType({PATTERN: 0.0, SCORES: -inf})
-"""What cuts an entry of a head: in the scores the softmax renormalises the rest of the row, in the pattern nothing."""
+"""Stages at which an entry of a head can be cut: in the scores the softmax renormalises the row, in the pattern
+nothing does.
+"""
 NAMES = "heads (L3H5), MLPs (L3.mlp), neurons (L3N17), streams (L3.resid), L3.pattern and L3.attn_scores"
 
 
@@ -143,10 +145,10 @@ class _FromJson:
 
 
 class EditedPrompt(StrictRecord):
-    """A prompt, the edits, and whose question it is."""
+    """A prompt, its edits, and the page that sent them."""
 
     tab: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w-]+$")]
-    """Which page asks: its newer question stops its older one."""
+    """Number of the page: its newer request stops its older one."""
     prompt: Words
     second: Words | None = None
     """The prompt that resampled values come from."""
@@ -177,14 +179,14 @@ class EditedPrompt(StrictRecord):
 
 
 class Look(EditedPrompt):
-    """What clean and edited run say at one position, and one head or layer from near."""
+    """A request to compare clean and edited run at one position, and one head or layer in detail."""
 
     answer: TokenField | None = None
-    """The token whose logit is split up, as text or id; None = the clean run's most probable."""
+    """The token whose logit is split up, as text or id; None: the clean run's most probable."""
     wrong: TokenField | None = None
     """The token that it is contrasted with."""
     layer: IndexField | None = None
-    """The layer looked at from near; None = with its head, the part whose logits are largest."""
+    """The layer shown in detail; None: with its head, the part with the largest logits."""
     head: IndexField = 0
 
 
@@ -200,11 +202,11 @@ class Continue(EditedPrompt):
 
 
 class Source(EditedPrompt):
-    """What was asked, as Python."""
+    """A request for the last question as Python."""
 
 
 class Cancel(StrictRecord):
-    """Stop what this page asked."""
+    """A request to stop the computations of this page."""
 
     tab: Annotated[str, Field(min_length=1, max_length=64)]
 

@@ -21,7 +21,7 @@ from interp.serve.directions import NamedDirections
 DirectionValues = Mapping[str, Tensor]
 """Values by site, without the row of the batch."""
 AVERAGED: Final = tuple(str(KINDS[kind].site) for kind in ("head", "mlp", "neuron"))
-"""The sites of a block whose mean over positions may be taken."""
+"""The sites of a block that may be replaced by their mean over positions."""
 RESAMPLED: Final = (*AVERAGED, str(KINDS["resid"].site))
 """The sites of a block that may be taken from the second prompt."""
 
@@ -138,7 +138,7 @@ def resolved(
     given: NamedDirections,
     columns: int,
 ) -> list[Edit]:
-    """The same edits with the values that means and resampled parts stand for.
+    """The edits with the values of means and resampled parts looked up.
 
     Args:
         means: what sites are on average over the clean run's positions.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interp.causal import Subspace
 
 RANDOM: Final = 39
-"""Random directions beside one: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
+"""Number of random directions: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
 SEED: Final = 0
 WRITTEN: Final = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out")
 """Sites at which what is added reaches the stream as it is, and no head or MLP counts it as its own."""
@@ -85,7 +85,7 @@ def _at_random(edit: Edit, columns: int, draw: torch.Generator) -> Edit:
 
 
 def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> dict[str, Float[Tensor, "d"]]:
-    """What edits add to the stream at a position, in layers from `since` on, by the site that they add it to."""
+    """The vectors that edits add to the stream at a position, in layers from `since` on, by site."""
     found: dict[str, Tensor] = {}
     for edit in edits:
         part = edit.where

@@ -1,4 +1,4 @@
-"""The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
+"""The HTML page: a template with the model's shape, and style and script joined from assets."""
 
 from dataclasses import asdict, dataclass
 
@@ -19,7 +19,7 @@ SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "steering", "beg
 
 @dataclass(frozen=True)
 class Opening:
-    """What the page begins with; empty = nothing."""
+    """The prompt and edits that the page begins with; empty: nothing."""
 
     prompt: str
     second: str = ""
@@ -46,7 +46,7 @@ def page(session: Session, source: str, opening: Opening) -> str:
 
 
 def style() -> str:
-    """The report page's style, then ours."""
+    """The report page's style, then the live page's."""
     return own("report.css") + own("serve.css", SERVE)
 
 

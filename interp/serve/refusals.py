@@ -1,4 +1,4 @@
-"""What is wrong with a request, in a sentence for the person at the page: which field, what it requires."""
+"""Sentences about what is wrong with a request, for the person at the page: which field, and what it requires."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,7 +12,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "head": "the head", "tokens": "the number of new tokens", "temperature": "the temperature", "top_k": "top k",
     "top_p": "top p", "seed": "the seed",
 }  # fmt: skip
-"""What the page calls the fields of a request."""
+"""Names of the fields of a request on the page."""
 INSIDE = ("where", "change", "over", "factor", "scale", "values", "at", "pos", "head", "query", "key")
 """The fields of an edit, as errors name them; whatever else stands on the way to an error is no field."""
 REQUIRED: Final[Mapping[str, str]] = {
@@ -38,7 +38,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "model_type": "must be an object with named fields",
     "json_invalid": "is no JSON",
 }
-"""What is said after the field's name, by the kind of error."""
+"""Text after the field's name, by the kind of error."""
 
 
 def in_words(cause: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""One model and the passes that the page asks of it: clean and edited rows of one batch, kept for a while.
+"""One model and the passes for the page: clean and edited rows of one batch, kept for a while.
 
 The clean row is computed once for each prompt and position, together with the first edited one unless that takes a mean
 from it; a pass that was seen lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the
@@ -43,7 +43,7 @@ KEPT = 8
 
 
 class Stopped(BaseException):
-    """The computation is not wanted any more. No `Exception`, so that nobody on its way takes it for an error."""
+    """The computation is not wanted any more. No `Exception`, so that no handler takes it for an error."""
 
 
 HeadSteps = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -52,18 +52,18 @@ HeadSteps = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one row of a pass gave."""
+    """Values of one row of a pass."""
 
     logits: Float[Tensor, "v"]
-    """Of the token after the position looked at."""
+    """Logits of the token after the position."""
     patterns: Mapping[int, Float[Tensor, "h q k"]]
-    """By layer; only layers whose mixer has patterns."""
+    """Attention patterns by layer; only layers with mixers that have them."""
     at: Mapping[str, Float[Tensor, "1 ..."]]
-    """What attribution reads at that position, by site."""
+    """Values that attribution reads at the position, by site."""
     means: DirectionValues
-    """What the sites whose mean may be taken are on average over all positions."""
+    """Means over all positions of the sites in `AVERAGED`."""
     steps: Mapping[int, HeadSteps]
-    """By layer, what the stages of its heads are made of; only layers that have them (`interp.pages.stages`)."""
+    """Inputs of the stages of heads, by layer; only layers that have them (`interp.pages.stages`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class RowPair:
     clean: Seen
     edited: Seen
     edits: Sequence[Edit]
-    """With the values that they stand for."""
+    """The edits, with looked-up values of means and resampled parts."""
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
     random: Float[Tensor, "r v"] | None = None
@@ -86,10 +86,13 @@ class RowPair:
 class Session:
     """Passes of one model for the page.
 
+    Args:
+        model: the model.
+        subspaces: the directions that the page may add.
+
     Raises:
-        ValueError: a model that the page cannot show: without logits or tokenizer, with cross-attention, or one that
-            sees both ways; and for directions that are not one per site. directions: what the page may add, as
-            `interp.causal.Subspace` holds it.
+        ValueError: a model that the page cannot show (without logits or tokenizer, with cross-attention, or one that
+            sees both ways), or directions that are not one per site.
     """
 
     def __init__(self, model: Subject, subspaces: Sequence["Subspace"] = ()) -> None:
@@ -118,13 +121,13 @@ class Session:
 
     @cached_property
     def with_patterns(self) -> tuple[int, ...]:
-        """Layers whose mixer has attention patterns."""
+        """Layers with attention patterns."""
         there = set(sites.names(self.config))
         return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.{PATTERN}" in there)
 
     @cached_property
     def staged(self) -> Mapping[int, tuple[str, str, str, str]]:
-        """By layer, where its heads' queries, keys, values and scores are, in layers whose heads have stages."""
+        """Sites of the heads' queries, keys, values and scores, by layer, in layers with heads that have stages."""
         network = self.model.transformer
         return {layer: sites_of(network, layer)[:4] for layer in staged(network)}
 

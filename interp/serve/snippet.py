@@ -51,7 +51,7 @@ def python(ask: EditedPrompt, origin: Origin, position: int) -> str:
 
 
 def _sites(ask: EditedPrompt, kind: type[Mean | Resample]) -> list[str]:
-    """The sites whose values edits of one kind are looked up in."""
+    """The sites at which values of one kind of edit are looked up."""
     return sorted({edit.site for edit in ask.edits if isinstance(edit.change, kind)})
 
 

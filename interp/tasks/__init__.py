@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Task(Protocol):
-    """A record that has pairs."""
+    """Protocol of a task: a record that has pairs."""
 
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
         """Clean and corrupted prompts; ValueError where the tokenizer lacks the words."""
@@ -66,4 +66,4 @@ TASKS: Mapping[str, Callable[..., Task]] = MappingProxyType(
         "docstring_arguments": DocstringArguments,
     }
 )
-"""Name -> the task of so many `rows` and a `seed`, as `interp circuit` asks for one."""
+"""Tasks by name: a function of `rows` and `seed` that makes the task, as `interp circuit` takes it."""

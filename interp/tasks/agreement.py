@@ -1,4 +1,4 @@
-"""Minimal pairs of grammar: sentences that one word decides, beside the same with that word exchanged.
+"""Minimal pairs of grammar: sentences that one word decides, paired with sentences in which that word is exchanged.
 
 After BLiMP (Warstadt et al. 2020, arXiv:1912.00582): a model that knows the rule prefers the right ending. Which word
 decides is known, so the pairs also test token attributions (Yin and Neubig 2022, arXiv:2202.10419). The models of the
@@ -53,7 +53,7 @@ DID: tuple[str, ...] = (
     "wrote",
     "ran",
 )
-"""What somebody did, the same for one and several."""
+"""Verbs of what a person did, equal for one and several."""
 TO_ONESELF: tuple[str, ...] = ("saw", "hurt", "asked", "found", "helped", "blamed", "hid", "taught")
 TO_THINGS: tuple[str, ...] = ("saw", "sold", "found", "left", "knew", "liked", "lost", "took")
 
@@ -61,7 +61,7 @@ TO_THINGS: tuple[str, ...] = ("saw", "sold", "found", "left", "knew", "liked", "
 @public()
 @dataclass(frozen=True)
 class Agreement:
-    """Minimal pairs of a phenomenon of grammar: which of two endings is right?
+    """Minimal pairs of a phenomenon of grammar, of which the model prefers the right ending if it knows the rule.
 
     subject_verb: "The man who smiled" -> " was", not " were". distractor_agreement: "The man near the doors" -> " was":
     a noun of the other number stands between. anaphor_gender: "Mary hurt" -> " herself". determiner_noun: "Mary sold
@@ -69,11 +69,11 @@ class Agreement:
     """
 
     phenomenon: Phenomenon = "distractor_agreement"
-    """Which rule decides."""
+    """The rule of grammar that decides."""
     rows: int = 32
-    """Pairs."""
+    """Number of pairs."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         if self.phenomenon not in get_args(Phenomenon):
@@ -89,13 +89,20 @@ class Agreement:
         return [f"The {word}. Then {word}" for word in words]
 
     def pairs(self, tokenizer: Tokenizer, *, generator: np.random.Generator | None = None) -> TaskPairs:
-        """Sentences beside the same with the deciding word exchanged, so that the answers change places.
+        """Sentences and their corruptions with the deciding word exchanged, so that the answers change places.
 
         Roles: evidence (the word that decides), end; distractor, where there is one. One group. Single tokens: all
-        words that are drawn, and both endings. generator: where the random numbers come from, instead of the seed.
+        words that are drawn, and both endings.
+
+        Args:
+            tokenizer: the tokenizer of the model.
+            generator: source of the random numbers; None: the seed's.
+
+        Returns:
+            `TaskPairs`.
 
         Raises:
-            ValueError: naming the words where too few are single tokens.
+            ValueError: too few words that are single tokens; the message names them.
 
         Example:
             >>> tokenizer = interp.lab.training.Vocabulary.learned(interp.tasks.Agreement.texts(), 800).tokenizer

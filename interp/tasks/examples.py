@@ -1,4 +1,4 @@
-"""What a generated task gives a model to learn from: rows by their place, and what the context determines in them."""
+"""Rows of a generated task by their place, and which of their tokens the context determines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where in data without end a batch stands; with the data it decides every token, whatever came before."""
+    """A place of a batch in data without end; with the data it decides every token, whatever came before."""
 
     seed: int
     step: int | None
-    """How many updates came before; None = the held-out rows."""
+    """Number of updates before; None: the held-out rows."""
 
     @property
     def generator(self) -> np.random.Generator:
@@ -35,16 +35,16 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some rows of training data."""
+    """Rows of training data, with what the context determines in them."""
 
     batch: Batch
-    """What the model reads, token by token; for an encoder-decoder the target, start token first."""
+    """Tokens that the model reads; for an encoder-decoder the target, start token first."""
     determined: Bool[Tensor, "b n"] | None = None
-    """Which of the tokens from the second on follow from what stands before (or from the source); None = not known."""
+    """True at tokens from the second on that follow from what stands before (or from the source); None: not known."""
     source: Batch | None = None
-    """What the encoder of an encoder-decoder reads."""
+    """Tokens that the encoder of an encoder-decoder reads."""
     weight: Float[Tensor, "b"] | None = None
-    """What the losses of each row are multiplied by in training, the divisor of the mean kept; None = 1 each."""
+    """Factor on the losses of each row in training, the divisor of the mean kept; None: 1 each."""
 
     def __post_init__(self) -> None:
         rows, columns = self.batch.tokens.shape
@@ -60,12 +60,12 @@ class Examples:
 
     @property
     def counted(self) -> Bool[Tensor, "b n"]:
-        """Which tokens from the second on are predicted at all: real, and in one text with the token before."""
+        """True at tokens from the second on that are predicted: real, and in one text with the token before."""
         known = predicted(self.batch.keep, self.batch.documents)
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
     def to(self, device: torch.device) -> Examples:
-        """These examples on another device."""
+        """The examples on another device."""
         return replace(
             self,
             batch=self.batch.to(device),
@@ -88,7 +88,7 @@ class Examples:
             yield self.rows(torch.arange(start, min(start + size, len(self.batch))))
 
     def asked(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
-        """Which tokens from the second on a loss is about: those predicted, or those that the context determines.
+        """True at tokens from the second on that a loss counts: predicted ones, or those that the context determines.
 
         Raises:
             ValueError: if the data does not say which are determined.
@@ -102,10 +102,20 @@ class Examples:
     def measured(
         self, logits: Float[Tensor, "b p v"], *, determined_only: bool = False
     ) -> Float[Tensor, "b"]:
-        """One number per row, from its logits: mean nats per token that is asked (`asked`).
+        """One number per row, from its logits: a loss, or with a wrong answer a logit difference.
 
-        Where the rows have an answer, -log p of it at the last token; with a wrong one too, logit(answer) -
-        logit(wrong) there. Errors: ValueError for a row of which no token is asked.
+        Without answers the mean nats per token that counts (`asked`). Where the rows have an answer, -log p of it at
+        the last token; with a wrong one too, logit(answer) - logit(wrong) there.
+
+        Args:
+            logits: [b, p, v].
+            determined_only: count only the tokens that the context determines.
+
+        Returns:
+            [b], in `unit`.
+
+        Raises:
+            ValueError: a row of which no token counts.
         """
         batch = self.batch
         if batch.answer is None:

@@ -1,4 +1,4 @@
-"""Facts about countries: what is the capital, the currency, the language, the continent of ...?
+"""Facts about countries: capital, currency, language, continent.
 
 The demo models are trained on them in four phrasings per relation; two more phrasings (`HELD_OUT_PHRASINGS`,
 `DISTANT_PHRASINGS`) occur in no training text. The table was typed for this package from general knowledge.
@@ -96,10 +96,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class FactPrompt:
-    """A fact put into words up to its object."""
+    """A fact in words, up to its object."""
 
     fact: Fact
-    """The fact asked for."""
+    """The fact whose object is the answer."""
     phrasing: str
     """The template, with `{subject}` open."""
 
@@ -125,7 +125,11 @@ class FactPrompt:
 
 
 def load_facts() -> tuple[Fact, ...]:
-    """The fact table of the package (`facts.csv`), in file order."""
+    """The fact table of the package (`facts.csv`), in file order.
+
+    Returns:
+        The facts: relation, subject and object.
+    """
     table = files(__package__).joinpath("facts.csv").read_text(encoding="utf-8")
     return tuple(
         Fact(row["relation"], row["subject"], row["object"]) for row in csv.DictReader(table.splitlines())
@@ -139,7 +143,14 @@ def fact_prompts(
     """Every fact in each of the phrasings of its relation, fact by fact.
 
     Args:
-        table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
+        phrasings: the phrasings of each relation; by default those in the training text of the demo models.
+        table: the facts; None: those of the package.
+
+    Returns:
+        The prompts, one per fact and phrasing.
+
+    Raises:
+        ValueError: a relation without phrasings.
 
     Example:
         >>> len(interp.tasks.fact_prompts(interp.tasks.HELD_OUT_PHRASINGS)) == len(interp.tasks.load_facts())
@@ -156,22 +167,24 @@ def fact_prompts(
 @public()
 @dataclass(frozen=True)
 class Facts:
-    """Questions about facts: what is the object? "The capital of France is" -> " Paris".
+    """Facts as prompts whose next token is the object: "The capital of France is" -> " Paris".
 
     Raises:
         ValueError: a relation without facts, or a phrasing without a subject.
     """
 
     rows: int = 32
-    """Questions."""
+    """Number of prompts."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     held_out: bool = False
-    """By default in the one phrasing that no training text of the demo models has, instead of the trained ones."""
+    """Whether the default phrasing is the one that no training text of the demo models has, instead of the trained
+    ones.
+    """
     phrasings: Mapping[str, Sequence[str]] | None = None
-    """Relation to ask about -> prompts with `{subject}` open; None = every relation of the table."""
+    """Relation -> prompts with `{subject}` open; None: every relation of the table."""
     table: tuple[Fact, ...] | None = None
-    """The facts; None = those of the package."""
+    """The facts; None: those of the package."""
 
     def __post_init__(self) -> None:
         relations = list(dict.fromkeys(fact.relation for fact in self.known))
@@ -190,26 +203,39 @@ class Facts:
 
     @property
     def prompts(self) -> tuple[FactPrompt, ...]:
-        """Everything that may be asked, fact by fact."""
+        """Every fact in every phrasing, fact by fact."""
         if self.phrasings is None:
             return fact_prompts(HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS, self.known)
         return fact_prompts(self.phrasings, [fact for fact in self.known if fact.relation in self.phrasings])
 
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[FactPrompt, ...]:
-        """Random questions; generator: where the random numbers come from, instead of the seed."""
+        """Random prompts of the table.
+
+        Args:
+            generator: source of the random numbers; None: the seed's.
+
+        Returns:
+            The prompts, `rows` of them.
+        """
         generator = np.random.default_rng(self.seed) if generator is None else generator
         prompts = self.prompts
         return tuple(prompts[i] for i in generator.integers(0, len(prompts), size=self.rows))
 
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
-        """Questions beside the same about another subject of as many tokens: the answers change places.
+        """Prompts and their corruptions about another subject of as many tokens, so that the answers change places.
 
         `answer` and `wrong` are the first tokens of the objects, which need not be single, only different. Facts that
-        no other fact fits are left out, and those with words that the tokenizer does not know. Roles: subject (all its
-        tokens), subject_last, end. A group is a phrasing with subjects of one length.
+        no other fact fits are left out, and those with words that the tokenizer does not know. Roles: subject (all
+        its tokens), subject_last, end. A group is a phrasing with subjects of one length.
+
+        Args:
+            tokenizer: the tokenizer of the model.
+
+        Returns:
+            `TaskPairs`.
 
         Raises:
-            ValueError: where no two facts fit, naming subjects, objects and their tokens.
+            ValueError: no two facts that fit; the message names subjects, objects and their tokens.
 
         Example:
             >>> asked = interp.tasks.Facts(3, phrasings={"capital": ["The capital of {subject} is"]})
@@ -239,7 +265,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A fact put as a question, in tokens."""
+    """A prompt of a fact in tokens."""
 
     row: WordRow
     answer: int

@@ -1,4 +1,4 @@
-"""Greater-than: a span of years whose end must lie after its beginning (Hanna et al. 2023)."""
+"""Greater-than: spans of years that must end after they begin (Hanna et al. 2023)."""
 
 from __future__ import annotations
 
@@ -39,28 +39,34 @@ SPAN_OF_YEARS = "The {noun} lasted from the year {XX}{YY} to the year {last}"
 @public()
 @dataclass(frozen=True)
 class GreaterThan:
-    """Sentences about a span of years: in which year does it end?
+    """Sentences about a span of years, of which any year after the first one is a right end.
 
     "The war lasted from the year 1743 to the year 17" -> any of "44" .. "99" (Hanna et al. 2023, arXiv:2305.00586).
     """
 
     rows: int = 32
-    """Pairs."""
+    """Number of pairs."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
-        """Clean sentences, and corrupted ones whose first year ends in 01, so that nearly every ending is right.
+        """Sentences and their corruptions with a first year that ends in 01, so that nearly every ending is right.
 
-        The answer is a set: `options` are the tokens of "00" .. "99" in order, so the token of a year YY has index YY,
-        and `right` marks those above the clean YY. Probability difference of the paper: p(options[right]) -
+        The answer is a set: `options` are the tokens of "00" .. "99" in order, so the token of a year YY has index
+        YY, and `right` marks those above the clean YY. Probability difference of the paper: p(options[right]) -
         p(options[~right]), both summed; its cutoff sharpness: p(`answer`) - p(`wrong`), the years YY + 1 and YY - 1.
 
         YY runs over 02 .. 98 where the tokenizer has the year as two tokens of two digits, the century over 11 .. 17.
         Roles: noun, XX, YY, end (the second XX). Single tokens: nouns, centuries after a space, two digits of years.
 
+        Args:
+            tokenizer: the tokenizer of the model.
+
+        Returns:
+            `TaskPairs`.
+
         Raises:
-            ValueError: naming the words or years where too few of them are.
+            ValueError: too few words or years that are single tokens; the message names them.
         """
         nouns = [*required_single_tokens(tokenizer, NOUNS, task="greater_than", kind="nouns", at_least=1)]
         endings = _endings(tokenizer)

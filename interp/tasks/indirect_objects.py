@@ -81,7 +81,7 @@ class IndirectObject:
     place: str
     """Where the first clause happens."""
     gift: str
-    """What is given."""
+    """The thing that is given."""
     template: str
     """One of `TEMPLATES`."""
     receiver_first: bool
@@ -99,7 +99,7 @@ class IndirectObject:
 
     @property
     def words(self) -> dict[str, str]:
-        """What fills the fields of the template."""
+        """Words by field of the template."""
         names = (self.receiver, self.giver)
         first, second = names if self.receiver_first else names[::-1]
         return {"first": first, "second": second, "giver": self.giver, "place": self.place, "gift": self.gift}
@@ -120,7 +120,7 @@ class IndirectObject:
         return f"{self.prompt}{self.answer}."
 
     def swapped(self) -> IndirectObject:
-        """The same sentence with the other name as giver: one word differs and the answers change places.
+        """The sentence with the other name as giver: one word differs and the answers change places.
 
         It is the usual corrupted prompt of activation patching, equally long and equally likely.
         """
@@ -130,7 +130,7 @@ class IndirectObject:
 @public()
 @dataclass(frozen=True, repr=False)
 class IndirectObjects(Brief):
-    """Sentences in which one of two people gives the other something: who receives it?
+    """Sentences in which one of two people gives the other something; the answer is the receiver (IOI).
 
     "When Mary and John went to the store, John gave a drink to" -> " Mary", not " John" (Wang et al. 2022, section 2),
     in the order ABBA or BABA. One task, drawn as `sentences` (to train on, or to ask), as clean and corrupted `pairs`,
@@ -141,9 +141,9 @@ class IndirectObjects(Brief):
     """
 
     rows: int = 32
-    """Sentences."""
+    """Number of sentences."""
     seed: int = 0
-    """Of the draws; the same rows on every machine."""
+    """Seed of the draws; equal rows on every machine."""
     held_out: bool = False
     """Only name pairs that the demo models never saw in training, instead of those that they did."""
     names: tuple[str, ...] = NAMES
@@ -163,7 +163,10 @@ class IndirectObjects(Brief):
         """Random sentences; names, order, roles, place, gift and template are uniform.
 
         Args:
-            generator: where the random numbers come from, instead of the seed.
+            generator: source of the random numbers; None: the seed's.
+
+        Returns:
+            The sentences, `rows` of them.
 
         Example:
             >>> interp.tasks.IndirectObjects(1).sentences()[0].text.count(".") >= 1
@@ -190,15 +193,22 @@ class IndirectObjects(Brief):
         )
 
     def pairs(self, tokenizer: Tokenizer, *, corruption: NameCorruption = "swap_giver") -> TaskPairs:
-        """The sentences of the seed beside corrupted ones, for any tokenizer; `wrong` is the giver.
+        """The sentences of the seed and their corruptions, for any tokenizer; `wrong` is the giver.
 
         Roles: IO, S1, S1+1 (the token after S1), S2, end; they name the clean sentence's words. A group is a template
-        in one order. Errors: ValueError naming the words where too few of them are single tokens.
+        in one order.
 
         Args:
+            tokenizer: the tokenizer of the model.
             corruption: "swap_giver" exchanges the second clause's name (role S2), so that the answers change places;
                 "abc" puts three other unrelated names at IO, S1 and S2 (the paper's p_ABC), so that there is no
                 answer.
+
+        Returns:
+            `TaskPairs`.
+
+        Raises:
+            ValueError: too few words that are single tokens; the message names them.
 
         Example:
             >>> tokenizer = interp.zoo.load("demo-4l")[1]
@@ -227,15 +237,22 @@ class IndirectObjects(Brief):
         return pairs_of("indirect_objects", pairs, changes=NAMES_CHANGED[corruption])
 
     def balanced(self, text: Text) -> tuple[Batch, Batch]:
-        """Sentences in fours, and the same with a third name where the giver comes the second time.
+        """Sentences in fours, and their corruptions with a third name where the giver comes the second time.
 
-        Each draw of three names, with the template, place and gift whose turn it is, gives four sentences, both orders
-        of the names times both roles, so that neither the place of a name nor the name itself can tell the roles apart.
-        Rows end in the last column; `answer` is the receiver, `wrong` the giver (the third name in the second batch).
+        Each draw of three names, with the template, place and gift whose turn it is, gives four sentences, both
+        orders of the names times both roles, so that neither the place of a name nor the name itself can tell the
+        roles apart.
+
+        Args:
+            text: the tokenisation of the model.
+
+        Returns:
+            The clean and the corrupted batch. Rows end in the last column; `answer` is the receiver, `wrong` the
+            giver (the third name in the second batch).
 
         Raises:
-            ValueError: rows that are not a multiple of 4, for `held_out`, without a tokenizer, with fewer than three
-                names that are single tokens, or for a sentence that does not fit the context.
+            ValueError: rows that are not a multiple of 4, `held_out`, no tokenizer, fewer than three names that are
+                single tokens, or a sentence that does not fit the context.
         """
         if self.rows % A_DRAW or self.held_out:
             raise ValueError(f"rows in fours, over all pairs of names, are required, got {self}")
@@ -279,7 +296,7 @@ SHORT_SENTENCES = IndirectObjects(
         "Then {first} and {second} came to the garden, and {giver} gave a flower to",
     ),
 )
-"""Sixteen draws of plain sentences of common words: what `interp.heads` asks unless told otherwise."""
+"""Sixteen draws of plain sentences of common words: the default sentences of `interp.heads`."""
 
 
 def is_held_out(name: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""Written again: a list of words that is copied, and a docstring that takes up the arguments of its function."""
+"""Tasks of copying: a list of words that is repeated, and a docstring that takes up the arguments of its function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENTED = (
     "    :param {B_doc}: {B_text}\n"
     "    :param"
 )
-"""A function whose docstring stops before its third argument, after Heimersheim and Janiak 2023."""
+"""Template of a function with a docstring that stops before its third argument, after Heimersheim and Janiak 2023."""
 
 DEFINED: tuple[str, ...] = ("A_def", "B_def", "C_def", "D_def")
 ArgumentCorruption = Literal["names", "swap"]
@@ -39,33 +39,42 @@ ArgumentCorruption = Literal["names", "swap"]
 @public()
 @dataclass(frozen=True)
 class ListCopy:
-    """A list of words that is written again up to some word: which one is next?
+    """A list of words that is repeated up to some word; the answer is the next word of the list.
 
-    "List: key map ring cup. Again: key map" -> " ring". Errors: ValueError for lists of fewer than 2 words.
+    "List: key map ring cup. Again: key map" -> " ring".
+
+    Raises:
+        ValueError: lists of fewer than 2 words.
     """
 
     rows: int = 32
-    """Lists."""
+    """Number of lists."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     words: int = 6
-    """Words of a list."""
+    """Words per list."""
 
     def __post_init__(self) -> None:
         if self.words < 2:
             raise ValueError(f"a list of at least 2 words is required, got {self.words}")
 
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
-        """Lists beside the same with another word to be copied, at role source, which is `wrong`.
+        """Lists and their corruptions with another word to be copied, at role source, which is `wrong`.
 
-        The answers change places, and only what is copied differs, not where it is found (`RepeatedTokens.pairs` is the
-        other way round).
+        The answers change places, and only what is copied differs, not where it is found (`RepeatedTokens.pairs` is
+        the other way round).
 
-        Roles: source, match (the word before it, in the first list), end. A group is a number of words already written
-        again, 1 to `words` - 1; rows are padded to the longest. Single tokens: all words.
+        Roles: source, match (the word before it, in the first list), end. A group is a number of words already
+        repeated, 1 to `words` - 1; rows are padded to the longest. Single tokens: all words.
+
+        Args:
+            tokenizer: the tokenizer of the model.
+
+        Returns:
+            `TaskPairs`.
 
         Raises:
-            ValueError: naming the words where too few are single tokens.
+            ValueError: too few words that are single tokens; the message names them.
 
         Example:
             >>> interp.tasks.ListCopy(5, words=4).pairs(interp.zoo.load("demo-4l")[1]).changes
@@ -105,29 +114,33 @@ def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
 @public()
 @dataclass(frozen=True)
 class DocstringArguments:
-    """A function of four arguments whose docstring has described two: which one is next?
+    """A function of four arguments with a docstring that has described two; the answer is the third argument.
 
     After `def f(self, a, b, c, d):`, a summary, `:param a: ...` and `:param b: ...`, `:param` -> " c" (Heimersheim and
     Janiak 2023, "A circuit for Python docstrings in a 4-layer attention-only transformer").
     """
 
     rows: int = 32
-    """Functions."""
+    """Number of functions."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def pairs(self, tokenizer: Tokenizer, *, corruption: ArgumentCorruption = "names") -> TaskPairs:
-        """Functions beside the same with another definition; `wrong` is d, which is defined but not next.
+        """Functions and their corruptions with another definition; `wrong` is d, which is defined but not next.
 
-        Roles: A_def, B_def, C_def, D_def (the definition), A_doc, B_doc (the docstring), end. One group. Single tokens:
-        the function's name, its arguments and the words that describe them.
+        Roles: A_def, B_def, C_def, D_def (the definition), A_doc, B_doc (the docstring), end. One group. Single
+        tokens: the function's name, its arguments and the words that describe them.
 
         Args:
+            tokenizer: the tokenizer of the model.
             corruption: "names" puts four other names in the definition and leaves the docstring, so that there is no
                 answer; "swap" exchanges c and d in the definition, so that the answers change places.
 
+        Returns:
+            `TaskPairs`.
+
         Raises:
-            ValueError: naming the words where too few are single tokens.
+            ValueError: too few words that are single tokens; the message names them.
 
         Example:
             >>> tokenizer = interp.zoo.load("demo-4l")[1]

@@ -26,9 +26,12 @@ SHOWN = 12
 class TaskPairs:
     """Clean and corrupted prompts, aligned column by column, with the answers and the columns of their words.
 
-    Rows of one group have the same length and the same columns for every role, so that means over a group, per
-    position, mean something. Errors: ValueError if a pair differs nowhere, or outside the roles in `changes`, or if the
-    rows of a group are not aligned.
+    Rows of one group have equal length and equal columns for every role, so that means over a group, per position,
+    mean something.
+
+    Raises:
+        ValueError: a pair that differs nowhere, or outside the roles in `changes`, or a group with rows that are not
+            aligned.
 
     Example:
         >>> tokenizer = interp.zoo.load("demo-4l")[1]
@@ -44,17 +47,17 @@ class TaskPairs:
     clean: tuple[str, ...]
     """The prompts that have the answer, without BOS; tokenising them gives `clean_tokens`."""
     corrupt: tuple[str, ...]
-    """The same prompts with the decisive words exchanged."""
+    """The prompts with the decisive words exchanged."""
     clean_tokens: Int[Tensor, "n p"]
     """Token ids, BOS first if the tokenizer has one, padded on the right."""
     corrupt_tokens: Int[Tensor, "n p"]
-    """The same for the corrupted prompts; equal to the clean ones outside the roles of `changes`."""
+    """Token ids of the corrupted prompts; equal to the clean ones outside the roles of `changes`."""
     keep: Bool[Tensor, "n p"] | None
     """True at real tokens, in both; None = no padding anywhere."""
     answer: Int[Tensor, "n"]
     """The token that follows the clean prompt."""
     wrong: Int[Tensor, "n"]
-    """The token it is contrasted with; each task says which."""
+    """The token that the answer is contrasted with; each task says which."""
     spans: Mapping[str, Bool[Tensor, "n p"]]
     """Role -> True at its columns; "end" is the last real token."""
     changes: tuple[str, ...]
@@ -64,7 +67,7 @@ class TaskPairs:
     options: Int[Tensor, "c"] | None = None
     """Where the answer is a set: every token that is right or wrong for some row."""
     right: Bool[Tensor, "n c"] | None = None
-    """Which of the options are right after each clean prompt; the others are wrong."""
+    """True at options that are right after each clean prompt; the others are wrong."""
 
     def __post_init__(self) -> None:
         allowed = torch.stack([self.spans[role] for role in self.changes]).any(0)
@@ -113,12 +116,12 @@ class TaskPairs:
 
 @dataclass(frozen=True)
 class WordRow:
-    """A text as token ids, and which of them each of its words is."""
+    """A text as token ids, and the columns of each of its words."""
 
     text: str
     """The prompt, without BOS."""
     ids: tuple[int, ...]
-    """Its tokens, BOS first if the tokenizer has one."""
+    """Token ids of the prompt, BOS first if the tokenizer has one."""
     columns: Mapping[str, range]
     """Field of the template -> the columns of its word."""
 
@@ -130,15 +133,15 @@ class Pair:
     clean: WordRow
     """The prompt that has the answer."""
     corrupt: WordRow
-    """The same with the decisive words exchanged, as long."""
+    """The prompt with the decisive words exchanged, of equal length."""
     answer: int
     """The token that follows the clean prompt."""
     wrong: int
-    """The token it is contrasted with."""
+    """The token that the answer is contrasted with."""
     roles: Mapping[str, range]
     """Role -> columns, in both rows; "end" is added."""
     group: str
-    """What all rows of these columns have in common."""
+    """Common key of all rows with these columns."""
 
 
 def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> TaskPairs:

@@ -1,4 +1,4 @@
-"""Tokens that repeat: what duplicate-token and induction heads are found with, patched on, and trained by.
+"""Rows of tokens that repeat, on which duplicate-token and induction heads are found, patched and trained.
 
 Random tokens have no meaning, so only the earlier copy says what comes next (Olsson et al. 2022).
 """
@@ -31,13 +31,13 @@ class RepeatedTokens:
     """Rows of BOS, then `period` distinct random tokens repeated `repeats` times (Olsson et al.: 25 x 4)."""
 
     period: int = 25
-    """Different tokens in a row."""
+    """Number of different tokens in a row."""
     repeats: int = 4
-    """Copies of them."""
+    """Number of copies of them."""
     rows: int = 32
-    """Rows."""
+    """Number of rows."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         if self.period < 2 or self.repeats < 2 or self.rows < 1:
@@ -64,7 +64,7 @@ class RepeatedTokens:
         bos: int | None = None,
         generator: np.random.Generator | None = None,
     ) -> Int[Tensor, "b p"]:
-        """The rows [bos, t_1 .. t_period, t_1 .. t_period, ...].
+        """Token ids of the rows [bos, t_1 .. t_period, t_1 .. t_period, ...].
 
         Args:
             vocab: how many ids there are (0 .. vocab - 1), or the ids to draw from.
@@ -95,22 +95,29 @@ class RepeatedTokens:
         return torch.cat((*first, once.repeat(1, self.repeats)), 1)
 
     def pairs(self, tokenizer: Tokenizer, *, ids: Sequence[int] | None = None) -> TaskPairs:
-        """Rows of two copies up to the last token, which one is it?, beside the same without its first occurrence.
+        """Rows of two copies up to the last token, and their corruptions without its first occurrence.
 
-        [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period. In the corrupted one the first occurrence of the last token,
-        at role match, is another token from outside the row: the answer is still there, but nothing says that it
-        follows. `wrong` is another token of the row, there twice, the answer once.
+        [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period. In the corrupted one the first occurrence of the last
+        token, at role match, is another token from outside the row: the answer is still there, but nothing says that
+        it follows. `wrong` is another token of the row, there twice, the answer once.
 
-        Roles: match, source (the first occurrence of the answer, after match), end. One group. A caveat: the answer
-        always stands `period` columns before its place, so attention by position alone can find it, in both prompts.
+        Roles: match, source (the first occurrence of the answer, after match), end. One group.
 
         Args:
-            ids: the tokens to draw from; by default common words that are single tokens. A row is decoded to its
-                text, which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for
-                whole words.
+            tokenizer: the tokenizer of the model.
+            ids: the tokens to draw from; None: common words that are single tokens. A row is decoded to its text,
+                which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for whole
+                words.
+
+        Returns:
+            `TaskPairs`.
 
         Raises:
-            ValueError: unless there are two copies of at least 3 tokens; for fewer than period + 1 different tokens.
+            ValueError: other than two copies of at least 3 tokens, or fewer than period + 1 different tokens.
+
+        Caveat:
+            The answer always stands `period` columns before its place, so attention by position alone can find it, in
+            both prompts.
 
         Example:
             >>> pairs = interp.tasks.RepeatedTokens(3, 2, rows=2).pairs(model.text.tokenizer, ids=[7, 8, 9, 10])
@@ -139,15 +146,15 @@ class RepeatedTokens:
 
 @dataclass(frozen=True)
 class RepeatedSequences:
-    """Random tokens that repeat with a period of the row's own (Olsson et al. 2022): what induction is for.
+    """Random tokens that repeat with a period of the row's own (Olsson et al. 2022), which induction heads predict.
 
     [bos, t_1 .. t_n, t_1 .. t_n, ...], n uniform in [low, high], the t different. Determined: all after the first copy.
     """
 
     d_vocab: int = 64
-    """Token ids; id 0 is the beginning and nothing else."""
+    """Number of token ids; id 0 is the beginning and nothing else."""
     width: int = 64
-    """Tokens of a row."""
+    """Tokens per row."""
     low: int = 8
     """The shortest period."""
     high: int = 24
@@ -159,7 +166,7 @@ class RepeatedSequences:
         require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place."""
+        """The rows of a place."""
         generator = place.generator
         period = generator.integers(self.low, self.high + 1, size=(rows, 1))
         once = different(generator, rows, self.high, 1, self.d_vocab)
@@ -177,15 +184,15 @@ class RepeatingChain:
     """
 
     d_vocab: int = 64
-    """Token ids; id 0 is the beginning and nothing else."""
+    """Number of token ids; id 0 is the beginning and nothing else."""
     width: int = 64
-    """Tokens of a row."""
+    """Tokens per row."""
     low: int = 12
     """The shortest period."""
     high: int = 24
     """The longest period."""
     concentration: float = 0.1
-    """Of the Dirichlet distribution that the chain's rows are drawn from; small = predictable."""
+    """Concentration of the Dirichlet distribution that the chain's rows are drawn from; small: predictable."""
 
     def __post_init__(self) -> None:
         require(1 <= self.low <= self.high, "1 <= low <= high", f"{self.low} and {self.high}")
@@ -194,7 +201,7 @@ class RepeatingChain:
         require(self.concentration > 0, "a concentration above 0", self.concentration)
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place."""
+        """The rows of a place."""
         generator = place.generator
         steps, token = self.chain.cumsum(1), np.zeros(rows, dtype=np.int64)
         once = np.empty((rows, self.high), dtype=np.int64)

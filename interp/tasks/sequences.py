@@ -1,4 +1,4 @@
-"""Generated token sequences in which the context determines some tokens: each task asks for one thing a head can do.
+"""Generated token sequences, in which the context determines some tokens; each task needs one ability of a head.
 
 A record says what rows look like; `batch` draws them from the random numbers of a place. The held-out rows are other
 draws of the same kind. All tasks are our own wording of well-known ones; sources stand below.
@@ -22,11 +22,11 @@ class AssociativeRecall:
     """
 
     d_vocab: int = 64
-    """Token ids; id 0 is the beginning, half of the others are keys."""
+    """Number of token ids; id 0 is the beginning, half of the others are keys."""
     pairs: int = 8
-    """Keys with a value, n."""
+    """Number n of keys with a value."""
     queries: int = 4
-    """Keys that are asked for, m."""
+    """Number m of keys that are repeated as queries."""
 
     def __post_init__(self) -> None:
         require(1 <= self.queries <= self.pairs, f"1 to {self.pairs} queries", self.queries)
@@ -42,7 +42,7 @@ class AssociativeRecall:
         return (self.d_vocab - 1) // 2
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place."""
+        """The rows of a place."""
         generator = place.generator
         keys = different(generator, rows, self.pairs, 1, 1 + self._keys)
         values = generator.integers(1 + self._keys, self.d_vocab, size=keys.shape)
@@ -56,7 +56,7 @@ class AssociativeRecall:
 
 @dataclass(frozen=True)
 class InContextRegression:
-    """Regression in context whose weights are one-hot: y = w . x copies one coordinate of x, w is hidden per row.
+    """Regression in context with one-hot weights: y = w . x copies one coordinate of x, w is hidden per row.
 
     [bos, x_1 .. x_k, y, x_1 .. x_k, y, ...] with y = x_j, j the row's own, the x of one example different (after Garg
     et al. 2022, with tokens for numbers). The first example tells j. Determined: every later y; without reading the
@@ -64,9 +64,9 @@ class InContextRegression:
     """
 
     d_vocab: int = 64
-    """Token ids; id 0 is the beginning and nothing else."""
+    """Number of token ids; id 0 is the beginning and nothing else."""
     inputs: int = 4
-    """Coordinates of x, k."""
+    """Number k of coordinates of x."""
     examples: int = 8
     """Examples in a row."""
 
@@ -80,7 +80,7 @@ class InContextRegression:
         return 1 + self.examples * (self.inputs + 1)
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place."""
+        """The rows of a place."""
         generator, k = place.generator, self.inputs
         x = different(generator, rows * self.examples, k, 1, self.d_vocab)
         hidden = generator.integers(0, k, size=rows)
@@ -117,7 +117,7 @@ class SequencePairs:
         return self.high + 2
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place."""
+        """The rows of a place."""
         generator = place.generator
         lengths = generator.integers(self.low, self.high + 1, size=(rows, 1))
         symbols = generator.integers(2, self.d_vocab, size=(rows, self.high))

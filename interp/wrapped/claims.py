@@ -1,4 +1,4 @@
-"""What was found of a network as a config that claims all of it, before any of it is proven."""
+"""The findings about a network as a config that claims all of it, before any of it is proven."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_sc
 LATE = ("ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped")
 """The sites after the blocks."""
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length")
-"""What configs call the tokens that fit."""
+"""Keys of configs for the longest text."""
 UNBOUNDED = 2**20
-"""How many tokens a network is said to take whose config names no limit."""
+"""Length of the longest text for a network with a config that names no limit."""
 
 
 @runtime_checkable
 class NetworkConfig(Protocol):
-    """The config of a network, as far as it is asked."""
+    """Protocol of the config of a network, as far as it is read."""
 
     def to_dict(self) -> dict[str, object]:
         """All of it."""
@@ -40,7 +40,7 @@ def settings(network: nn.Module) -> NetworkConfig:
 
 
 def claimed(trees: Trees, plan: NetworkPlan, registry: str) -> ModelConfig:
-    """The config with everything that was found; `registry`: why attention cannot be asked for, empty if it can."""
+    """The config with everything that was found; `registry`: why attention cannot be replaced, empty if it can."""
     theirs = settings(trees.plain).get_text_config()
     embedding = cast("nn.Embedding", trees.plain.get_input_embeddings()).weight  # type: ignore[operator]
     head = cast("nn.Linear", trees.plain.get_submodule(plan.head or ""))
@@ -75,7 +75,7 @@ def claimed(trees: Trees, plan: NetworkPlan, registry: str) -> ModelConfig:
 
 
 def _block(plan: NetworkPlan, registry: str, heads: tuple[int, int], before: tuple[str, ...]) -> WrappedBlock:
-    """What the blocks add, the sites outside of them, and why others are not claimed."""
+    """The sublayers of the blocks, the sites outside of them, and why others are not claimed."""
     if not plan.layers:
         return _without_blocks(plan.reasons.get("blocks", ""))
     longest = list(max(plan.layers, key=lambda layer: len(layer.writers)).writers)
@@ -132,7 +132,7 @@ def _context(theirs: object, network: nn.Module, plan: NetworkPlan) -> int:
 def _mixer(
     plan: NetworkPlan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
 ) -> WrappedMixer:
-    """What is to be proven of one block."""
+    """The properties of one block's mixer that are to be proven."""
     offered = ["hook_resid_pre", "hook_resid_post"]
     same = all(abs(w.factor / _factor(plan, n) - 1) < 1e-6 for n, w in layer.writers.items())
     if same:

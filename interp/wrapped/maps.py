@@ -32,10 +32,10 @@ class HeadMap:
     transposed: bool
     rows: Int[Tensor, "h e"]
     factor: float = 1.0
-    """Of what it gives (OPT makes its queries small before they are used)."""
+    """Factor on the output (OPT makes its queries small before they are used)."""
 
     def of(self, block: nn.Module) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
-        """Its matrix and bias."""
+        """The map's matrix and bias."""
         view = LinearView(block.get_submodule(self.path), self.transposed)
         weight, bias = view.weight[self.rows], None if view.bias is None else view.bias[self.rows]
         if self.factor == 1:
@@ -43,7 +43,7 @@ class HeadMap:
         return weight * self.factor, None if bias is None else bias * self.factor
 
     def applied(self, block: nn.Module, x: Float[Tensor, "b p d"]) -> Float[Tensor, "b p h e"]:
-        """What it makes of the normed stream."""
+        """The map's output for the normed stream."""
         weight, bias = self.of(block)
         made = einsum(x, weight, "b p d, h e d -> b p h e")
         return made if bias is None else made + bias
@@ -51,16 +51,16 @@ class HeadMap:
 
 @dataclass(frozen=True)
 class StreamReading:
-    """How a block's heads read the stream: the norm before (None: none), and the maps after it by `q`, `k` and `v`."""
+    """Maps by which a block's heads read the stream: the norm before (None: none), and maps by `q`, `k` and `v`."""
 
     norm: str | None
     kind: Norm
     maps: Mapping[str, HeadMap]
     scale: float = 1.0
-    """Of the scores: the factor on q . k."""
+    """Factor on q . k."""
 
     def before(self, block: nn.Module, width: int) -> Normalize:
-        """The norm as one of ours."""
+        """The norm before the maps, as a norm of this package."""
         if self.norm is None:
             return Normalize(NoNorm(), width, "ln1")
         source = block.get_submodule(self.norm)
@@ -72,8 +72,9 @@ class StreamReading:
 def reading(
     block: nn.Module, inner: Mapping[str, Call], stream: Float[Tensor, "b p d"], seen: Mapping[str, Tensor]
 ) -> StreamReading | None:
-    """How a block makes what `seen` has of `q`, `k` and `v` `[b p h e]` of the stream; None if not by linear maps of
-    one norm of it. Maps that were not found are left out.
+    """The linear maps by which a block makes `q`, `k` and `v` `[b p h e]` of the stream, found from `seen`.
+
+    None if they are not linear maps of one norm of it. Maps that were not found are left out.
     """
     for norm, kind, normed in _normed(block, inner, stream):
         linear = list(_linear(block, inner, normed))

@@ -52,7 +52,7 @@ from interp.wrapped.search import NetworkPlan, Transform
 LinearMap = tuple[Tensor, Tensor | None]
 """A matrix `[h e d]` and its bias `[h e]`."""
 PASTS = ("cache", "past_key_values", "cache_params", "state")  # the first from transformers 5.24 on
-"""What networks call the memory of the tokens before."""
+"""Names of a network's argument for the memory of the tokens before."""
 
 
 def _is_padded(cache: Past) -> bool:
@@ -60,7 +60,7 @@ def _is_padded(cache: Past) -> bool:
 
 
 class KnownMaps(Attention):
-    """What mixes the positions of a wrapped block, as far as its matrices are known: the last one, those of heads."""
+    """The mixer of a wrapped block, as far as its matrices are known: the last one, those of heads."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class KnownBlock(Block):
         self.cross_attn, self._before = None, before
 
     def mlps(self) -> dict[str, nn.Module]:
-        """None whose matrices are known."""
+        """The MLPs with known matrices: none."""
         return {}
 
     def post_norm(self, sublayer: str) -> Normalize | None:
@@ -183,8 +183,9 @@ class Trees:
 
 
 def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """The network's modules again, in eval mode and without hooks, on its tensors (cast or moved where that is asked);
-    none requires a gradient.
+    """A copy of the network's modules, in eval mode and without hooks, on its tensors.
+
+    The tensors are cast or moved where that is requested; none requires a gradient.
     """
     tensors: dict[int, object] = {}
     for tensor in (*network.parameters(), *network.buffers()):
@@ -196,7 +197,7 @@ def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device |
 
 
 def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:
-    """A network and the copy of it that asks our attention; without `registry` the copy keeps its own."""
+    """A network and the copy of it that uses this package's attention; without `registry` the copy keeps its own."""
     register()
     watched = copy.deepcopy(plain, kept(plain) | own_tensors(plain))
     original = str(getattr(plain.config, "_attn_implementation", None) or "eager")
@@ -293,7 +294,7 @@ class Wrapped(Transformer):
         return made
 
     def _transform(self, found: Transform) -> MaskedHead:
-        """What stands before the unembedding, on the network's parameters."""
+        """The map before the unembedding, on the network's parameters."""
         with torch.device("meta"):
             made = MaskedHead(found.act, found.kind, 1)
         made.dense = self._linear(found.dense)
@@ -438,7 +439,7 @@ class Wrapped(Transformer):
     def _inputs(
         self, tokens: Tensor, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None
     ) -> dict[str, object]:
-        """What the network is called with. From a later block on its own ids do not matter."""
+        """The arguments of a call of the network. From a later block on its own ids do not matter."""
         rows, n = tokens.shape[:2]
         past = 0 if cache is None else cache.length
         whole = keep if cache is None else cache.extended_keep(keep, rows, n)
@@ -454,7 +455,7 @@ class Wrapped(Transformer):
         return inputs
 
     def _written_out(self, tap: Tap | None) -> bool:
-        """Whether masks must be numbers: a layer's scores are asked for, or some attention is its own code."""
+        """Whether masks must be numbers: a layer's scores are read, or some attention is its own code."""
         if any(layer.attended is None for layer in self.plan.layers):
             return True
         if tap is None:

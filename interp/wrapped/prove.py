@@ -1,4 +1,4 @@
-"""What of a network may be trusted: every site is read and edited, and what follows from it is compared with the rest.
+"""Proofs about a wrapped network: every site is read and edited, and the consequences are compared with the rest.
 
 A site is offered where the identities that give it its meaning hold in a pass that reads everything, and hold again
 in passes that edit it (a pattern that was changed must give the z that follows from it, and so on). Options of a pass
@@ -53,7 +53,7 @@ FIRSTS = 5
 """Positions that the first token is tried at."""
 EMBEDDED = ("hook_embed", "hook_pos_embed")
 SINGLE = 24
-"""Tokens that stand alone, on which matrices of heads are found."""
+"""Number of texts of a single token, on which matrices of heads are found."""
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm of what a sublayer adds."""
 SiteValues = Mapping[str, Tensor]
@@ -75,8 +75,16 @@ def wrap(
     """A Hugging Face decoder as a `Transformer`, with the sites that were proven of it.
 
     The network itself is not touched; its tensors are shared, unless they are cast or moved. Hooks on its modules are
-    left out, and a `Note` names them. In half precision the
-    proof runs on a copy in float32, which is given back afterwards. Errors: ValueError naming what was not found.
+    left out, and a `Note` names them. In half precision the proof runs on a copy in float32, which is freed
+    afterwards.
+
+    Args:
+        network: the decoder.
+        dtype: dtype to cast to; None: the network's.
+        device: device to move to; None: the network's.
+
+    Raises:
+        ValueError: a part that was not found; the message names it.
     """
     _check(network)
     note_hooks(network)
@@ -102,7 +110,7 @@ def _check(network: nn.Module) -> None:
 
 
 def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
-    """What was proven, and whether our attention may be asked for."""
+    """The proven properties, and whether this package's attention may be used."""
     tokens = some_tokens(plain)
     logits = plain(input_ids=tokens, use_cache=False).logits
     n = tokens.shape[1]
@@ -138,7 +146,7 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
 
 
 def _first_position(network: nn.Module, tokens: Int[Tensor, "b p"], logits: Tensor) -> int:
-    """What the network takes the position of the first token for: given these positions it has the same logits."""
+    """The network's position of the first token: given these positions it has equal logits."""
     if "position_ids" not in inspect.signature(network.forward).parameters:
         return 0
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
@@ -208,7 +216,7 @@ class _Proof:
                 self._matters(i, kind, base)
 
     def _ends(self, stream: Tensor) -> None:
-        """Refuse a network whose logits of other final streams, put there by hand, are not those that are read out."""
+        """Refuse a network if its logits for other final streams, put there by hand, are not those read out."""
         noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(17)).to(stream)
         size = stream.square().mean().sqrt()
         for factor in (0.1, 4.0):
@@ -370,7 +378,7 @@ class _Proof:
         return self._sums.get(layer, True)
 
     def _moved(self, layer: int, seen: SiteValues) -> bool:
-        """Whether z is pattern @ v; a layer where it never was is none whose heads split by source."""
+        """Whether z is pattern @ v; in layers where it never was, heads do not split by source."""
         v, pattern = seen[f"blocks.{layer}.attn.hook_v"], seen[f"blocks.{layer}.attn.hook_pattern"]
         z = seen[f"blocks.{layer}.attn.hook_z"]
         group = self.config.n_heads // self.config.kv_heads
@@ -401,7 +409,7 @@ class _Proof:
         return False
 
     def _matters(self, layer: int, kind: str, base: SiteValues) -> None:
-        """Drop a site of attention whose edit changes nothing where no identity says what it should change."""
+        """Drop a site of attention if its edit changes nothing and no identity says what it should change."""
         if kind not in HEADS or (self._additive(layer) and "attn.hook_v" in self._mixers[layer].offered):
             return
         seen = self._passed([Edit(f"blocks.{layer}.{kind}", _changed(kind))])
@@ -455,7 +463,7 @@ class _Proof:
         self._mix(mixers)
 
     def _reading(self, layer: int, calls: Calls, alone: SiteValues, base: SiteValues) -> StreamReading | None:
-        """The maps of a layer: found on tokens that stand alone, and kept if they hold at every position."""
+        """The maps of a layer: found on texts of a single token, and kept if they hold at every position."""
         wanted = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
         offered, root = self._mixers[layer].offered, self.plan.root(layer)
         seen = {name: alone[f"blocks.{layer}.{site}"] for name, site in wanted.items() if site in offered}
@@ -485,7 +493,7 @@ class _Proof:
     # --- options of a pass
 
     def options(self) -> None:
-        """Refuse, by name, every option of a pass whose two ways do not agree."""
+        """Refuse, by name, every option of a pass for which two ways of computing disagree."""
         options: dict[str, Callable[[Reads], bool]] = {
             "start": self._starts, "left padding": partial(self._padded, left=True),
             "right padding": partial(self._padded, left=False), "documents": self._packed,
@@ -512,7 +520,7 @@ class _Proof:
 
     @property
     def _last_sites(self) -> Reads:
-        """Every site of the last block: masks are written out where scores are asked for. Without blocks the stream."""
+        """Every site of the last block: masks are written out where scores are read. Without blocks the stream."""
         if not self.config.n_layers:
             return (Read(final_stream(self.config)),)
         last = f"blocks.{self.config.n_layers - 1}."

@@ -16,7 +16,7 @@ _site = partial(Site, before="attn.hook_attn_scores")
 
 @dataclass(frozen=True)
 class WrappedMixer(Mixer):
-    """What mixes the positions of one wrapped block, and the sites of that block that were proven."""
+    """The mixer of positions of one wrapped block, and the sites of that block that were proven."""
 
     offered: tuple[str, ...] = ()
     """The sites of the block by their short names (`attn.hook_z`)."""
@@ -54,7 +54,7 @@ class WrappedMixer(Mixer):
 
 @dataclass(frozen=True)
 class WrappedMLP(AnyMLP):
-    """What a wrapped block adds beside what mixes positions."""
+    """The terms of a wrapped block besides those of its mixer."""
 
     d_mlp: int = 0
     """Columns that its last linear map reads, where there is one; 0 where that is not known."""
@@ -80,15 +80,15 @@ class WrappedBlock(UsualBlock):
     """A block of a wrapped network: what it adds to the stream, by which factors, and why a site is missing."""
 
     added: tuple[str, ...] = ("attn_out", "mlp_out")
-    """What it adds, in the order in which it is computed."""
+    """Sublayers of the block, in the order in which they are computed."""
     before: tuple[str, ...] = ("attn_out",)
-    """Those of them that `hook_resid_mid` holds; none in blocks without a middle."""
+    """Sublayers included in `hook_resid_mid`; none in blocks without a middle."""
     factors: tuple[float, ...] = (1.0, 1.0)
-    """What the output of each is multiplied by."""
+    """Factor on the output of each sublayer."""
     outside: tuple[str, ...] = ()
     """The sites outside the blocks that were proven."""
     refused: tuple[tuple[str, str], ...] = ()
-    """What is not offered, a site by its full name or an option of a pass, and why."""
+    """Sites (by full name) and options of a pass that are not offered, and why."""
 
     proven = True
     unusual = "is a wrapped network, of whose blocks only what they add is known"

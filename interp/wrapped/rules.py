@@ -84,7 +84,7 @@ def _of_first(
 def _normed(
     name: str, x: Tensor, rest: Sequence[ModuleValue], named: Mapping[str, ModuleValue], value: Tensor
 ) -> Tensor:
-    """What a fused norm gives, its divisor a constant; what anything else gives as it is."""
+    """The output of a fused norm with a constant divisor; of any other module as it is."""
     if name not in ("layer_norm", "rms_norm"):
         return value
     given = dict(zip(("normalized_shape", "weight", "bias", "eps"), rest, strict=False)) | dict(named)
@@ -120,7 +120,7 @@ def lay(rules: Collection[Rule], tree: nn.Module) -> None:
 
 
 def _is_elementwise(module: nn.Module) -> bool:
-    """Whether a module without parameters and parts makes each number of that number alone."""
+    """Whether a module without parameters and parts makes each number of that number only."""
     if any(True for _ in (*module.children(), *module.parameters(), *module.buffers())):
         return False
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(5))

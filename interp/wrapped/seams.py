@@ -21,7 +21,7 @@ from interp.model.norm import Norm, Normalize
 from interp.model.tap import Scope, Tap, at
 
 ATTENTION = "interp"
-"""The name under which watched networks find our attention in the registry of transformers."""
+"""The name under which watched networks find this package's attention in the registry of transformers."""
 HEAD_SITES = (
     "attn.hook_rot_q",
     "attn.hook_rot_k",
@@ -29,9 +29,9 @@ HEAD_SITES = (
     "attn.hook_attn_scores",
     "attn.hook_pattern",
 )
-"""Sites inside attention, whose written-out form runs only where one of them is asked for."""
+"""Sites inside attention, which is written out only where one of them is read or edited."""
 ModuleValue = object
-"""What a module takes or gives."""
+"""The input or output of a module."""
 
 
 class EndOfPass(Exception):  # noqa: N818  # no error: it carries the stream out of a pass that needs no more
@@ -44,7 +44,7 @@ class EndOfPass(Exception):  # noqa: N818  # no error: it carries the stream out
 
 @dataclass(frozen=True)
 class Attended:
-    """What the attention of a block asked the registry for."""
+    """A call of the registry by the attention of a block."""
 
     n_heads: int
     n_kv_heads: int
@@ -57,7 +57,7 @@ class Attended:
 
 @dataclass
 class Running:
-    """One pass under way: what it asks, which blocks it runs, and what the block at hand has added so far."""
+    """One pass under way: its reads and edits, the blocks it runs, and the terms of the present block so far."""
 
     original: str
     """The attention that the network has without us."""
@@ -69,24 +69,24 @@ class Running:
     entering: Tensor | None = None
     """The stream that enters block `start`, where that is not the first."""
     written_out: bool = False
-    """Whether some layer's scores or pattern are asked for, so that masks must be numbers."""
+    """Whether some layer's scores or pattern are read or edited, so that masks must be numbers."""
     scope: Scope | None = None
-    """What is asked of the block at hand."""
+    """Reads and edits of the present block."""
     stream: Tensor | None = None
-    """What entered the block at hand."""
+    """The stream that entered the present block."""
     added: dict[str, Tensor] = field(default_factory=dict)
-    """What it added, by sublayer."""
+    """The terms of the present block so far, by sublayer."""
     final: Tensor | None = None
     """The stream that left the last block that ran."""
     layer: int = 0
     """The block at hand."""
     leaking: list[int] | None = None
-    """The layers whose scores are used beside the softmax, while that is asked."""
+    """The layers in which scores have other uses than the softmax, while that is examined."""
     noted: list[Attended] | None = None
-    """How attention was asked for, while a network is explored."""
+    """Calls of attention, while a network is explored."""
 
     def outside(self) -> Scope | None:
-        """What is asked before the first block."""
+        """Reads and edits before the first block."""
         return None if self.tap is None or self.start else self.tap.scope()
 
 
@@ -132,20 +132,20 @@ def replaced(
 
 
 class Seam:
-    """The forward of one watched module: its own, unless a pass asks for something here."""
+    """The forward of one watched module: its own, unless a pass reads or edits something here."""
 
     def __init__(self, inner: Callable[..., ModuleValue]) -> None:
         self.inner = inner
 
     def __call__(self, *args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
-        """What the module gives: its own, or what the pass under way makes of it."""
+        """The output of the module: its own, or what the pass under way makes of it."""
         run = RUNNING.get()
         if run is None:
             return self.inner(*args, **kwargs)
         return self.run(run, args, kwargs)
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the module in this pass."""
         raise NotImplementedError
 
 
@@ -159,7 +159,7 @@ class BlockSeam(Seam):
         self.layer, self.in_tuple, self.embeds = layer, in_tuple, embeds
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the block in this pass."""
         stream = given_to(args, kwargs)
         assert stream is not None
         if run.stop == 0:
@@ -201,7 +201,7 @@ class ReaderSeam(Seam):
     """The final norm of a network in which no blocks were found: the pass ends here, unless it has a cache to fill."""
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the module in this pass."""
         stream = given_to(args, kwargs)
         assert stream is not None
         run.final = stream = visited(run.outside(), "hook_stream", stream)
@@ -212,12 +212,12 @@ class ReaderSeam(Seam):
 
 
 def visited(scope: Scope | None, name: str, value: Tensor) -> Tensor:
-    """What goes on from a site: a copy where it was looked at, since modules may write into what they are given."""
+    """The value after a site: a copy where it was read, since modules may write into their inputs."""
     return value if scope is None or not scope.wants(name) else at(scope, name, value).clone()
 
 
 class WriterSeam(Seam):
-    """A module whose output is added to the stream, times a factor; `norm` where the module is a norm itself.
+    """A module that adds its output to the stream, times a factor; `norm` where the module is a norm itself.
 
     The stream after attention is not a tensor that every family gives a module: it is the sum of what entered the
     block and what was added, and a change of it is added to what the last of `middle` adds.
@@ -235,7 +235,7 @@ class WriterSeam(Seam):
         self.name, self.factor, self.middle, self.norm = name, factor, middle, norm
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the module in this pass."""
         scope, part = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
         scale, normalized = f"{part}.hook_scale", f"{part}.hook_normalized"
         wants_mid = scope is not None and self.name in self.middle and scope.wants("hook_resid_mid")
@@ -269,7 +269,7 @@ class NormSeam(Seam):
         self.name, self.norm = name, norm
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the norm in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None:
             return out
@@ -285,7 +285,7 @@ def normed(
     kwargs: dict[str, ModuleValue],
     out: Tensor,
 ) -> Tensor:
-    """What a norm gives after its two sites, which begin with `part`."""
+    """The output of a norm after its two sites, which begin with `part`."""
     scale = f"{part}.hook_scale"
     if scope.wants(scale):
         given, ours = given_to(args, kwargs), norm.module()
@@ -303,7 +303,7 @@ class OutputSeam(Seam):
         self.n_heads, self.weights = n_heads, weights
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the module in this pass."""
         scope, given = run.scope, given_to(args, kwargs)
         if scope is None or not scope.wants("attn.hook_z", "attn.hook_result"):
             return self.inner(*args, **kwargs)
@@ -321,14 +321,14 @@ class OutputSeam(Seam):
 
 
 class EmbeddingSeam(Seam):
-    """A module whose output, times a factor, is one of the embeddings that sum to the stream."""
+    """A module with an output that is, times a factor, one of the embeddings that sum to the stream."""
 
     def __init__(self, inner: Callable[..., ModuleValue], name: str, factor: float) -> None:
         super().__init__(inner)
         self.name, self.factor = name, factor
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the embedding in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None or not scope.wants(self.name):
             return out
@@ -344,10 +344,10 @@ class EmbeddingSeam(Seam):
 
 
 class MixerSeam(Seam):
-    """What mixes positions, where its attention is its own code rather than an entry of the registry."""
+    """A mixer of positions with attention in its own code rather than in the registry."""
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
-        """What the module gives in this pass."""
+        """The output of the mixer in this pass."""
         scope = run.scope
         if scope is None or not scope.wants(*HEAD_SITES[3:]):
             return self.inner(*args, **kwargs)
@@ -445,7 +445,7 @@ def _joins_sink(args: tuple[ModuleValue, ...], named: Mapping[str, ModuleValue])
 
 
 class NormOf:
-    """A norm of the network as one of ours, on the same tensors."""
+    """A norm of the network as a norm of this package, on the same tensors."""
 
     def __init__(self, source: nn.Module, kind: Norm, name: str) -> None:
         self.source, self.kind, self.name = source, kind, name
@@ -514,8 +514,9 @@ def _explained(
     options: Mapping[str, ModuleValue],
     pattern: Tensor | None,
 ) -> bool:
-    """Whether attention gives its pattern times the values, and takes a change of the softmax's input for one of its
-    mask: some networks use their scores twice.
+    """Whether attention gives its pattern times the values, and reacts to its scores as to its mask.
+
+    A change of the softmax's input must act like a change of the mask: some networks use their scores twice.
     """
     q, k, v, mask = given
     shift = torch.randn(*q.shape[:3], k.shape[2], generator=torch.Generator().manual_seed(13)).to(q)
@@ -549,7 +550,7 @@ def mask(*args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
 
 
 def register() -> None:
-    """Make our attention and masks known to transformers, under a name that only watched copies ask for."""
+    """Register this package's attention and masks with transformers, under a name that only watched copies use."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, attention)

@@ -1,4 +1,4 @@
-"""What a network is made of, found by looking at one pass of it: no family is known by name.
+"""The structure of a network, found by looking at one pass of it: no family is known by name.
 
 A hypothesis (these modules write to the stream, this is the embedding's factor) is accepted only where it reproduces
 numbers; what is found is a `NetworkPlan`, and the reason for everything that was not.
@@ -42,7 +42,7 @@ COMPUTED = 2e-5
 
 @dataclass(frozen=True)
 class Call:
-    """What a module was given and gave, copied at once: some modules write into what they were given."""
+    """Inputs and output of one call of a module, copied at once: some modules write into their inputs."""
 
     order: int
     args: tuple[ModuleValue, ...]
@@ -59,24 +59,24 @@ Calls = Mapping[str, list[Call]]
 
 @dataclass(frozen=True)
 class Writer:
-    """A module of a block whose output, times a factor, is added to the stream."""
+    """A module of a block that adds its output, times a factor, to the stream."""
 
     path: str
     factor: float = 1.0
     mixes: bool = False
     """Whether it sees other positions."""
     norm: Norm | None = None
-    """What it is, if it is a norm of what another module gave."""
+    """Record of the norm, if the module norms the output of another one."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What was found of one block; paths are relative to it."""
+    """The structure of one block; paths are relative to it."""
 
     writers: Mapping[str, Writer] = field(default_factory=dict)
-    """By sublayer, in the order in which they are computed."""
+    """Modules that add to the stream by sublayer, in the order in which they are computed."""
     middle: tuple[str, ...] = ()
-    """Those whose outputs the MLP reads, together with what entered the block."""
+    """Sublayers with outputs that the MLP reads, together with what entered the block."""
     output: str | None = None
     """The last linear map of what mixes positions."""
     transposed: bool = False
@@ -86,17 +86,17 @@ class Layer:
     z_width: int = 0
     mlp_width: int = 0
     attended: Attended | None = None
-    """How its attention was seen to work; None where it asks none of the registry."""
+    """The call by which its attention uses the registry; None where it uses none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why something was not found, by the names of sites."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What stands between the last stream and the unembedding of some networks: a linear map, an activation, a norm."""
+    """A map between the last stream and the unembedding of some networks: a linear map, an activation, a norm."""
 
     dense: str
-    """The linear map, whose matrix is stored `[out, in]`."""
+    """The linear map, with its matrix stored as `[out, in]`."""
     act: Activation
     norm: str
     kind: Norm
@@ -104,7 +104,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What was found of a network; paths are relative to it."""
+    """The structure of a network; paths are relative to it."""
 
     blocks: str | None
     """The list of blocks; None where no list was found of which each is given what the one before gave."""
@@ -113,7 +113,7 @@ class NetworkPlan:
     in_tuple: bool = False
     """Whether blocks give a tuple that begins with the stream."""
     width: int = 0
-    """Of the residual stream."""
+    """Width of the residual stream."""
     layers: tuple[Layer, ...] = ()
     embed: str | None = None
     embed_scale: float = 1.0
@@ -121,7 +121,7 @@ class NetworkPlan:
     embed_factor: float = 1.0
     """Factor between what the embedding module gives and what it adds to the stream."""
     place: str | None = None
-    """The module of learned positions, whose row for position i is `i + place_offset`."""
+    """The module of learned positions, with the row for position i at `i + place_offset`."""
     place_offset: int = 0
     embed_norm: str | None = None
     final_norm: str | None = None
@@ -131,7 +131,7 @@ class NetworkPlan:
     logit_scale: float = 1.0
     softcap: float | None = None
     first_position: int = 0
-    """What the network itself takes the position of the first token for, where positions can be given to it."""
+    """The network's own position of the first token, where positions can be given to it."""
     reader: str | None = None
     """Where there are no blocks: the module that is given the final stream, from which the logits are read."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class NetworkPlan:
 
 
 class UnknownNetworkError(ValueError):
-    """A network whose residual stream was not found; the message says what was looked for."""
+    """A network in which no residual stream was found; the message says what was looked for."""
 
 
 def close(found: Tensor, wanted: Tensor, allowed: float | None = None) -> bool:
@@ -257,7 +257,7 @@ def _plain(kind: Norm, like: Tensor) -> Normalize:
 
 
 def writers(calls: Mapping[str, Call], change: Float[Tensor, "b p d"]) -> dict[str, float] | None:
-    """The smallest set of modules whose outputs sum to a block's change of the stream; then with one factor each.
+    """The smallest set of modules with outputs that sum to a block's change of the stream; then with one factor each.
 
     Of modules that give the same the outermost counts, with parameters before one without.
     """
@@ -289,7 +289,7 @@ def writers(calls: Mapping[str, Call], change: Float[Tensor, "b p d"]) -> dict[s
 def called(
     block: nn.Module, call: Call, stream: Tensor, pinned: Mapping[str, Tensor], asked: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What some modules of a block give when it is called by itself on a stream, with the outputs of others pinned."""
+    """The outputs of some modules of a block called by itself on a stream, with the outputs of others pinned."""
     found: dict[str, Tensor] = {}
     handles = []
 
@@ -389,7 +389,7 @@ def _middle(
 
 
 def output_map(block: nn.Module, inner: Mapping[str, Call], core: Tensor) -> tuple[str, bool] | None:
-    """The last linear map whose output is `core`, and whether its matrix is stored `[in, out]`."""
+    """The last linear map with the output `core`, and whether its matrix is stored as `[in, out]`."""
     last = sorted(inner.items(), key=lambda item: -item[1].order)
     for path, call in last:
         if call.gave is None or call.given is None or call.gave.numel() != core.numel():
@@ -413,7 +413,7 @@ def output_map(block: nn.Module, inner: Mapping[str, Call], core: Tensor) -> tup
 def explored_layer(
     network: nn.Module, plan: NetworkPlan, calls: Calls, index: int, noted: Sequence[Attended]
 ) -> Layer:
-    """What was found of one block."""
+    """The structure of one block."""
     root = plan.root(index)
     block, call = network.get_submodule(root), calls[root][0]
     assert call.given is not None and call.gave is not None
@@ -511,7 +511,7 @@ def embeddings(
 def _before_norm(
     network: nn.Module, early: Mapping[str, Call], stream: Tensor, kind: Norm
 ) -> Iterator[tuple[Tensor, str | None]]:
-    """What may be a sum of embeddings: the stream itself, or the input of a norm of the final one's kind."""
+    """Candidates for a sum of embeddings: the stream itself, or the input of a norm of the final one's kind."""
     yield stream, None
     for name, call in early.items():
         if call.given is None or call.gave is None or call.given.shape != stream.shape:
@@ -524,7 +524,7 @@ def _before_norm(
 def _places(
     network: nn.Module, early: Mapping[str, Call], embed: str, rows: Tensor
 ) -> Iterator[tuple[str | None, Tensor]]:
-    """What may be added to the token embeddings: nothing, or what another table gave."""
+    """Candidates for a term next to the token embeddings: nothing, or the output of another table."""
     yield None, torch.zeros_like(rows[:1])
     for name, call in early.items():
         table = getattr(network.get_submodule(name), "weight", None)
@@ -554,8 +554,9 @@ def numbers(values: object) -> Iterator[float]:
 
 
 def head(network: nn.Module, plan: NetworkPlan, calls: Calls, logits: Float[Tensor, "b p v"]) -> NetworkPlan:
-    """The plan with what gives the logits from the last stream, where it was found: a norm and a linear map, in some
-    networks with another map between them.
+    """The plan with the map from the last stream to the logits, where it was found.
+
+    The map is a norm and a linear map, in some networks with another map between them.
     """
     module = network.get_output_embeddings()  # type: ignore[operator]
     path = next((name for name, m in network.named_modules() if m is module), "")
@@ -586,7 +587,7 @@ def head(network: nn.Module, plan: NetworkPlan, calls: Calls, logits: Float[Tens
 def _ends(
     network: nn.Module, plan: NetworkPlan, calls: Calls, last: Call
 ) -> Iterator[tuple[NetworkPlan, Float[Tensor, "b p d"]]]:
-    """What may be the final norm, and what it gives; without blocks also what may be the final stream."""
+    """Candidates for the final norm, and its output; without blocks also for the final stream."""
     if plan.layers:
         stream = calls[plan.root(len(plan.layers) - 1)][0]
         if stream.gave is not None:
@@ -634,8 +635,9 @@ def _last_norms(network: nn.Module, calls: Calls, last: Call) -> Iterator[tuple[
 def _transforms(
     network: nn.Module, calls: Calls, read: Tensor, normed: Float[Tensor, "b p d"]
 ) -> Iterator[tuple[Transform | None, Tensor]]:
-    """What may stand between the last stream and `read`, what the unembedding is given: nothing, or a linear map of
-    the stream, an activation and a norm.
+    """Candidates for the map between the last stream and `read`, the input of the unembedding.
+
+    Nothing, or a linear map of the stream, an activation and a norm.
     """
     yield None, normed
     norms = {name: one[0] for name, one in calls.items() if len(one) == 1 and _gives(one[0], read)}
@@ -675,7 +677,11 @@ def _activation(given: Tensor, gave: Tensor) -> Activation | None:
 
 @torch.no_grad()
 def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> tuple[NetworkPlan, Tensor]:
-    """What was found of a network, and its logits. Errors: UnknownNetworkError where they are none of each token."""
+    """The structure of a network, and its logits.
+
+    Raises:
+        UnknownNetworkError: a network without logits of each token.
+    """
     run = Running(original, written_out=True, noted=[])
     calls, logits = recorded(network, tokens, run)
     if logits.shape[:2] != tokens.shape:
@@ -705,7 +711,7 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
 def _without_blocks(
     network: nn.Module, calls: Calls, logits: Float[Tensor, "b p v"], why: str
 ) -> NetworkPlan:
-    """What is found of a network without its blocks: the final stream, and how logits are read from it."""
+    """The structure of a network without its blocks: the final stream, and how logits are read from it."""
     return head(network, NetworkPlan(None, reasons={"blocks": why}), calls, logits)
 
 

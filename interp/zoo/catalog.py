@@ -48,7 +48,7 @@ def load(
 
 @public()
 def card(name: str) -> Json:
-    """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
+    """Measured numbers of a trained demo model on held-out material; empty for a hand-built one."""
     return card_of(name)
 
 

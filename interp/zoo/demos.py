@@ -51,7 +51,7 @@ DEMOS: dict[str, Demo] = {
 
 
 def card_of(name: str) -> dict[str, object]:
-    """What a trained demo model measurably does on held-out material; empty for one that code builds."""
+    """Measured numbers of a trained demo model on held-out material; empty for one that code builds."""
     path = WEIGHTS / named_path(name) / "card.json"
     values: dict[str, object] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return values

@@ -1,4 +1,4 @@
-"""Models whose weights are written by hand: the circuit in them is known, so every method can be scored on it."""
+"""Models with weights written by hand: their circuit is known, so every method can be scored on it."""
 
 import math
 import re
@@ -109,7 +109,7 @@ def _shift(steps: int) -> Float[Tensor, "e e"]:
 
 
 def noisy(config: ModelConfig, noise: float, generator: torch.Generator) -> Transformer:
-    """A frozen model whose every parameter is drawn from N(0, noise^2)."""
+    """A frozen model with every parameter drawn from N(0, noise^2)."""
     model = Transformer(config).requires_grad_(False)
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * noise)

@@ -1,4 +1,4 @@
-"""What a small trained model measurably does: the numbers of its card, each a plain function of model and data.
+"""Measurements of small trained models: the numbers of their cards, each a plain function of model and data.
 
 Text enters through `encode` (words -> ids, no BOS added), so any tokenizer will do. Every function runs without
 gradients and in batches of `BATCH` rows; the batch size never changes a number.

@@ -58,15 +58,15 @@ class Planted(Brief):
     edges: frozenset[str]
     """Every edge that carries the behaviour, those that only stand in for another one included."""
     clean: Int[Tensor, "n p"]
-    """Prompts whose next token is `answer`."""
+    """Prompts with `answer` as their next token."""
     corrupt: Int[Tensor, "n p"]
-    """The same number of symbols; the next token is `wrong`, or neither of the two."""
+    """Prompts of equally many symbols; the next token is `wrong`, or neither of the two."""
     answer: Int[Tensor, "n"]
     wrong: Int[Tensor, "n"]
     note: str
-    """What the circuit teaches: what an ablation of one part sees of it, and what it does not."""
+    """The lesson of the circuit: what an ablation of one part sees of it, and what it does not."""
     hidden: frozenset[str] = frozenset()
-    """Edges of the circuit whose loss alone changes nothing, because others do their work."""
+    """Edges of the circuit that can be lost without effect, because others do their work."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -126,7 +126,7 @@ def becomes(sources: Int[Tensor, "n"], images: Int[Tensor, "n"]) -> Float[Tensor
 
 
 def fillers(generator: torch.Generator, n: int, digits: Int[Tensor, "f"]) -> Int[Tensor, "n p"]:
-    """Prompts without content: a beginning of sequence, random digits, the symbol that asks."""
+    """Prompts without content: a beginning of sequence, random digits, the final symbol."""
     tokens = digits[torch.randint(len(digits), (n, LENGTH), generator=generator)]
     tokens[:, 0], tokens[:, -1] = BOS, END
     return tokens
@@ -148,7 +148,7 @@ __all__ = ["PLANTED", "Planted", "backup", "either", "fact_memory", "induction",
 
 _PERIOD = 8
 NEGATIVE = 0.25
-"""What the negative head takes back of a prediction of 1; the backup head writes the rest, 1 - NEGATIVE."""
+"""Share of a prediction of 1 that the negative head takes back; the backup head writes the rest, 1 - NEGATIVE."""
 
 
 def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
@@ -274,7 +274,7 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
 
 def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-    """A name mover, a negative head that holds back and a backup head that waits: "...k... " -> k.
+    """A planted model with a name mover, a negative head, and a backup head that waits: "...k... " -> k.
 
     The roles of Wang et al. 2022 (arXiv:2211.00593, section 3.4). Names are small letters.
 

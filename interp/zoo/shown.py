@@ -46,19 +46,27 @@ SMALL = 0.25
 """Length of an embedding of the early site, 1 elsewhere: noise of three standard deviations of it hides a name from its
 readers, as it would at any length, but does not drown what is written at that place afterwards."""
 CONFIDENT = 0.5
-"""What the mover writes of its answer, 10 logits: about .997 of probability without the last layer."""
+"""Size of the answer that the mover writes, 10 logits: about .997 of probability without the last layer."""
 HELD_BACK = 0.12
-"""What each of the two parts of the last layer adds to a frequent symbol at most, 2.4 logits."""
+"""The most that each of the two parts of the last layer adds to a frequent symbol, 2.4 logits."""
 
 
 def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-    """Facts at an early site: "37af92 " -> the object of a f, looked up at the last token of the subject.
+    """A planted model that looks facts up early: "37af92 " -> the object of a f, read at the subject's last token.
 
-    A subject is a first name, a to d, and a last name, e to h. At the last name L0H1 fetches the first name, MLP 0 has
-    one neuron per pair of names and writes half of the object there; from the end L1H2 looks for the place where an
-    object is written, and doubles it. So causal tracing has an early site at the last subject token, through the MLP,
-    and a late one at the last token, through attention; and the gradient of the answer is longest at that token.
-    The corrupted prompt has another subject, both names changed; it answers `wrong`.
+    A subject is a first name, a to d, and a last name, e to h. At the last name L0H1 fetches the first name, MLP 0
+    has one neuron per pair of names and writes half of the object there; from the end L1H2 looks for the place where
+    an object is written, and doubles it. So causal tracing has an early site at the last subject token, through the
+    MLP, and a late one at the last token, through attention; and the gradient of the answer is longest at that token.
+
+    Args:
+        seed: seed of the noise, the facts and the prompts.
+        n: number of prompt pairs.
+        noise: standard deviation of all parameters before the circuit is written over some of them.
+
+    Returns:
+        `Planted`: the model, the edges that it uses, and n pairs of prompts. The corrupted prompt has another
+        subject, both names changed; its answer is `wrong`.
 
     Example:
         >>> early_site(n=4).clean.shape
@@ -98,12 +106,20 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
 
 def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-    """An answer that the last layer holds back: "..k... " -> k, less sure than the layer before was.
+    """A planted model with a last layer that lowers its answer: "..k... " -> k, less sure than the layer before was.
 
     L0H1 moves the letter to the end, with 10 logits. In the last layer L1H3 looks from the end at the first token and
     writes what stands there, the average token; MLP 1 adds as much of it once an answer is written. Both lower the
     answer, which is rare, and raise the digits and the space, which are frequent (`frequencies`).
-    The corrupted prompt has another letter at that place; it answers `wrong`.
+
+    Args:
+        seed: seed of the noise and the prompts.
+        n: number of prompt pairs.
+        noise: standard deviation of all parameters before the circuit is written over some of them.
+
+    Returns:
+        `Planted`: the model, the edges that it uses, and n pairs of prompts. The corrupted prompt has another letter
+        at that place; its answer is `wrong`.
 
     Example:
         >>> late_suppression(n=4).clean.shape
@@ -139,7 +155,10 @@ def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Pla
 
 
 def frequencies() -> Float[Tensor, "v"]:
-    """How often each symbol of `late_suppression` stands in a text, sum 1: digits and the space ten times a letter.
+    """How often each symbol stands in a text of `late_suppression`: digits and the space ten times a letter.
+
+    Returns:
+        [v], sum 1.
 
     Example:
         >>> frequencies().shape

@@ -28,7 +28,7 @@ class Reading:
     centre: bool = False
     """Whether the mean over d_model is taken off."""
     scale: Float[Tensor, "*#batch 1"] | None = None
-    """What to divide by, per row and position."""
+    """The divisor, per row and position."""
     projection: Float[Tensor, "d o"] | None = None
     """Directions to read; None keeps the whole vector."""
 
@@ -54,7 +54,7 @@ class Reading:
     def heads(
         self, z: Float[Tensor, "*batch h e"], w_out: Float[Tensor, "h e d"]
     ) -> Float[Tensor, "h *batch o"]:
-        """What each head writes, as read: one einsum."""
+        """The vectors that heads write, as read: one einsum."""
         scaled = z if self.scale is None else z / self.scale[..., None]
         writes = self.unscaled(w_out)
         return torch.einsum("...he,heo->h...o", scaled.to(writes.dtype), writes)
@@ -62,7 +62,7 @@ class Reading:
     def neurons(
         self, post: Float[Tensor, "*batch m"], w_out: Float[Tensor, "m d"]
     ) -> Float[Tensor, "m *batch o"]:
-        """What each neuron writes, as read."""
+        """The vectors that neurons write, as read."""
         scaled = post if self.scale is None else post / self.scale
         writes = self.unscaled(w_out)
         return scaled.movedim(-1, 0)[..., None] * writes.reshape(
@@ -84,7 +84,7 @@ class Reading:
 
 
 def joined(parts: Iterator[Float[Tensor, "_ ..."]], n: int) -> Float[Tensor, "n ..."]:
-    """A copy of the parts in one tensor of n rows; without gradients at most one part is alive beside it."""
+    """A copy of the parts in one tensor of n rows; without gradients at most one other part is in memory."""
     first = next(parts)
     if first.requires_grad:
         return torch.cat([first, *parts])
@@ -207,7 +207,8 @@ class CachedActivations:
     def apply_slice_to_batch_dim(self: Store, batch_slice: Slices) -> Store:
         """A new cache with these rows (views); one row given as a number drops the dimension.
 
-        Errors: AssertionError for a cache without a batch dimension.
+        Raises:
+            AssertionError: a cache without a batch dimension.
         """
         rows = as_slice(batch_slice)
         if not self.has_batch_dim:
@@ -236,7 +237,7 @@ NORMALIZED, CENTRED = ("LN", "LNPre", "RMS", "RMSPre"), ("LN", "LNPre")
 
 
 class ActivationCache(CachedActivations):
-    """What a pass cached, by name or shorthand, and what its residual stream is the sum of.
+    """The activations of a pass, by name or shorthand, and the terms that its residual stream is the sum of.
 
     Example: `logits, cache = model.run_with_cache(tokens)`; `stack, labels = cache.stack_head_results(pos_slice=-1,
     return_labels=True)`; `cache.logit_attrs(stack, answer, pos_slice=-1)`.
@@ -261,8 +262,12 @@ class ActivationCache(CachedActivations):
         Labels "0_pre", "0_mid" (with `incl_mid`, or for `layer` itself with `mlp_input`), ..., "final_post". With
         `apply_ln` the final norm computes its statistics for every state; for another `layer` the states are divided
         by the cached scale of that layer's norm.
-        Errors: KeyError for the mid states of blocks that have none (attention only, parallel). `interp.logit_lens`
-        reads every state a model has.
+
+        Raises:
+            KeyError: mid states of blocks that have none (attention only, parallel).
+
+        See also:
+            `interp.logit_lens`: reads every state a model has.
         """
         upto, pos = self._layer(layer), as_slice(pos_slice)
         n_layers = self.model.cfg.n_layers
@@ -291,7 +296,7 @@ class ActivationCache(CachedActivations):
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Stack:
-        """What the embeddings and each sublayer before `layer` (-1, None: all) wrote; the parts sum to its input.
+        """The terms of the embeddings and each sublayer before `layer` (-1, None: all); they sum to its input.
 
         Labels "embed", "pos_embed", "0_attn_out", "0_mlp_out", ...; `mode` keeps one kind of sublayer; `mlp_input` adds
         the attention of `layer` itself; `apply_ln` reads them as that layer's norm does, with its cached scale.
@@ -333,7 +338,7 @@ class ActivationCache(CachedActivations):
         pos_slice: Slices = None,
         apply_ln: bool = False,
     ) -> Stack:
-        """What each head before `layer` (-1, None: all) wrote, labelled "L0H0", ...; then "remainder" if asked for.
+        """Output of each head before `layer` (-1, None: all), labelled "L0H0", ...; then "remainder" if requested.
 
         The remainder is the input of `layer` (0: the final stream) without the heads. Results that are cached are used;
         others are computed at the positions asked for and, unlike in TransformerLens, not put into the cache
@@ -358,7 +363,7 @@ class ActivationCache(CachedActivations):
         pos_slice: Slices = None,
         project_output_onto: Projection | None = None,
     ) -> Float[Tensor, "..."]:
-        """What each neuron of one layer wrote `[*batch_and_pos d_mlp d_model]`, without b_out; not cached.
+        """The output of each neuron of one layer `[*batch_and_pos d_mlp d_model]`, without b_out; not cached.
 
         With a projection the last dimension is o (absent for a vector), and nothing of d_mlp x d_model is formed
         per position.
@@ -382,7 +387,7 @@ class ActivationCache(CachedActivations):
         apply_ln: bool = False,
         project_output_onto: Projection | None = None,
     ) -> Stack:
-        """What each neuron before `layer` (-1, None: all) wrote, labelled "L0N0", ...; then "remainder" if asked for.
+        """Output of each neuron before `layer` (-1, None: all), as "L0N0", ...; then "remainder" if requested.
 
         Large: `d_mlp x d_model` numbers per layer and position unless projected, which is done first. One neuron given
         as a number is a stack of one per layer.
@@ -457,12 +462,14 @@ class ActivationCache(CachedActivations):
         batch_slice: Slices = None,
         has_batch_dim: bool = True,
     ) -> Float[Tensor, "*out"]:
-        """Direct logit attribution `[component *batch_and_pos]`: components, normed, times the tokens' columns of W_U.
+        """Direct logit attribution `[component *batch_and_pos]`: normed components times the tokens' columns of W_U.
 
         With `incorrect_tokens` of the logit difference. Rows and positions are as in `apply_ln_to_stack`. Tokens of
         shape `[batch]` need components at one position. As in TransformerLens this is right for folded weights only:
         gamma, beta and b_U are left out; `interp.attribute` accounts for all of them.
-        Errors: ValueError for tokens and incorrect tokens of different shapes.
+
+        Raises:
+            ValueError: tokens and incorrect tokens of different shapes.
         """
         directions = self.model.tokens_to_residual_directions(tokens)
         if incorrect_tokens is not None:
@@ -480,7 +487,7 @@ class ActivationCache(CachedActivations):
         return reading.dots(residual_stack, directions)
 
     def _layer(self, layer: int | None) -> int:
-        """The layer whose input is asked for; n_layers is the unembedding."""
+        """The layer whose input counts; n_layers is the unembedding."""
         if layer is None or layer == -1:
             return int(self.model.cfg.n_layers)
         if layer < 0:
@@ -491,7 +498,7 @@ class ActivationCache(CachedActivations):
         self, layer: int, mlp_input: bool, pos: Slice, rows: Slice | None = None, *,
         apply_ln: bool, projection: Projection | None = None,
     ) -> Reading:  # fmt: skip
-        """How the norm before `layer` (if asked for and there) and the projection read a vector."""
+        """The norm before `layer` (if requested and there) and the projection, as a map of vectors."""
         if projection is not None and projection.ndim == 1:
             projection = projection[:, None]
         kind = self.model.cfg.normalization_type
@@ -520,7 +527,7 @@ class ActivationCache(CachedActivations):
         return [f"L{at}N{neuron}" for at in range(layers) for neuron in chosen]
 
     def _result(self, layer: int) -> Tensor | None:
-        """The cached results of a layer's heads; anything without a head dimension is not theirs."""
+        """The cached results of a layer's heads; None for a value without a head dimension."""
         found = self.cache_dict.get(_result_name(layer))
         return found if found is not None and found.ndim >= 3 + self.has_batch_dim else None
 
@@ -591,7 +598,7 @@ def _shape(tokens: Tokens) -> torch.Size:
 
 
 def _as_asked(stack: Tensor, projection: Projection | None) -> Tensor:
-    """The stack without its last dimension if one direction was asked for."""
+    """The stack without its last dimension if it was projected to one direction."""
     return stack.squeeze(-1) if projection is not None and projection.ndim == 1 else stack
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 ActivationFunction = Callable[[Tensor], Tensor]
 SOFTCAP_DISABLED = -1.0
-"""What a config holds where nothing is capped."""
+"""Value of a soft cap in a config where nothing is capped."""
 
 
 def gelu_new(input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -19,7 +19,7 @@ def gelu_new(input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def gelu_pytorch_tanh(input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The same as `gelu_new`, under the name that Gemma's configs use."""
+    """`gelu_new` under the name in Gemma's configs."""
     return gelu_new(input)
 
 
@@ -61,4 +61,4 @@ SUPPORTED_ACTIVATIONS: Mapping[str, ActivationFunction] = MappingProxyType(
         "relu2": relu2,
     }
 )
-"""By the name in `act_fn`."""
+"""Activation functions by the name in `act_fn`."""

@@ -88,7 +88,7 @@ class TransformerLensKeyValueCache:
 
 
 def get_pos_offset(past_kv_cache: TransformerLensKeyValueCache | None, batch_size: int) -> int:
-    """How many positions a cache holds; 0 without one. The batch size does not matter."""
+    """Number of positions in a cache; 0 without one. The batch size does not matter."""
     return 0 if past_kv_cache is None else past_kv_cache[0].past_keys.shape[1]
 
 

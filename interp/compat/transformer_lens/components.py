@@ -102,7 +102,7 @@ class Unembed(Part):
 
 
 def real_number(name: str, value: object) -> None:
-    """ValueError for what is no number, such as a tensor, whose gradient would be lost."""
+    """ValueError for a value that is no number, such as a tensor, whose gradient would be lost."""
     if not isinstance(value, Real):
         raise ValueError(f"{name} of a module is a number, got {type(value).__name__}")
 
@@ -175,10 +175,7 @@ NORMS: dict[str, type[LayerNormPre]] = {
 
 
 def norm_of(cfg: HookedTransformerConfig) -> nn.Module:
-    """The norm that a block reads the stream through; the identity without one.
-
-    Errors: ValueError for a `normalization_type` that does not exist.
-    """
+    """The norm that a block reads the stream through; the identity without one. ValueError for an unknown type."""
     kind = cfg.normalization_type
     if kind is None:
         return nn.Identity()
@@ -191,10 +188,10 @@ def norm_of(cfg: HookedTransformerConfig) -> nn.Module:
 
 
 class CanBeUsedAsMLP(Part):
-    """What stands at a block's `mlp`: reads the normed stream `[b p d]`, gives what is added to it."""
+    """Base class of a block's `mlp`: reads the normed stream `[b p d]`, returns what is added to it."""
 
     def __init__(self, cfg: Config) -> None:
-        """Errors: ValueError for a config without `d_mlp`."""
+        """An MLP of the config's `d_mlp`; ValueError where it has none."""
         super().__init__()
         self.cfg = HookedTransformerConfig.unwrap(cfg)
         if self.cfg.d_mlp is None:
@@ -317,7 +314,7 @@ class MoE(CanBeUsedAsMLP):
 
 
 def mlp_of(cfg: HookedTransformerConfig) -> nn.Module:
-    """The MLP that a config asks for."""
+    """The MLP of a config."""
     if cfg.num_experts:
         return MoE(cfg)
     return GatedMLP(cfg) if cfg.gated_mlp else MLP(cfg)
@@ -439,7 +436,7 @@ class RotaryTables(Part):
         self.rotary_sin, self.rotary_cos = sin.to(self.rotary_sin.device), cos.to(self.rotary_cos.device)
 
     def _ntk_alpha(self, key_length: int, train_length: int) -> float:
-        """What dynamic NTK widens the base by: 1 up to the training length, then 3, 7, 15, ... at each doubling."""
+        """Factor of dynamic NTK on the base: 1 up to the training length, then 3, 7, 15, ... at each doubling."""
         if key_length <= train_length:
             return 1.0
         return 2.0 ** math.ceil(math.log2(key_length / train_length) + 1) - 1
@@ -460,7 +457,7 @@ class RotaryTables(Part):
 # attention
 
 NO_STREAM = (None, None)
-"""What a part that runs by itself has for split inputs."""
+"""The stream of split inputs for a part that runs by itself."""
 
 
 class Attention(RotaryTables):
@@ -552,12 +549,12 @@ class Attention(RotaryTables):
 
     @staticmethod
     def create_alibi_multipliers(n_heads: int, device: Device = None) -> Tensor:
-        """What each head multiplies distances with: 2^(-8 i / h) for i = 1 ... h."""
+        """Each head's factor on distances: 2^(-8 i / h) for i = 1 ... h."""
         return alibi_multipliers(n_heads, device)
 
     @staticmethod
     def create_alibi_bias(n_heads: int, n_ctx: int, device: Device = None) -> Tensor:
-        """What ALiBi adds to the scores, `[h q k]`."""
+        """The bias of ALiBi on the scores, `[h q k]`."""
         slope, multipliers = Attention.create_alibi_slope, Attention.create_alibi_multipliers
         return slope(n_ctx, device) * multipliers(n_heads, device)[:, None, None]
 
@@ -616,7 +613,7 @@ class Attention(RotaryTables):
         real: Tensor | None,
         added: tuple[Tensor | None, ...] = (),
     ) -> PassState:
-        """What blocks share in a pass of `x` alone, after what a cache entry holds."""
+        """The values that blocks share in a pass of `x` by itself, after the contents of a cache entry."""
         n, past = x.shape[1], 0 if entry is None else entry.past_keys.shape[1]
         layout = Layout(None if real is None else real.to(x.device).bool())
         places = layout.positions(n, past, x.device)
@@ -634,7 +631,7 @@ class Attention(RotaryTables):
         return PassState(view, view, cache, layout=layout, positions=places)
 
     def _mask(self, n: int, past: int, layout: Layout, device: torch.device) -> Mask:
-        """Who sees whom."""
+        """The mask: which query sees which key."""
         local = self.attn_type == "local" and self.cfg.attention_dir == "causal"
         window = self.cfg.window_size if local else None
         config = replace(blueprint(self.cfg).config, window=window, local_layers=None, local_position=None)
@@ -714,7 +711,7 @@ def simple_attn_linear(input: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def complex_attn_linear(input: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """The same from one input for each head, `[b p h d]`."""
+    """The linear map of queries, keys or values from one input for each head, `[b p h d]`."""
     return projected(input, w.mT, b)
 
 
@@ -779,7 +776,7 @@ class TransformerBlock(Part):
         )
 
     def apply_mlp(self, normalized_resid: Tensor) -> Tensor:
-        """What the MLP adds to the stream, from its normed input."""
+        """The term that the MLP adds to the stream, from its normed input."""
 
         def added(native: Any, scope: Scope) -> Tensor:
             return cast(Tensor, native._added("mlp_out", native.mlp(normalized_resid, scope), scope))
@@ -797,4 +794,4 @@ class TransformerBlock(Part):
 
 
 AbstractAttention = Attention
-"""What every attention is."""
+"""Base class of every attention."""

@@ -33,12 +33,12 @@ INSTEAD = {
     "normalization_type": "process_weights_() folds the norms",
     "dtype": "model.to(dtype) casts the weights",
 }
-"""What does what somebody wants who sets a field of a model that is built."""
+"""Replacement for setting a field of a model that is built."""
 
 
 @runtime_checkable
 class User(Protocol):
-    """What computes by a config."""
+    """Protocol of objects that compute by a config."""
 
     def accepts(self, name: str, value: object) -> bool:
         """Whether a field that is fixed may have this value nevertheless."""
@@ -145,7 +145,7 @@ class HookedTransformerConfig(TransformerLensConfig):
     eps: float = 1e-5
     use_attn_scale: bool = True
     attn_scale: float = -1.0
-    """What scores are divided by; -1 = sqrt(d_head)."""
+    """Divisor of the scores; -1: sqrt(d_head)."""
     use_hook_mlp_in: bool = False
     use_attn_in: bool = False
     use_qk_norm: bool = False

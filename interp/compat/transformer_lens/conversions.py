@@ -17,7 +17,7 @@ class BaseTensorConversion:
         self.output_filter = output_filter
 
     def convert(self, input_value: Any, *full_context: Any) -> Any:
-        """What hooks see."""
+        """The value that hooks see."""
         value = input_value if self.input_filter is None else self.input_filter(input_value)
         value = self.handle_conversion(value, *full_context)
         return value if self.output_filter is None else self.output_filter(value)
@@ -27,5 +27,5 @@ class BaseTensorConversion:
         raise NotImplementedError(f"{type(self).__name__} must define handle_conversion")
 
     def revert(self, input_value: Any, *full_context: Any) -> Any:
-        """What the model goes on with."""
+        """The value that the model goes on with."""
         return input_value

@@ -34,10 +34,12 @@ _PLACES: Mapping[str, tuple[str, tuple[object, ...]]] = {
 
 
 class LocallyOverridenDefaults:
-    """Within the `with`, `prepend_bos` and `padding_side` of a model are these (None: as they were).
+    """Within the `with`, `prepend_bos` and `padding_side` of a model have other values (None: as they were).
 
     A model without tokenizer has no padding side to override.
-    Errors: AssertionError for another name (when made) or value (when entered).
+
+    Raises:
+        AssertionError: another name (when made) or value (when entered).
     """
 
     def __init__(self, model: object, **overrides: object) -> None:

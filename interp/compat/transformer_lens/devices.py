@@ -18,7 +18,7 @@ class ModelWithCfg(Protocol):
     cfg: object
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Its parameters by name."""
+        """The parameters by name."""
         ...
 
     def to(self, device_or_dtype: torch.device | str | torch.dtype) -> object:
@@ -54,7 +54,7 @@ def warn_if_mps(device: str | torch.device) -> None:
 def move_to_and_update_config(
     model: Model, device_or_dtype: torch.device | str | torch.dtype, print_details: bool = True
 ) -> Model:
-    """The model moved or cast in place by `nn.Module.to`, its `cfg.device` or `cfg.dtype` told so."""
+    """The model moved or cast in place by `nn.Module.to`, with `cfg.device` or `cfg.dtype` updated."""
     cfg = model.cfg
     nn.Module.to(model, device_or_dtype)
     if isinstance(device_or_dtype, torch.dtype):

@@ -36,13 +36,18 @@ def get_act_patch_direct_path(
     component: Component = "q",
     verbose: bool = True,
 ) -> Float[Tensor, "l h"]:
-    """The metric of the corrupted run when the source head's change reaches one later head's q, k or v alone.
+    """The metric of the corrupted run when a head's change reaches only q, k or v of one later head.
 
-    x_h += (z_clean - z_corrupted) W_O / scale W_h at the destination, x its q, k or v: the direct path of Wang et al.
-    2022 (section 3.1) with the norm's scale frozen at the corrupted run's. Layers up to the source's stay 0. The caches
-    need `attn.hook_z` of the source (clean and corrupted) and the destinations' `ln1.hook_scale` (corrupted).
-    verbose is accepted and shows nothing. UserWarning where `ln1.w` is not folded: it is left out of the path.
-    Errors: ValueError for k or v that heads share, or another component.
+    One number per later head: x_h += (z_clean - z_corrupted) W_O / scale W_h at the destination, x its q, k or v,
+    with the norm's scale frozen at the corrupted run's. Layers up to the source's stay 0. The caches need
+    `attn.hook_z` of the source (clean and corrupted) and the destinations' `ln1.hook_scale` (corrupted). verbose is
+    accepted and shows nothing. UserWarning where `ln1.w` is not folded: it is left out of the path.
+
+    Raises:
+        ValueError: k or v that heads share, or another component.
+
+    Source:
+        Wang et al. 2022, section 3.1: the direct path.
     """
     _check_fold_ln(model)
     name = _point(model, component)

@@ -67,8 +67,10 @@ class Passage:
 
     @property
     def stepwise(self) -> bool:
-        """Whether it has to give the numbers of a watched pass to the last bit: those of a part of the model, after a
-        cache of TransformerLens', or so short that fused kernels save nothing that matters.
+        """Whether the pass must give the numbers of a watched pass to the last bit.
+
+        So for a part of the model, after a cache of TransformerLens', or where it is so short that fused kernels save
+        nothing that matters.
         """
         part = self.first is not None or self.end is not None
         if part or isinstance(self.past, TransformerLensKeyValueCache):
@@ -78,7 +80,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Caching:
-    """What a pass is to keep: `keep(value, name)` of these points, in `into`."""
+    """Request to keep values of a pass: `keep(value, name)` of these points, in `into`."""
 
     names: tuple[str, ...]
     keep: Callable[[Tensor, str], Tensor]
@@ -87,7 +89,7 @@ class Caching:
 
 @dataclass(frozen=True)
 class Setting:
-    """What modules are given besides the stream when a pass calls them."""
+    """Arguments of modules besides the stream when a pass calls them."""
 
     past: TransformerLensKeyValueCache | Past | TransformerLensKeyValueCacheEntry | None = None
     mask: Tensor | None = None
@@ -205,9 +207,10 @@ class Engine:
         return name == "dtype" and any(value == weight.dtype for weight in self._root.parameters())
 
     def current(self) -> "Engine":
-        """This engine, its native parts as the config and the modules now are.
+        """The engine with its native parts as the config and the modules now are.
 
-        Errors: ValueError for a field of the config that it was built with and that has another value.
+        Raises:
+            ValueError: a field of the config that the engine was built with and that has another value now.
         """
         if self.cfg.__dict__ != self._built:
             refuse_changes(self._built, self.cfg.__dict__, self)
@@ -343,7 +346,7 @@ class Engine:
     # one part
 
     def part(self, path: str, call: Callable[[Any, Scope], Tensor], setting: Setting) -> Tensor:
-        """What a function of the native part at `path` gives, with the hook points and modules inside that part."""
+        """The output of a function of the native part at `path`, with the hook points and modules inside that part."""
         self.current()
         native = self.native if path == self._path else self._slots[path].own
         assert native is not None
@@ -376,7 +379,7 @@ class ModelEngine(Engine):
         return native_of(self.cfg, plan, "meta"), plan.config
 
     def adopt(self) -> None:
-        """Tell the modules which native parts they compute with, and the native model who keeps the tables."""
+        """Connect the modules with the native parts they compute with, and with the native model."""
         super().adopt()
         if self.cfg.positional_embedding_type == "rotary":
             parts = [slot.module for slot in self._slots.values() if hasattr(slot.module, "rotation_for")]
@@ -384,8 +387,9 @@ class ModelEngine(Engine):
             self.native.tables = (first.get("global"), first.get("local", first.get("global")))
 
     def active(self) -> Points | None:
-        """The points that do something, by site; None where modules are called, or passes are not as our cache and
-        our planner expect them.
+        """The points that do something, by site.
+
+        None where modules are called, or passes are not as the native cache and planner expect them.
         """
         if not self.usual or split_inputs(self.cfg) or self.cfg.ungroup_grouped_query_attention:
             return None
@@ -452,7 +456,7 @@ class ModelEngine(Engine):
 
 
 def refuse_setting(module: nn.Module, name: str, value: object) -> None:
-    """ValueError for an attribute that a module of ours was built with, set to something else.
+    """ValueError for setting an attribute that a module was built with to another value.
 
     Modules with a `forward` of the user's own may have anything.
     """
@@ -490,7 +494,7 @@ class Part(Noticing):
     settable: ClassVar[Mapping[str, Callable[[str, object], None]]] = {}
     """Attributes that passes follow, and what raises for a value that they cannot."""
     uncalled: ClassVar[frozenset[str]] = frozenset()
-    """Methods that passes of TransformerLens call and ours do not."""
+    """Methods that passes of TransformerLens call and native passes do not."""
 
     def attributes(self, native: nn.Module) -> Mapping[str, object]:
         """The attributes of the native part that follow from what users may set on this module."""
@@ -512,7 +516,7 @@ class Part(Noticing):
     def computed(
         self, call: Callable[[Any, Scope], Tensor], like: Tensor, setting: Setting | None = None
     ) -> Tensor:
-        """What a function of the native part and of the scope of this module's hook points gives."""
+        """The output of a function of the native part and of the scope of this module's hook points."""
         for name in self.uncalled:
             if name in self.__dict__ or _defined(type(self), name):
                 refuse_method(type(self), name)
@@ -549,7 +553,7 @@ class Part(Noticing):
 
 
 class Detour(nn.Module):
-    """What stands in a place of the native model for one pass: a call of the module that users see there."""
+    """A replacement of a part of the native model for one pass: a call of the module that users see there."""
 
     def __init__(self, slot: Slot, module: nn.Module, setting: Setting) -> None:
         nn.Module.__init__(self)
@@ -564,7 +568,7 @@ class Detour(nn.Module):
         return (NormDetour if isinstance(slot.native, Normalize) else cls)(slot, module, setting)
 
     def forward(self, x: Any, *given: Any) -> Tensor:
-        """What the module gives for what the native part would have been given."""
+        """The module's output for the input of the native part."""
         native, module = self._slot.native, self._module[0]
         if isinstance(native, Block):
             return self._block(module, x, *given)
@@ -618,7 +622,7 @@ class NormDetour(Detour, Normalize):  # type: ignore[misc]  # `heads` is of the 
 
 
 def _defined(kind: type, name: str) -> bool:
-    """Whether a class of somebody else's defines a method."""
+    """Whether a class of the user defines a method."""
     found = getattr(kind, name, None)
     return found is not None and not str(found.__module__).startswith(__name__.rpartition(".")[0])
 

@@ -134,7 +134,7 @@ class IOIDataset(Dataset[Encoded]):
 
     @staticmethod
     def get_default_templates() -> list[str]:
-        """Two templates of our own, after Wang et al. 2022, appendix A."""
+        """Two templates of this package, after Wang et al. 2022, appendix A."""
         return [
             "When [A] and [B] came to the [LOCATION], [B] bought [OBJECT] for [A]",
             "Then, [B] and [A] went to the [LOCATION]. [B] gave some [OBJECT] to [A]",
@@ -142,7 +142,7 @@ class IOIDataset(Dataset[Encoded]):
 
     @staticmethod
     def get_default_nouns() -> dict[str, list[str]]:
-        """What the templates' placeholders stand for."""
+        """Default values of the templates' placeholders."""
         return {"LOCATION": ["store", "market"], "OBJECT": ["milk", "eggs", "bread"]}
 
 

@@ -20,7 +20,7 @@ from interp.core.stats import wide
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """What a factor must be able to do if it is no torch.Tensor; enough for `@`, `AB` and `BA`."""
+    """Protocol of a factor that is no torch.Tensor; enough for `@`, `AB` and `BA`."""
 
     @property
     def ndim(self) -> int:
@@ -34,13 +34,13 @@ class TensorLike(Protocol):
         """Size of one dimension."""
 
     def unsqueeze(self, dim: int) -> Any:
-        """The same with a dimension of size one."""
+        """The tensor with a dimension of size one."""
 
     def squeeze(self, dim: int) -> Any:
-        """The same without a dimension of size one."""
+        """The tensor without a dimension of size one."""
 
     def broadcast_to(self, shape: Any) -> Any:
-        """The same, repeated to a shape."""
+        """The tensor, repeated to a shape."""
 
     def __matmul__(self, other: Any) -> Any: ...
 
@@ -156,7 +156,9 @@ class FactoredMatrix:
     def __getitem__(self, idx: Index) -> "FactoredMatrix":
         """Index the product as a tensor, but rows and columns given by a number stay, with size one.
 
-        Errors: ValueError for more indices than dimensions, IndexError as a tensor's.
+        Raises:
+            ValueError: more indices than dimensions.
+            IndexError: as a tensor's.
         """
         given = idx if isinstance(idx, tuple) else (idx,)
         count, n_lead = sum(i is not None for i in given), self.ndim - 2
@@ -216,7 +218,7 @@ class FactoredMatrix:
         return self.S.pow(2).sum(-1).sqrt()
 
     def make_even(self) -> "FactoredMatrix":
-        """The same product with each factor carrying the root of the singular values."""
+        """The product with each factor carrying the root of the singular values."""
         root = self.S.sqrt()
         return FactoredMatrix(self.U * root[..., None, :], root[..., :, None] * self.V.mT)
 
@@ -234,7 +236,7 @@ class FactoredMatrix:
         return self.A[(*lead, slice(k))] @ self.B[(*lead, slice(None), slice(k))]
 
     def unsqueeze(self, k: int) -> "FactoredMatrix":
-        """The same with a leading dimension of size one at k."""
+        """The matrix with a leading dimension of size one at k."""
         return FactoredMatrix(self.A.unsqueeze(k), self.B.unsqueeze(k))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""TransformerLens' factories: the MLP and the activation function that a config asks for."""
+"""TransformerLens' factories: the MLP and the activation function of a config."""
 
 from torch import nn
 

@@ -24,7 +24,7 @@ Prompt = str | list[str] | Int[Tensor, "b p"] | Float[Tensor, "b p d"]
 
 @dataclass
 class GenerateOutput:
-    """What `generate(output_logits=True)` gives: the tokens, and the logits `[b v]` of every step."""
+    """Result of `generate(output_logits=True)`: the tokens, and the logits `[b v]` of every step."""
 
     sequences: Int[Tensor, "b p"]
     logits: tuple[Tensor, ...]
@@ -82,9 +82,11 @@ class Generation(nn.Module):
     ) -> Any:
         """The prompts and what the model continues them with: text, tokens or embeddings, as `return_type` says.
 
-        freq_penalty: what each earlier occurrence of a token takes off its logit. A row that has ended is filled with
-        EOS. `output_logits=True` gives a `GenerateOutput`. `verbose` is accepted; no progress bar is drawn.
-        Errors: AssertionError for another kind of input or `return_type`, and without an EOS to stop at.
+        freq_penalty is what each earlier occurrence of a token takes off its logit. A row that has ended is filled
+        with EOS. `output_logits=True` gives a `GenerateOutput`. `verbose` is accepted; no progress bar is drawn.
+
+        Raises:
+            AssertionError: another kind of input or `return_type`, or no EOS to stop at.
         """
         output_logits, as_type = _checked(input, return_type, generation_kwargs)
         with LocallyOverridenDefaults(self, prepend_bos=prepend_bos, padding_side=padding_side):

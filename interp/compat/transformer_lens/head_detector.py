@@ -53,17 +53,21 @@ def detect_head(
     exclude_current_token: bool = False,
     error_measure: ErrorMeasure = "mul",
 ) -> Float[Tensor, "layer head"]:
-    """The match of each head's attention on a prompt with a pattern; -1 for heads that are not asked for.
+    """The match of each head's attention on a prompt with a pattern; -1 for heads that are not in `heads`.
 
-    detection_pattern: a lower triangular matrix, or the name of a kind of head (`HEAD_NAMES`). With several prompts and
-    a name the scores are the mean over prompts, each run by itself.
-    heads: (layer, head) pairs, or heads by layer; None = all. cache: patterns without batch axis of this one prompt;
-    it is not changed. exclude_bos: leave out attention to the first token. exclude_current_token: leave out the
-    diagonal.
-    error_measure: "mul" is the share of attention that falls on the pattern, "abs" one minus the mean over queries of
-    |attention - pattern| summed over keys, to three digits, in [-1, 1].
-    Errors: AssertionError for an unknown measure, kind, shape or a prompt that is too short or too long; ValueError for
-    a cache with several prompts.
+    Args:
+        detection_pattern: a lower triangular matrix, or the name of a kind of head (`HEAD_NAMES`). With several
+            prompts and a name the scores are the mean over prompts, each run by itself.
+        heads: (layer, head) pairs, or heads by layer; None: all.
+        cache: patterns without batch axis of this one prompt; it is not changed.
+        exclude_bos: leave out attention to the first token.
+        exclude_current_token: leave out the diagonal.
+        error_measure: "mul" is the share of attention that falls on the pattern, "abs" one minus the mean over
+            queries of |attention - pattern| summed over keys, to three digits, in [-1, 1].
+
+    Raises:
+        AssertionError: an unknown measure, kind or shape, or a prompt that is too short or too long.
+        ValueError: a cache with several prompts.
     """
     cfg = model.cfg
     tokens = model.to_tokens(seq).to(cfg.device)
@@ -163,7 +167,8 @@ def compute_head_attention_similarity_score(
 ) -> float:
     """The match of one pattern `[query, key]` with another, see `detect_head`; neither is changed.
 
-    Errors: AssertionError for a pattern that is not square, or for "abs" not lower triangular.
+    Raises:
+        AssertionError: a pattern that is not square, or for "abs" not lower triangular.
     """
     assert is_square(attention_pattern), (
         f"Attention pattern is not square; got shape {attention_pattern.shape}"

@@ -19,7 +19,7 @@ from interp.compat.transformer_lens.changes import Noticing
 Direction = Literal["fwd", "bwd"]
 Directions = Literal["fwd", "bwd", "both"]
 NamesFilter = Callable[[str], bool] | Sequence[str] | str | None
-"""What selects hook points: a name, several, a predicate; None = all."""
+"""Selection of hook points: a name, several, a predicate; None: all."""
 HookFunction = Callable[..., Any]
 """`fn(tensor, hook) -> tensor | None`; `hook` is passed by keyword and is the `HookPoint`."""
 DeviceType = torch.device | str | int | None
@@ -27,14 +27,14 @@ DeviceType = torch.device | str | int | None
 
 @runtime_checkable
 class TensorConversion(Protocol):
-    """How a hook point shows its value to hooks, and back."""
+    """Conversion of a hook point's value for hooks, and back."""
 
     def convert(self, value: Tensor) -> Tensor:
-        """What hooks see."""
+        """The value that hooks see."""
         ...
 
     def revert(self, value: Tensor) -> Tensor:
-        """What the model goes on with."""
+        """The value that the model goes on with."""
         ...
 
 
@@ -71,7 +71,7 @@ class HookPoint(Noticing):
         return x
 
     def add_perma_hook(self, hook: HookFunction, dir: Direction = "fwd") -> None:
-        """A hook that `remove_hooks` leaves unless told to take permanent ones."""
+        """A hook that `remove_hooks` leaves in place unless it includes permanent ones."""
         self.add_hook(hook, dir=dir, is_permanent=True)
 
     def add_hook(
@@ -99,7 +99,7 @@ class HookPoint(Noticing):
         kept.insert(0 if prepend else len(kept), LensHandle(handle, is_permanent, level, hook))
 
     def _called(self, hook: HookFunction, alias_names: list[str] | None) -> Callable[[Tensor], Any]:
-        """The hook as a function of the value alone."""
+        """The hook as a function of the value only."""
 
         def called(value: Tensor) -> Any:
             conversion = self.hook_conversion
@@ -211,7 +211,7 @@ def _backward_hook(called: Callable[[Tensor], Any]) -> Callable[..., Any]:
 
 
 def _named(hook: Callable[..., Any], user_hook: HookFunction) -> Callable[..., Any]:
-    """The hook named after the user's function; the repr of a partial would print the tensors it holds."""
+    """The hook named after the user's function; the repr of a partial would print its tensors."""
     inner = user_hook.func if isinstance(user_hook, partial) else user_hook
     hook.__name__ = f"partial({inner!r},...)" if isinstance(user_hook, partial) else repr(user_hook)
     return hook

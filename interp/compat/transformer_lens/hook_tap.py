@@ -1,4 +1,4 @@
-"""A tap whose places are hook points: at each site of a native pass the module that stands there is called."""
+"""A tap with hook points as its places: at each site of a native pass the module that stands there is called."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -42,7 +42,7 @@ class HookScope(Scope):
         self.stream: Tensor | None = None
         """The stream that enters the first block, if that is given instead of tokens."""
         self.stepwise = False
-        """Whether attention and norms go step by step even where nobody watches them."""
+        """Whether attention and norms go step by step even where they are not watched."""
 
     def wants(self, *names: str) -> bool:
         """Whether any of these sites has hooks or is read, or is the pattern of a pass that goes step by step."""
@@ -93,7 +93,7 @@ class HookTap(Tap):
 
     @property
     def watches_logits(self) -> bool:
-        """Whether anybody listens after the last block."""
+        """Whether there are hooks after the last block."""
         sites = [*self._hooked.get(None, ()), *(read.site for read in self.reads)]
         return any(site.startswith(("ln_final", "unembed")) for site in sites)
 

@@ -50,7 +50,7 @@ Loss = SingleLoss | LossPerToken
 
 
 class Output(NamedTuple):
-    """What `return_type="both"` gives."""
+    """Result with `return_type="both"`."""
 
     logits: Float[Tensor, "b p v"]
     loss: Tensor
@@ -202,7 +202,7 @@ class Passes(nn.Module):
         return resid, tokens, place, mask
 
     def get_pos_offset(self, past_kv_cache: TransformerLensKeyValueCache | None, batch_size: int) -> int:
-        """How many positions a cache holds."""
+        """Number of positions in a cache."""
         if past_kv_cache is None:
             return 0
         rows, length = past_kv_cache[0].past_keys.shape[:2]
@@ -237,7 +237,7 @@ class Passes(nn.Module):
 
 
 UNCALLED = {name: getattr(Passes, name) for name in ("input_to_embed", "get_residual")}
-"""Methods that passes of TransformerLens call and ours do not."""
+"""Methods that passes of TransformerLens call and native passes do not."""
 
 __all__ = ["DTYPE_FROM_STRING", "HookedTransformer", "Loss", "LossPerToken", "Output", "SingleLoss"]
 ON_DEMAND = {
@@ -266,7 +266,7 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
 
     @classmethod
     def load_hooked(cls, path: Path | str, config: object = None, **options: Any) -> Any:
-        """The model that a file of TransformerLens holds; see `pretrained.load_hooked`."""
+        """The model in a file of TransformerLens; see `pretrained.load_hooked`."""
         return load_hooked(cls, path, config, **options)
 
     def __init__(
@@ -278,7 +278,8 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
     ) -> None:
         """A model with random weights (`cfg.init_mode`). Without a tokenizer `cfg.d_vocab` is required.
 
-        Errors: ValueError for a string (use `from_pretrained`) or a field that asks for what is not supported.
+        Raises:
+            ValueError: a string (use `from_pretrained`), or a field that asks for what is not supported.
         """
         super().__init__()
         if isinstance(cfg, str):
@@ -397,14 +398,17 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         return ON_DEMAND.get(name.rpartition(".")[2])
 
     def _chosen(self, names: NamesFilter) -> list[str]:
-        """As in every root module, but predicates take points whose flag is off only if they take nothing else."""
+        """Points by name or predicate, as in every root module.
+
+        Predicates take points with flag off only if they take nothing else.
+        """
         found = super()._chosen(names)
         if names is not None and not callable(names):
             return found
         return self._ready(found) or ([] if names is None else found)
 
     def _ready(self, names: Iterable[str]) -> list[str]:
-        """Those whose flag is on."""
+        """The points with flag on."""
         return [name for name in names if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
 
     def _enable_hooks_for_points(
@@ -453,7 +457,7 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         pos_slice: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """The output, and an `ActivationCache` (or with `return_cache_object=False` a dict) of what points held.
+        """The output, and an `ActivationCache` (or with `return_cache_object=False` a dict) of the values at points.
 
         names_filter: None = all whose flag is on; points named by a string or list need no flag. incl_bwd: calls
         `backward()` on the output, and keeps gradients as `<name>_grad`. Values are those after all hooks.

@@ -26,17 +26,17 @@ __all__ = [
 ]  # fmt: skip
 Answer = TypeVar("Answer")
 LONGEST_WAIT = 120.0
-"""Seconds between two attempts, unless the server asks for more."""
+"""Seconds between two attempts, unless the server demands more."""
 _log = logging.getLogger(__name__)
 
 
 def call_hf_with_retry(
     func: Callable[..., Answer], *args: Any, max_attempts: int = 3, base_delay: float = 10.0, **kwargs: Any
 ) -> Answer:
-    """`func(*args, **kwargs)`, asked again after a pause while the hub answers 429 (too many requests).
+    """`func(*args, **kwargs)`, called again after a pause while the hub answers 429 (too many requests).
 
     The pause: what the answer's `Retry-After` says, else base_delay 2^attempt seconds give or take a fifth, at most
-    two minutes. Errors: any other error at once, and the 429 of the last attempt.
+    two minutes. Any other error is raised at once, and the 429 of the last attempt.
     """
     for attempt in range(max_attempts - 1):
         try:
@@ -92,7 +92,7 @@ def download_file_from_hf(
     force_is_torch: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """What a file of the hub holds: tensors of a `.pth`, values of a `.json`; of other files the path where it lies.
+    """The contents of a file of the hub: tensors of a `.pth`, values of a `.json`; of other files the path.
 
     A torch file is read weights only: nothing in it is run. kwargs: those that `hf_hub_download` knows.
     """
@@ -143,9 +143,11 @@ def is_library_available(name: str) -> bool:
 
 @contextmanager
 def temporarily_swap_parameter(parameter: nn.Parameter, new_value: Tensor) -> Iterator[nn.Parameter]:
-    """The parameter with other values within the `with`; written in place, so everybody who holds it sees them.
+    """The parameter with other values within the `with`, written in place, so that every holder of it sees them.
 
-    Errors: TypeError for what is no parameter or no plain tensor, ValueError for another shape or dtype.
+    Raises:
+        TypeError: what is no parameter or no plain tensor.
+        ValueError: another shape or dtype.
     """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"parameter must be a torch.nn.Parameter; got {type(parameter).__name__}")

@@ -19,7 +19,8 @@ NonlinearityType = Literal[
 def calc_fan_in_and_fan_out(tensor: Float[Tensor, "..."]) -> tuple[int, int]:
     """How many inputs and outputs a weight has; all heads together count as one output.
 
-    Errors: ValueError for a scalar or more than three axes.
+    Raises:
+        ValueError: a scalar or more than three axes.
     """
     shape = tuple(tensor.shape)
     if len(shape) == 0:

@@ -1,7 +1,7 @@
-"""TransformerLens' module names: under our package always, under `transformer_lens` itself after `install()`.
+"""TransformerLens' module names: under this package always, under `transformer_lens` itself after `install()`.
 
 `interp.compat.transformer_lens.HookedTransformer` or `transformer_lens.utilities.slice` are aliases of modules of ours:
-the same module objects, so a class is the same class under all names. Nothing is imported before somebody asks for it.
+the same module objects, so a class is the same class under all names. Nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "weight_processing": "processing",
     }
 )
-"""TransformerLens' module names (of 2 and 3) and the module of ours that has what they have."""
+"""TransformerLens' module names (of 2 and 3) and the module of this package with their contents."""
 
 _LOAD = "load the model with interp.HookedTransformer.from_pretrained"
 NOT_OFFERED: Mapping[str, str] = MappingProxyType(
@@ -96,13 +96,13 @@ NOT_OFFERED: Mapping[str, str] = MappingProxyType(
 
 
 def instead(name: str) -> str:
-    """What to say of a TransformerLens name that is not offered: the native way, or the nearest name."""
+    """The message for a TransformerLens name that is not offered: the native way, or the nearest name."""
     known = NOT_OFFERED.get(name.partition(".")[0])
     return f"{THEIRS}.{name} is not offered by {OURS}: {known or nearest(name, ALIASES)}"
 
 
 class _Loader(Loader):
-    """A module of ours under another name: the same object."""
+    """Loader that returns a module of this package under another name."""
 
     def __init__(self, ours: str) -> None:
         self._ours = ours
@@ -115,7 +115,7 @@ class _Loader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """TransformerLens' module names under a root: `transformer_lens`, or our own package."""
+    """Finder of TransformerLens' module names under a root: `transformer_lens`, or this package."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -147,7 +147,7 @@ class Package(ModuleType):
 
 
 def expose() -> None:
-    """Make TransformerLens' module names importable under our own package; called once, when that is imported.
+    """Make TransformerLens' module names importable under this package; called once, when that is imported.
 
     Found last: a file of ours comes before an alias.
     """
@@ -162,10 +162,11 @@ _FINDER = _Finder(THEIRS)
 def install() -> None:
     """Let `import transformer_lens` and its submodules resolve to this package, until `uninstall()`.
 
-    Names that are not offered raise ModuleNotFoundError with the native way. A second call does nothing.
-    Errors: RuntimeError if the real TransformerLens is already imported: whoever has its classes keeps them.
+    Names that are not offered raise ModuleNotFoundError with the native way. A second call does nothing. In a fresh
+    process: `install()`, then `from transformer_lens.utils import get_act_name`.
 
-    In a fresh process: `install()`, then `from transformer_lens.utils import get_act_name`.
+    Raises:
+        RuntimeError: the real TransformerLens is already imported, and what has its classes would keep them.
     """
     if _FINDER in sys.meta_path:
         return

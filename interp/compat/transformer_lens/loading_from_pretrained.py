@@ -64,7 +64,7 @@ _SAME = {
     "openai": ("gpt-oss-20b",),
     "stabilityai": tuple(f"stablelm-{kind}-alpha-{size}" for kind in ("base", "tuned") for size in ("3b", "7b")),
 }  # fmt: skip
-"""Owner -> models whose short name is what follows the owner."""
+"""Models by owner with a short name that is the hub's name without the owner."""
 _OTHERS = {
     "gpt2": ["gpt2-small"],
     "distilgpt2": ["distillgpt2", "distill-gpt2", "distil-gpt2", "gpt2-xs"],
@@ -160,7 +160,7 @@ __all__ = [
     "get_pretrained_state_dict", "make_model_alias_map",
 ]  # fmt: skip
 NO_BOS = ("gpt_neox", "bloom", "qwen2", "qwen3", "phi")
-"""Model types before whose texts TransformerLens puts no BOS by default."""
+"""Model types with texts to which TransformerLens prepends no BOS by default."""
 HARMLESS = (
     "trust_remote_code",
     "low_cpu_mem_usage",
@@ -179,10 +179,10 @@ def make_model_alias_map() -> dict[str, str]:
 
 
 def get_official_model_name(model_name: str) -> str:
-    """The hub's name of a model; a path, or an `owner/name` that is no alias, is what it is.
+    """The hub's name of a model; a path, or an `owner/name` that is no alias, is returned as it is.
 
-    Errors: ValueError for a bare name that is not in the table, and for models that only TransformerLens' own files
-    hold.
+    Raises:
+        ValueError: a bare name that is not in the table, or a model that only TransformerLens' own files hold.
     """
     known = make_model_alias_map()
     if model_name.startswith(TRANSFORMER_LENS_ONLY):
@@ -216,8 +216,11 @@ def get_pretrained_model_config(
 ) -> HookedTransformerConfig:
     """The config of a pretrained model; no weight is read.
 
-    hf_cfg: `hf_model.config.to_dict()` of a live model, which then says everything; model_name only names it.
-    Errors: ValueError naming what the model or TransformerLens cannot do.
+    Args:
+        hf_cfg: `hf_model.config.to_dict()` of a live model, which then says everything; model_name only names it.
+
+    Raises:
+        ValueError: a model that cannot be expressed, or that TransformerLens does not know; the message names what.
     """
     check_options(kwargs)
     name = _named(model_name) if hf_cfg else get_official_model_name(model_name)
@@ -298,7 +301,7 @@ def convert_neel_model_config(official_model_name: str, **kwargs: Any) -> NoRetu
 
 
 def _named(model_name: str) -> str:
-    """What the hub calls a model, the name itself where the table does not say."""
+    """The hub's name of a model, the name itself where the table has none."""
     return make_model_alias_map().get(model_name.lower(), model_name)
 
 
@@ -320,7 +323,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def without_offset(model: Transformer) -> Transformer:
-    """The same model with its positions embedded from row 0 (OPT's begin at row 2)."""
+    """The model with its positions embedded from row 0 (OPT's begin at row 2)."""
     position = model.config.position
     if not isinstance(position, Learned) or position.offset == 0:
         return model
@@ -348,7 +351,7 @@ def _native(name: str, hf_model: nn.Module | None, dtype: torch.dtype, revision:
 
 
 def _values(name: str, revision: str | None) -> dict[str, Any]:
-    """What the `config.json` of a model says; a demo's own config under "model_type" interp."""
+    """The `config.json` of a model; a demo's own config under "model_type" interp."""
     if name in zoo.DEMOS:
         return {"model_type": "interp", **zoo.load(name)[0].config.to_dict()}
     path = located(name, revision, _hint())
@@ -396,7 +399,7 @@ def _cut(fields: Mapping[str, Any], first_n_layers: int | None, n_ctx: int | Non
 
 
 def _checkpoint(name: str, index: int | None, value: int | None) -> dict[str, Any]:
-    """The fields about a training checkpoint. Steps of models whose steps nobody listed are taken as given."""
+    """The fields about a training checkpoint. Steps of models without a list of steps are taken as given."""
     fields = {"from_checkpoint": value is not None or index is not None, "checkpoint_value": value}
     if index is None and (value is None or Path(name).exists()):
         return fields

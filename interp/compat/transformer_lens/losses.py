@@ -1,4 +1,4 @@
-"""What becomes of logits: loss, accuracy, a table, a sampled token."""
+"""Functions of logits: loss, accuracy, a table, a sampled token."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Decoder(Protocol):
-    """What turns ids into text."""
+    """Protocol of an object that turns ids into text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of some ids."""
@@ -26,8 +26,11 @@ def lm_cross_entropy_loss(
 ) -> Float[Tensor, "..."]:
     """-log p(next token) in nats: the mean over real tokens, or `[b, p - 1]` with `per_token`.
 
-    attention_mask: a token counts where it and the one before it are real; 0 elsewhere in `per_token`.
-    Errors: AssertionError for a mask of another shape than the tokens.
+    Args:
+        attention_mask: a token counts where it and the one before it are real; 0 elsewhere in `per_token`.
+
+    Raises:
+        AssertionError: a mask of another shape than the tokens.
     """
     log_probs = logits[..., :-1, :].log_softmax(-1)
     losses = -log_probs.gather(-1, tokens[..., 1:, None])[..., 0]
@@ -45,7 +48,7 @@ def lm_cross_entropy_loss(
 def lm_accuracy(
     logits: Float[Tensor, "b p v"], tokens: Int[Tensor, "b p"], per_token: bool = False
 ) -> Float[Tensor, ""] | Bool[Tensor, "b q"]:
-    """How often the next token is the one with the largest logit; `[b, p - 1]` with `per_token`."""
+    """Share of tokens whose next token has the largest logit; `[b, p - 1]` with `per_token`."""
     hits = logits.argmax(-1)[:, :-1] == tokens[:, 1:]
     return hits if per_token else hits.sum() / hits.numel()
 
@@ -77,10 +80,12 @@ def sample_logits(
 ) -> Int[Tensor, "b"]:
     """The next token of every row, sampled.
 
-    In this order: `repetition_penalty` divides positive logits of tokens seen in `tokens` and multiplies negative ones;
-    temperature (0 = the largest logit, nothing below applies); `freq_penalty` times the count of each seen token is
-    taken off; `top_k` keeps the k largest logits, else `top_p` the likeliest tokens up to that probability.
-    Errors: AssertionError for `top_k` or `top_p` out of range, a frequency penalty without `tokens` `[b, p]`.
+    In this order: `repetition_penalty` divides positive logits of tokens seen in `tokens` and multiplies negative
+    ones; temperature (0: the largest logit, nothing below applies); `freq_penalty` times the count of each seen token
+    is taken off; `top_k` keeps the k largest logits, else `top_p` the likeliest tokens up to that probability.
+
+    Raises:
+        AssertionError: `top_k` or `top_p` out of range, or a frequency penalty without `tokens` `[b, p]`.
     """
     if repetition_penalty != 1.0 and tokens is not None:
         seen = torch.zeros_like(final_logits, dtype=torch.bool).scatter_(1, tokens, value=True)

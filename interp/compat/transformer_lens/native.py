@@ -85,11 +85,14 @@ class LensMLP(FeedForward):
 
 
 class Elsewhere(nn.Module):
-    """What stands where only a module of TransformerLens' form computes; every pass puts a call of it here."""
+    """Placeholder for a part that only a module of TransformerLens' form computes.
+
+    Every pass puts a call of that module here.
+    """
 
 
 class LensBlock(Block):
-    """A block whose attention norms its inputs itself under split inputs."""
+    """A block with attention that norms its inputs itself under split inputs."""
 
     def __init__(self, config: ModelConfig, layer: int, cfg: HookedTransformerConfig) -> None:
         super().__init__(config, layer)
@@ -102,14 +105,17 @@ class LensBlock(Block):
 
 
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
-"""What queries, keys and values read: one normed stream, or three, each `[b p d]` or for every head `[b p h d]`."""
+"""The inputs of queries, keys and values: one normed stream, or three, each `[b p d]` or for every head `[b p h d]`.
+"""
 Source = tuple[Tensor | None, Normalize | None, Tensor | None]
 """Where they come from: the stream, its norm, and the position vectors that queries and keys get (shortformer)."""
 
 
 class LensAttention(Attention):
-    """Attention with TransformerLens' options: an input for each of q, k, v, positions added to those of q and k
-    (shortformer), clipping, log-n scaling, and keys that are rotated only after the cache (dynamic NTK).
+    """Attention with TransformerLens' options.
+
+    An input for each of q, k, v, positions added to those of q and k (shortformer), clipping, log-n scaling, and keys
+    that are rotated only after the cache (dynamic NTK).
 
     `owner` has the config, the tables of rotations and the training mode: the module that users see.
     """
@@ -160,7 +166,7 @@ class LensAttention(Attention):
         return tuple(at(tap, f"attn.hook_{part}", head) for part, head in zip("qkv", heads, strict=True))  # type: ignore[return-value]
 
     def inputs(self, x: Inputs, source: Source, tap: Scope | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What queries, keys and values read, from the normed stream; `source`: stream, norm, position vectors."""
+        """The inputs of queries, keys and values, from the normed stream; `source`: stream, norm, position vectors."""
         resid, norm, place = source
         inputs = dict(zip("qkv", x if isinstance(x, tuple) else (x, x, x), strict=True))
         if tap is not None and resid is not None and norm is not None:
@@ -248,7 +254,7 @@ class LensAttention(Attention):
         return super()._mix(q, k, v, mask, replace(shared, cache=None), tap, only)
 
     def _rotates_late(self, shared: PassState) -> bool:
-        """Whether the rotation of what the cache holds depends on what comes after it."""
+        """Whether the rotation of cached keys depends on the tokens after them."""
         return self.cfg.use_dynamic_ntk_rope and shared.cache is not None
 
     def _clipped(self, x: Tensor) -> Tensor:
@@ -280,12 +286,12 @@ def place_of(shared: PassState) -> Tensor | None:
 
 
 def alibi_multipliers(n_heads: int, device: torch.device | str | None = None) -> Tensor:
-    """What each head multiplies distances with: 2^(-8 i / h) for i = 1 ... h."""
+    """Each head's factor on distances: 2^(-8 i / h) for i = 1 ... h."""
     return 2.0 ** (-8 / n_heads * torch.arange(1, n_heads + 1, device=device))
 
 
 class LensBias(nn.Module):
-    """What ALiBi adds to the scores there: its slopes for any number of heads, nothing for keys ahead."""
+    """The bias of ALiBi as in TransformerLens: its slopes for any number of heads, nothing for keys ahead."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
@@ -330,7 +336,7 @@ class LensTransformer(Transformer):
         *,
         columns: Int[Tensor, "*b k"] | None = None,
     ) -> Tensor:
-        """Logits of a residual stream; the normed stream where nobody wants any."""
+        """Logits of a residual stream; the normed stream where no logits are wanted."""
         if isinstance(tap, HookScope) and not tap.logits:
             return self.ln_final(resid, tap)
         return super().read_out(resid, tap, columns=columns)
@@ -380,13 +386,13 @@ class LensTransformer(Transformer):
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Our config for one of theirs, and what of the native model is not as the config says."""
+    """The `ModelConfig` for a config of TransformerLens, and the deviations of the native model from it."""
 
     config: ModelConfig
     usual: bool
-    """Whether every pass is as our planner and our cache expect it of this config."""
+    """Whether every pass is as the native planner and cache expect it of this config."""
     embeds: bool
-    """Whether the embedding is native; else the module's, whose norm comes before positions or is of another kind."""
+    """Whether the embedding is native; else the module's, with a norm before positions or of another kind."""
     mlp: bool
     """Whether the MLP is native; else the module's, a mixture of experts."""
 
@@ -395,7 +401,11 @@ FIELDS = frozenset(field.name for field in fields(HookedTransformerConfig))
 
 
 def blueprint(cfg: HookedTransformerConfig) -> Blueprint:
-    """Our config for one of theirs. Errors: ValueError for fields that contradict each other."""
+    """The `ModelConfig` for a config of TransformerLens.
+
+    Raises:
+        ValueError: fields that contradict each other.
+    """
     given = {name: value for name, value in cfg.to_dict().items() if name in FIELDS}
     normed_embedding = _has_odd_embedding_norm(cfg)
     stray = _odd_layers(cfg) | _odd_positions(cfg) | _odd_attention(cfg) | _odd_mlp(cfg)

@@ -46,7 +46,7 @@ _METADATA = frozenset(
 
 
 class LazyLogits(Tensor):
-    """A tensor `[b p v]` equal to `read_out(stream)`, of which `logits[:, i]` computes position i alone.
+    """A tensor `[b p v]` equal to `read_out(stream)`, of which `logits[:, i]` computes only position i.
 
     Anything but indexing by integers or slices makes it whole first; so does writing into it, which lasts.
     """
@@ -93,7 +93,7 @@ class LazyLogits(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The same for calls that come from below Python."""
+        """Calls from below Python, with the logits computed whole."""
         return func(*_whole(tuple(args)), **_whole(dict(kwargs or {})))
 
     def whole(self) -> Float[Tensor, "b p v"]:
@@ -139,7 +139,7 @@ def _by_axis(index: Any) -> tuple[Any, ...] | None:
 
 
 def _whole(value: Any) -> Any:
-    """The same with every `LazyLogits` in it whole."""
+    """The arguments with every `LazyLogits` computed whole."""
     if isinstance(value, LazyLogits):
         return value.whole()
     if type(value) in (tuple, list):
@@ -150,7 +150,7 @@ def _whole(value: Any) -> Any:
 LogitMetric = Callable[[Tensor], Tensor]
 """From the logits `[b p v]` of a run to one number."""
 STREAMS = 256 << 20
-"""Bytes of final streams that are held at once."""
+"""Bytes of final streams that are in memory at once."""
 
 
 @runtime_checkable
@@ -204,7 +204,7 @@ class Cells:
 
 
 def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
-    """The network of one of our models, if it runs these tokens with nothing hooked, replaced or masked; else None."""
+    """The network of a model that runs these tokens with nothing hooked, replaced or masked; else None."""
     if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
         return None
     engine, tokenizer = model.engine, model.tokenizer
@@ -219,7 +219,7 @@ def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
 
 
 TOGETHER = 64
-"""Rows whose logits of a position are one matrix product: for a single row it is as slow as reading W_U."""
+"""Number of rows whose logits of a position are one matrix product: for a single row it is as slow as reading W_U."""
 
 
 @torch.no_grad()
@@ -238,7 +238,7 @@ def swept(
 
 
 def _logits(model: Transformer, streams: Float[Tensor, "c b p d"]) -> Iterator[LazyLogits]:
-    """The logits of some variants; those of a position are computed for all of them when the first is asked for it."""
+    """The logits of some variants; those of a position are computed for all of them at the first access."""
     unembed = model.unembed
     assert unembed is not None, "a model that sweeps patch has logits"
     seen: dict[int, Tensor] = {}
@@ -269,7 +269,7 @@ PatchSetter = Callable[..., Tensor | None]
 
 @runtime_checkable
 class Patchable(Protocol):
-    """A model whose passes can be hooked."""
+    """Protocol of a model with passes that can be hooked."""
 
     cfg: Any
 

@@ -61,10 +61,16 @@ def from_pretrained(
 ) -> Model:
     """A pretrained model of class `cls`, its weights processed unless switched off (`processing`).
 
-    model_name: a hub name or its short name, a local folder or file of weights, a demo (`interp.DEMOS`), or with
-    `hf_model` any name. A step of the processing that would change probabilities is left out with a warning.
-    from_pretrained_kwargs: `revision` and `torch_dtype`; more of Hugging Face's options are refused by name.
-    Errors: ValueError naming what is unknown or not supported, RuntimeError for BERT and T5.
+    A step of the processing that would change probabilities is left out with a warning.
+
+    Args:
+        model_name: a hub name or its short name, a local folder or file of weights, a demo (`interp.DEMOS`), or with
+            `hf_model` any name.
+        from_pretrained_kwargs: `revision` and `torch_dtype`; more of Hugging Face's options are refused by name.
+
+    Raises:
+        ValueError: what is unknown or not supported; the message names it.
+        RuntimeError: BERT and T5.
     """
     _refuse(model_name, from_pretrained_kwargs, n_devices)
     if checkpoint_value is not None and checkpoint_label is not None:
@@ -108,7 +114,7 @@ def from_pretrained_no_processing(
     default_padding_side: Literal["left", "right"] | None = None,
     **from_pretrained_kwargs: Any,
 ) -> Model:
-    """The same with every step of the processing off by default; a subclass' own `from_pretrained` is asked."""
+    """The pretrained model with every step of the processing off by default, by a subclass' own `from_pretrained`."""
     load = getattr(cls, "from_pretrained", None) or from_pretrained.__get__(cls)
     return load(
         model_name, fold_ln=fold_ln, center_writing_weights=center_writing_weights, center_unembed=center_unembed,
@@ -127,13 +133,16 @@ def load_hooked(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """The model of class `cls` that a file of TransformerLens holds; see `interp.compat.load_hooked` for both.
+    """The model of class `cls` in a file of TransformerLens; see `interp.compat.load_hooked` for both.
 
     Here also what the native model cannot do (SoLU, shortformer). Weights are neither folded nor centred; a bias that
     no layer has is zero. dtype None keeps the state dict's. What the config says of device, seed and tokenizer is not
     followed. Nothing in the file is run.
-    Errors: FileNotFoundError; ValueError for what is missing, left over, of another shape or not finite, for a field
-    that does not exist, and for a file with anything that would have to run.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: what is missing, left over, of another shape or not finite, a field that does not exist, or a file
+            with anything that would have to run.
     """
     state, chosen = read_hooked(path, config)
     try:
@@ -211,7 +220,7 @@ def named_tokenizer(model_name: str, revision: str | None = None, *, live: bool 
 
 
 def _own_tokenizer(folder: Path) -> Tokenizer | None:
-    """A bare `tokenizer.json`; in ours one token begins, ends and pads."""
+    """A bare `tokenizer.json` of this package, in which one token begins, ends and pads."""
     import transformers
 
     file = folder / "tokenizer.json"
@@ -226,7 +235,7 @@ def _own_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _live_config(hf_model: nn.Module | None) -> dict[str, Any] | None:
-    """What a live model's config says, with the class that the model now has."""
+    """The config of a live model, with the class that the model now has."""
     if hf_model is None:
         return None
     config = getattr(hf_model, "config", None)

@@ -61,7 +61,7 @@ def centred(weight: Tensor, dim: int) -> Tensor:
 
 
 Three = tuple[Tensor, Tensor, Tensor]
-"""Of queries, keys and values."""
+"""One tensor each of queries, keys and values."""
 
 
 def fold_layer_norm_biases(
@@ -94,10 +94,12 @@ def center_attention_weights(wq_tensor: Tensor, wk_tensor: Tensor, wv_tensor: Te
 def extract_attention_tensors_for_folding(
     state_dict: State, cfg: Any, layer: int, adapter: object = None
 ) -> dict[str, Any]:
-    """What folding one layer's first norm reads: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
+    """Inputs of folding one layer's first norm: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
 
-    "keys" holds the name of each, "W_Q", ...; grouped keys and values are found under "_W_K". Errors: ValueError for
-    an adapter.
+    "keys" has the name of each, "W_Q", ...; grouped keys and values are found under "_W_K".
+
+    Raises:
+        ValueError: an adapter.
     """
     if adapter is not None:
         raise ValueError(
@@ -208,7 +210,7 @@ def _fold_unembed(state: dict[str, Tensor], fold_biases: bool, center: bool, cfg
 
 
 POST_NORM_ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""Architectures whose norms stand on what a sublayer adds, not on what it reads."""
+"""Architectures with norms on what a sublayer adds, not on what it reads."""
 NORMED = ("LN", "LNPre", "RMS", "RMSPre")
 FOLDABLE = re.compile(r"(?:blocks\.\d+\.(?:ln1|ln2|mlp\.ln)|ln_final)\.[wb]")
 """Gammas and betas that folding makes idle."""
@@ -220,7 +222,8 @@ _log = logging.getLogger(__name__)
 def fill_missing_keys(model: nn.Module, state_dict: State) -> dict[str, Tensor]:
     """The state dict, completed by the model's own values where it has no entry (biases, norms, masks).
 
-    Errors: ValueError naming the weight matrices that are missing, which no default can stand for.
+    Raises:
+        ValueError: weight matrices that are missing, which have no default; the message names them.
     """
     own = model.state_dict()
     missing = sorted(name for name in set(own) - set(state_dict) if "hf_model" not in name)
@@ -238,7 +241,8 @@ def fill_missing_keys(model: nn.Module, state_dict: State) -> dict[str, Tensor]:
 def center_writing_weights(state_dict: State, cfg: Any) -> dict[str, Tensor]:
     """Every weight that writes to the stream minus its mean over d_model: LayerNorm takes that mean away anyway.
 
-    Errors: KeyError without `embed.W_E`, or without `pos_embed.W_pos` where positions are embedded.
+    Raises:
+        KeyError: no `embed.W_E`, or no `pos_embed.W_pos` where positions are embedded.
     """
     state = dict(state_dict)
     if getattr(cfg, "original_architecture", None) not in POST_NORM_ARCHITECTURES:
@@ -262,7 +266,10 @@ def center_writing_weights(state_dict: State, cfg: Any) -> dict[str, Tensor]:
 def center_unembed(state_dict: State, cfg: Any = None) -> dict[str, Tensor]:
     """W_U and b_U minus their means over the vocabulary: logits shift together, probabilities stay.
 
-    A soft cap on the logits breaks that. Errors: KeyError without `unembed.W_U`.
+    A soft cap on the logits breaks that.
+
+    Raises:
+        KeyError: no `unembed.W_U`.
     """
     if "unembed.W_U" not in state_dict:
         raise KeyError(
@@ -295,11 +302,14 @@ def fold_value_biases(state_dict: State, cfg: Any) -> dict[str, Tensor]:
 
 
 def refactor_factored_attn_matrices(state_dict: State, cfg: Any) -> dict[str, Tensor]:
-    """The same W_QK and W_OV in other factors: W_Q = U sqrt(S), W_K = V sqrt(S), W_V = U S, W_O = V^T.
+    """A state dict with equal W_QK and W_OV in other factors: W_Q = U sqrt(S), W_K = V sqrt(S), W_V = U S, W_O = V^T.
 
     The biases of queries and keys are a last row of their matrices meanwhile; b_V goes into b_O. Signs, and rotations
     among equal singular values, are arbitrary.
-    Errors: AssertionError under rotary positions, ValueError for grouped attention.
+
+    Raises:
+        AssertionError: rotary positions.
+        ValueError: grouped attention.
     """
     if getattr(cfg, "positional_embedding_type", "standard") == "rotary":
         raise AssertionError(
@@ -440,7 +450,7 @@ def _unfoldable(state: State, cfg: Any, kind: str | None) -> str | None:
 
 
 def _value_bias(b_V: Tensor, W_O: Tensor) -> Tensor:
-    """`[d_model]`: what constant values add to the stream, query heads reading theirs in groups."""
+    """`[d_model]`: the term of constant values in the stream, query heads reading theirs in groups."""
     shared = b_V.repeat_interleave(W_O.shape[0] // b_V.shape[0], 0)
     return (shared[:, :, None] * W_O).sum((0, 1))
 
@@ -543,7 +553,7 @@ class ProcessedWeights(nn.Module):
         return center_writing_weights(state_dict, self.cfg)
 
     def center_unembed(self, state_dict: State) -> dict[str, Tensor]:
-        """A state dict whose unembedding has mean zero over the vocabulary."""
+        """A state dict with an unembedding of mean zero over the vocabulary."""
         return center_unembed(state_dict)
 
     def fold_value_biases(self, state_dict: State) -> dict[str, Tensor]:

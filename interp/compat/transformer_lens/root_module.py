@@ -21,11 +21,11 @@ Place = str | Callable[[str], bool]
 """Where a hook goes: the name of a point, or a predicate of names."""
 Hooks = Sequence[tuple[Place, HookFunction]]
 POSITION_BEFORE_HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result", "hook_rot_q", "hook_rot_k")
-"""Points whose position is the third axis from the end; elsewhere it is the second."""
+"""Points with their position in the third axis from the end; elsewhere it is the second."""
 
 
 class HookedRootModule(HookIntrospectionMixin, nn.Module):
-    """A module whose `HookPoint`s are known by name after `setup()`, to be called at the end of `__init__`.
+    """A module with `HookPoint`s that are known by name after `setup()`, to be called at the end of `__init__`.
 
     Hooks are state: what `add_hook` adds stays until `reset_hooks`. `hooks`, `run_with_hooks` and `run_with_cache`
     remove theirs themselves, also after an error.
@@ -67,7 +67,9 @@ class HookedRootModule(HookIntrospectionMixin, nn.Module):
     ) -> None:
         """Add a hook at the point of this name, or at every point whose name the predicate accepts.
 
-        Errors: KeyError for a name that no module has, AssertionError for one of a module that is no hook point.
+        Raises:
+            KeyError: a name that no module has.
+            AssertionError: the name of a module that is no hook point.
         """
         if isinstance(name, str):
             point = self.mod_dict[name]
@@ -293,7 +295,7 @@ class HookedRootModule(HookIntrospectionMixin, nn.Module):
 
 
 def kept(device: DeviceType, remove_batch_dim: bool, pos_slice: Any) -> Callable[[Tensor, str], Tensor]:
-    """What a cache keeps of the value of a point: its position slice, without the batch axis if wanted, on a device."""
+    """The cached form of a point's value: its position slice, without the batch axis if wanted, on a device."""
     if pos_slice is not None:
         from interp.compat.transformer_lens.utils import Slice
 

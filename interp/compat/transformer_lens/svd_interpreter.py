@@ -31,10 +31,13 @@ class SVDInterpreter:
     ) -> Float[Tensor, "v 1 k"]:
         """The first right singular vectors times W_U, one column each.
 
-        "OV" is `W_V W_O` of one head (a query head: grouped value heads are shared), "w_in" is `W_in` transposed, with
-        the gamma of ln2 if it was not folded, "w_out" is `W_out`.
-        Errors: AssertionError for "OV" without a head and for layers and heads that do not exist, ValueError for
-        another type, IndexError for more vectors than there are.
+        "OV" is `W_V W_O` of one head (a query head: grouped value heads are shared), "w_in" is `W_in` transposed,
+        with the gamma of ln2 if it was not folded, "w_out" is `W_out`.
+
+        Raises:
+            AssertionError: "OV" without a head, or layers and heads that do not exist.
+            ValueError: another type.
+            IndexError: more vectors than there are.
         """
         if head_index is None and vector_type not in ("w_in", "w_out"):
             raise AssertionError(f"Head index optional only for w_in and w_out, got {vector_type}")

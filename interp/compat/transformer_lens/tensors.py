@@ -123,17 +123,19 @@ def filter_dict_by_prefix(dictionary: Mapping[str, Value], prefix: str) -> dict[
 SliceInput = Union[  # noqa: UP007 - upstream's users take it apart with typing.get_args
     int, slice, tuple[int | None, ...], list[int], list[bool], Tensor, np.ndarray, None
 ]
-"""What a `Slice` is made of, see there."""
+"""Arguments of a `Slice`, see there."""
 Mode = Literal["int", "slice", "array", "identity"]
 
 
 class Slice:
     """A selection along one axis.
 
-    Modes, by what it is made of: an int drops the axis ("int"); a tuple or a `slice` is `[start:stop:step]`, `(k,)` is
-    `[:k]` ("slice"); a list, tensor or array of indices or booleans picks those ("array"); None keeps everything
+    Modes, by what it is made of: an int drops the axis ("int"); a tuple or a `slice` is `[start:stop:step]`, `(k,)`
+    is `[:k]` ("slice"); a list, tensor or array of indices or booleans picks those ("array"); None keeps everything
     ("identity"; it never adds an axis).
-    Errors: ValueError for anything else.
+
+    Raises:
+        ValueError: anything else.
 
     Example:
         >>> Slice((1, 5, 2)).apply(torch.arange(6))
@@ -163,9 +165,10 @@ class Slice:
         return tensor[tuple(index)]
 
     def indices(self, max_ctx: int | None = None) -> np.ndarray:
-        """Which indices of an axis of length `max_ctx` are selected, as an array (of one for an int).
+        """The indices that are selected of an axis of length `max_ctx`, as an array (of one for an int).
 
-        Errors: ValueError without `max_ctx`, unless the mode is "int".
+        Raises:
+            ValueError: no `max_ctx`, unless the mode is "int".
         """
         if self.mode == "int":
             return np.array([self.slice], dtype=np.int64)
@@ -178,7 +181,7 @@ class Slice:
 
     @classmethod
     def unwrap(cls, slice_input: Union["Slice", SliceInput]) -> "Slice":
-        """The same as a `Slice`; an int becomes a list of one, so that the axis stays."""
+        """The argument as a `Slice`; an int becomes a list of one, so that the axis stays."""
         if isinstance(slice_input, Slice):
             return slice_input
         return cls([slice_input] if isinstance(slice_input, int) else slice_input)
@@ -190,7 +193,9 @@ def composition_scores(
     """|L R| / (|L| |R|) in Frobenius norms (Elhage et al. 2021), `[*left's leading dims, *right's]`.
 
     Without `broadcast_dims` the leading dims of both are matched instead.
-    Errors: AssertionError for inner sizes that differ.
+
+    Raises:
+        AssertionError: inner sizes that differ.
     """
     if broadcast_dims:
         leading = left.ndim - 2

@@ -16,7 +16,7 @@ from interp.compat.transformer_lens.defaults import USE_DEFAULT_VALUE, LocallyOv
 from interp.compat.transformer_lens.tensors import get_cumsum_along_dim
 
 Dataset = Any
-"""A Hugging Face `Dataset` or `IterableDataset`; `datasets` is not a dependency of ours."""
+"""A Hugging Face `Dataset` or `IterableDataset`; `datasets` is not a dependency of this package."""
 Tokenizer = Any
 """A transformers tokenizer, or what has the attributes that a function names."""
 Texts = TypeVar("Texts", str, list[str])
@@ -157,7 +157,7 @@ def _leading_padding(tokenizer: Tokenizer, tokens: Tensor) -> Tensor:
 
 
 WITHOUT_BOS = ("OlmoForCausalLM", "OlmoeForCausalLM", "Olmo2ForCausalLM")
-"""Architectures whose tokenizer is left as it is."""
+"""Architectures with tokenizers that are left as they are."""
 TokenRows = Int[Tensor, "..."] | np.ndarray | list[Any]
 
 
@@ -171,7 +171,8 @@ class Tokenization(nn.Module):
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
         """Use this tokenizer; one that can be told to prepend BOS is. Missing special tokens become EOS.
 
-        Errors: AssertionError for what is no tokenizer of transformers, or another side than right, left or None.
+        Raises:
+            AssertionError: what is no tokenizer of transformers, or another side than right, left or None.
         """
         kinds = {kind.__name__ for kind in type(tokenizer).__mro__}
         assert "PreTrainedTokenizerBase" in kinds, (
@@ -241,7 +242,9 @@ class Tokenization(nn.Module):
     ) -> list[Any]:
         """The text of each token of one text or row of ids; a list of lists for a list.
 
-        Errors: ValueError for another type, AssertionError for several rows.
+        Raises:
+            ValueError: another type.
+            AssertionError: several rows.
         """
         assert self.tokenizer is not None, "Cannot use to_str_tokens without a tokenizer"
         if isinstance(input, list):

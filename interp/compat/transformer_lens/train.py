@@ -18,10 +18,10 @@ from interp.compat.transformer_lens.hub import is_library_available
 
 @dataclass
 class HookedTransformerTrainConfig:
-    """How to train."""
+    """Parameters of a training run."""
 
     num_epochs: int
-    """How often to go through the dataset."""
+    """Number of passes over the dataset."""
     batch_size: int
     """Rows per step."""
     lr: float = 1e-3
@@ -29,7 +29,7 @@ class HookedTransformerTrainConfig:
     seed: int = 0
     """Given to torch before anything is drawn."""
     momentum: float = 0.0
-    """Of SGD."""
+    """Momentum of SGD."""
     max_grad_norm: float | None = None
     """The gradient is scaled down to this norm; None = never."""
     weight_decay: float | None = None
@@ -47,7 +47,7 @@ class HookedTransformerTrainConfig:
     wandb: bool = False
     """Whether to log to Weights & Biases."""
     wandb_project_name: str | None = None
-    """Its project; None = "easy-transformer"."""
+    """Name of the project in wandb; None: "easy-transformer"."""
     print_every: int | None = 50
     """Write the loss to stdout at every so many steps; None = never."""
     max_steps: int | None = None
@@ -60,7 +60,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def train(model: Model, config: HookedTransformerTrainConfig, dataset: Dataset[Any]) -> Model:
     """The model, trained in place on rows `{"tokens": ...}` to predict the next token.
 
-    Errors: ValueError for an unknown optimizer; ImportError where `wandb` is asked for and not installed.
+    Raises:
+        ValueError: an unknown optimizer.
+        ImportError: `wandb` is asked for and not installed.
     """
     config = dataclasses.replace(config, device=config.device or get_device())
     torch.manual_seed(config.seed)
@@ -113,7 +115,7 @@ def _optimizer(model: nn.Module, config: HookedTransformerTrainConfig) -> optim.
 
 
 def _log(config: HookedTransformerTrainConfig) -> Callable[[dict[str, Any]], None]:
-    """What is done with the numbers of a step."""
+    """Show and log the numbers of a step."""
     if not config.wandb:
         return lambda row: None
     if not is_library_available("wandb"):

@@ -32,7 +32,7 @@ def whole(weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def turned(weight: Tensor) -> tuple[Tensor, ...]:
-    """Its transpose."""
+    """The transpose."""
     return (weight.mT,)
 
 
@@ -145,7 +145,7 @@ class Shared:
         self._forget()
 
     def within(self, path: str) -> "Shared":
-        """The same for one part of the native model."""
+        """The sharing of one part of the native model."""
         if path not in self._within:
             chosen = [i for i, link in enumerate(self.links) if link.native.startswith(f"{path}.")]
             part = self._within[path] = copy(self)
@@ -198,7 +198,7 @@ class Shared:
                     leaf.view.data.copy_(parameter.data)
 
     def run(self, call: Callable[[], Tensor]) -> Tensor:
-        """What a function of the native model gives, whose weights are functions of the parameters."""
+        """The output of a function of the native model with weights that are functions of the parameters."""
         transformed = peek_interpreter_stack() is not None
         if not transformed and not (torch.is_grad_enabled() and self.trained):
             self.update()

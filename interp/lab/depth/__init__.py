@@ -1,4 +1,4 @@
-"""Depth as time: do tokens meet or collapse as blocks are applied one after another, and what does theory say?"""
+"""Depth as time: whether tokens meet or collapse as blocks are applied one after another, in theory and in models."""
 
 from interp.lab.depth.consensus import Consensus, consensus
 from interp.lab.depth.particles import flow, trajectories

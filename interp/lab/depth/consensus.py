@@ -31,31 +31,44 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ANGLES = ("min_cosine", "mean_cosine", "to_first", "to_first_start", "distance_to_first", "norm")
-"""What `angles` gives, in order."""
+"""Names of the scores of `angles`, in order."""
 UNITS = dict(zip(ANGLES, ("cosine",) * 4 + ("units of the stream",) * 2, strict=True))
 
 
 @dataclass(frozen=True)
 class Consensus(Question):
-    """How alike the directions of a text's tokens are in the stream, by depth.
-
-    Returns Dataset[depth, score]: `value` with `low` and `high` (95 % over texts), `n` and the coordinate `unit`, of
-    `min_cosine` and `mean_cosine` over all pairs of tokens (1 = consensus); of the other tokens, mean cosine `to_first`
-    token at the same depth and `to_first_start`, the first token at depth 0; `distance_to_first`, their mean Euclidean
-    distance to it, and `norm`, the mean length of all tokens, in the units of the stream. Source: Rodríguez Abella et
-    al. 2024/25, who iterate trained blocks.
+    """How much the tokens of a text point in one direction in the residual stream, by depth.
 
     Args:
-        layer: one block alone, None = the whole stack in order.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        layer: number of one block to apply; None: the whole stack in order.
         repeats: how often it is applied; what leaves it enters it again, with the same positions and mask.
-        mlp: False leaves the MLPs out (they add 0). Depth 0 is the stream that enters the model's first block (or
-            block `layer`), one more for every block applied.
+        mlp: False leaves the MLPs out (they add 0).
+
+    Returns:
+        Dataset[depth, score]. Depth 0 is the stream that enters the model's first block (or block `layer`), one more
+        for every block applied. Over texts, `value` is a mean with `low` and `high` (95 %), `n` and the coordinate
+        `unit`, of the scores
+
+        - `min_cosine`, `mean_cosine`: over all pairs of tokens; 1 is consensus.
+        - `to_first`: mean cosine of the other tokens with the first token at the same depth.
+        - `to_first_start`: mean cosine of the other tokens with the first token at depth 0.
+        - `distance_to_first`: mean Euclidean distance of the other tokens to the first, in units of the stream.
+        - `norm`: mean length of all tokens, in units of the stream.
+
+    Raises:
+        IndexError: a layer that does not exist.
+        ValueError: repeats < 1, mlp=False without MLPs, packed rows, or rows of a single token.
 
     Caveats:
-        In blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
-        subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at
-        depth 0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without
-        MLPs, packed rows, rows of a single token.
+        In blocks without a norm of the sum the stream grows, and high cosines may come from one common direction; it
+        is not subtracted. An edit of the stream that enters the first block acts once, at depth 0.
+
+    Source:
+        Rodríguez Abella et al. 2024/25, who iterate trained blocks.
+
+    See also:
+        `rank_collapse`: one number for all tokens, with skips and MLPs switched off.
 
     Example:
         >>> consensus(model, prompt, repeats=3).value.sizes["depth"]
@@ -92,7 +105,15 @@ consensus = of_data(Consensus)
 def angles(
     x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"], start: Float[Tensor, "b d"]
 ) -> Float[Tensor, "b s"]:
-    """The numbers of `ANGLES` for every row; start: its first token's vector at depth 0.
+    """The scores of `ANGLES` for every row: cosines and distances between its tokens.
+
+    Args:
+        x: [b, p, d], the residual stream.
+        real: [b, p], True at real tokens.
+        start: [b, d], the vector of each row's first token at depth 0.
+
+    Returns:
+        [b, s], in the order of `ANGLES`.
 
     Example:
         >>> x = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])

@@ -1,4 +1,4 @@
-"""Attention as tokens that move on a sphere or an ellipsoid: where they end, and how they get there.
+"""Attention as tokens that move on a sphere or an ellipsoid: their paths and where they end.
 
 Geshkovski et al. 2023 (arXiv:2305.05465, arXiv:2312.10794) and Rodríguez Abella et al. 2024/25 read depth as time:
 x' = Proj_x(U sum_j softmax_j(x^T P x_j) x_j), one head, no MLP. From a hemisphere tokens meet; under a causal mask they
@@ -29,7 +29,7 @@ UNITS = {
     "min_cosine": "cosine", "mean_cosine": "cosine", "to_first_start": "cosine", "potential": "exponential of a score",
     "clusters": "clusters",
 }  # fmt: skip
-"""What `trajectories` measures at each time, with units."""
+"""Scores of `trajectories` at each time, with units."""
 ROUNDINGS = 100
 """Roundings of the dtype up to which two matrices count as one: a matrix and its transpose, W U and a multiple of P."""
 
@@ -48,18 +48,30 @@ def flow(
     """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
 
     x_i' = Proj_{x_i}(U sum_j softmax_j(x_i^T P x_j) x_j), Proj_x y = y - (x . y) x, each step brought back to the
-    sphere; one head (Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1).
+    sphere; one head.
 
     Args:
-        qk: P = Q^T K.
-        ov: U^T, so that a token moves by `x @ ov`.
-        ellipsoid: W, symmetric and positive definite: the tokens are on x^T W x = 1 and every product above but the
-            scores' is x^T W y; None: the sphere.
-        causal: token i sees tokens 0..i. `trajectories` gives the way there.
+        x: [n, d], the tokens at time 0; they are scaled to the sphere.
+        qk: [d, d], P = Q^T K.
+        ov: [d, d], U^T, so that a token moves by `x @ ov`.
+        ellipsoid: [d, d], W, symmetric and positive definite: the tokens are on x^T W x = 1 and every product above
+            but the scores' is x^T W y; None: the sphere.
+        causal: token i sees tokens 0..i.
+        dt: time of a step.
+        steps: number of steps.
+
+    Returns:
+        [n, d], the tokens at time dt * steps.
 
     Raises:
-        ValueError: tokens that are zero or not finite, dt <= 0, matrices of other shapes or dtypes, and a W that is
+        ValueError: tokens that are zero or not finite, dt <= 0, matrices of other shapes or dtypes, or a W that is
             not symmetric and positive definite.
+
+    Source:
+        Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1.
+
+    See also:
+        `trajectories`: the way there.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
@@ -84,20 +96,38 @@ def trajectories(
     every: Count = 10,
     linked: float = 0.99,
 ) -> xr.Dataset:
-    """The way that tokens take in `flow`: where they are, how near to each other, their potential and their clusters.
+    """Trajectories of tokens on the sphere under `flow`: positions, cosines between them, potential and clusters.
 
     Args:
-        every: steps between two times that are kept; the last is kept too. Others, and errors: as `flow`, and
-            ValueError for fewer than two tokens.
+        x: [n, d], the tokens at time 0, two at least; they are scaled to the sphere.
+        qk: [d, d], P = Q^T K.
+        ov: [d, d], U^T, so that a token moves by `x @ ov`.
+        ellipsoid: [d, d], W as in `flow`; None: the sphere.
+        causal: token i sees tokens 0..i.
+        dt: time of a step.
+        steps: number of steps.
+        every: steps between two times that are kept; the last is kept too.
+        linked: cosine above which two tokens count as one cluster.
 
     Returns:
-        Dataset[time, score]: `value` of `min_cosine` and `mean_cosine` over pairs of tokens, `to_first_start` (mean
-        cosine with where the first token began), `potential` and `clusters`, how many groups of tokens are linked by
-        cosines above `linked`; and `position` [time, token, axis]. On an ellipsoid a cosine is x^T W y. Exact numbers
-        of one start: `low` and `high` are `value`, `n` is 0. potential: E = 1 / (2 n^2) sum_ij exp(x_i^T P x_j), beta
-        times the interaction energy of Geshkovski et al. 2023 (arXiv:2312.10794, section 3) for P = beta 1. Where P
-        is symmetric, W U = c P with c > 0 and nothing is masked, the motion never lowers it: dE/dt = sum_i Z_i / (c
-        n^2) |x_i'|^2, Z_i the softmax's denominator. `attrs["climbs"]` is 1 if that is so, else 0: E may fall.
+        Dataset[time, score]. On an ellipsoid a cosine is x^T W y. `value` has exact numbers of one start (`low` and
+        `high` are `value`, `n` is 0), of the scores
+
+        - `min_cosine`, `mean_cosine`: over pairs of tokens.
+        - `to_first_start`: mean cosine with the start of the first token.
+        - `potential`: E = 1 / (2 n^2) sum_ij exp(x_i^T P x_j), beta times the interaction energy of Geshkovski et al.
+          for P = beta 1. Where P is symmetric, W U = c P with c > 0 and nothing is masked, the motion never lowers
+          it: dE/dt = sum_i Z_i / (c n^2) |x_i'|^2, Z_i the softmax's denominator. `attrs["climbs"]` is 1 if that is
+          so, else 0: E may fall.
+        - `clusters`: how many groups of tokens are linked by cosines above `linked`.
+
+        And `position` [time, token, axis], the tokens; `ellipsoid` [axis, other_axis], the matrix W.
+
+    Raises:
+        ValueError: fewer than two tokens, every < 1, or as `flow`.
+
+    Source:
+        Geshkovski et al. 2023 (arXiv:2312.10794, section 3).
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
@@ -150,7 +180,11 @@ class Motion:
         causal: bool,
         dt: float,
     ) -> Motion:
-        """The motion of these tokens. Errors: see `flow`."""
+        """The motion of these tokens.
+
+        Raises:
+            ValueError: as `flow`.
+        """
         if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or dt <= 0:
             raise ValueError(
                 f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 LINES: Mapping[str, tuple[Switch, ...]] = MappingProxyType(
     {"SAN": ("skip", "mlp"), "SAN+MLP": ("skip",), "SAN+skip": ("mlp",), "transformer": ()}
 )
-"""What is switched off in every block, under the paper's names of what is left (SAN: self-attention network)."""
+"""Parts that are switched off in every block, under the paper's names of what is left (SAN: self-attention network).
+"""
 ROUNDINGS = 10
 """Below this many roundings of the model's dtype a residual is noise."""
 
@@ -43,24 +44,33 @@ ROUNDINGS = 10
 class RankCollapse(Question):
     """How far the tokens of a text are from being all alike, by depth, with skips and MLPs on and off.
 
-    Returns Dataset[line, depth]: `value`, the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the
-    composite norm sqrt(|.|_1 |.|_inf): its mean over texts, with `low` and `high` (95 % over texts), `n` and the `null`
-    0 = all tokens alike. Depth 0 is the stream entering the first block, l the stream after l blocks. Source: Dong et
-    al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
-
     Args:
-        lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
-            A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family
-            has them.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        lines: any of "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only
+            models. A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the
+            family has them.
+
+    Returns:
+        Dataset[line, depth]; depth 0 is the stream entering the first block, l the stream after l blocks:
+
+        - `value`: the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the composite norm
+          sqrt(|.|_1 |.|_inf), mean over texts, with `low` and `high` (95 %) and `n`.
+        - `null`: 0, all tokens alike.
 
     Raises:
         KeyError: an unknown line.
-        ValueError: MLPs switched in a model without them, packed rows, rows of a single token.
+        ValueError: MLPs switched in a model without them, packed rows, or rows of a single token.
 
     Caveats:
         Numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use a
-        float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
-        stream of a causal model never collapses doubly exponentially.
+        float64 model to look deeper. The composite norm is no true norm; a mean of ratios that span decades is ruled
+        by the largest. The stream of a causal model never collapses doubly exponentially.
+
+    Source:
+        Dong et al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
+
+    See also:
+        `consensus`: directions of the tokens in the unchanged stack.
 
     Example:
         >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).value.sizes["depth"]
@@ -96,7 +106,16 @@ rank_collapse = of_data(RankCollapse)
 
 
 def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:
-    """sqrt(|X|_1 |X|_inf): the largest column sum of |X| times the largest row sum (Dong et al. 2021). Not a norm.
+    """sqrt(|X|_1 |X|_inf): the largest column sum of |X| times the largest row sum, under a root. Not a norm.
+
+    Args:
+        x: [*b, p, d], matrices of tokens.
+
+    Returns:
+        [*b], >= 0.
+
+    Source:
+        Dong et al. 2021.
 
     Example:
         >>> composite_norm(torch.tensor([[3.0, -1.0], [1.0, 2.0]]))
@@ -107,7 +126,14 @@ def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:
 
 
 def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> Float[Tensor, "b"]:
-    """|X - 1 x^T| / |X| in the composite norm, x the mean of the real tokens; NaN for a stream of zeros.
+    """|X - 1 x^T| / |X| in the composite norm, where x is the mean of the real tokens.
+
+    Args:
+        x: [b, p, d], the residual stream.
+        real: [b, p], True at real tokens.
+
+    Returns:
+        [b]; NaN for a stream of zeros.
 
     Example:
         >>> x = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])

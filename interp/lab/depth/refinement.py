@@ -1,4 +1,4 @@
-"""Depth as time in a trained model: its blocks as shorter steps, and what it costs to split a block into sublayers.
+"""Depth as time in a trained model: its blocks as shorter steps, and the error of splitting a block into sublayers.
 
 A residual stack is Euler's scheme for x' = F(x), one step per block (Chen et al. 2018, arXiv:1806.07366); a block that
 adds attention and then the MLP is a Lie-Trotter splitting of F = F_attention + F_mlp, and half an MLP, attention, half
@@ -38,33 +38,44 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TIMES = (1, 2, 4, 8)
-"""Into how many steps a block, or its time, is cut unless told otherwise."""
+"""Default numbers of steps into which a block, or its time, is cut."""
 CHUNK = 128
-"""Tokens whose logits exist at a time."""
+"""Number of tokens with logits in memory at a time."""
 Field = Callable[[Tensor], Tensor]
-"""What a sublayer adds to a stream that it reads."""
+"""A function from a stream to what a sublayer adds to it."""
 
 
 @dataclass(frozen=True)
 class Refinement(Question):
-    """How the model changes when a block is cut into shorter steps: applied `times` times, each adding 1 / `times`.
+    """How far predictions and stream change when every block is cut into `times` steps, each adding 1 / `times`.
 
-    Returns Dataset[times, score]: `value` with `low` and `high` (95 % over texts) and `n`, of `kl`, KL(model || cut) of
-    the next-token predictions (nats, mean over a text's tokens; 0 at times = 1), and `distance`, that of the final
-    stream to the one of the most steps, |X - X'| / |X'|, which halves as the steps double where the stack approximates
-    a flow. Source: Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762). It is the stack of a model
-    with `times` as many blocks and `residual_scale` / times, which uses each block's weights so often.
+    It is the stack of a model with `times` as many blocks and `residual_scale` / times, which uses each block's
+    weights so often.
 
     Args:
-        times: Into how many steps each block is cut, ascending; distances are to the last.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        times: numbers of steps into which each block is cut, ascending from 1 on; distances are to the last.
+
+    Returns:
+        Dataset[times, score]. Over texts, `value` is a mean with `low` and `high` (95 %) and `n`, of the scores
+
+        - `kl`: KL(model || cut) of the next-token predictions, nats, mean over a text's tokens; 0 at times = 1.
+        - `distance`: of the final stream to the one of the most steps, |X - X'| / |X'|; it halves as the steps double
+          where the stack approximates a flow.
 
     Raises:
         ValueError: times that are not ascending from 1 on, models that norm the sum (post-norm: no step can be
-            halved), without an unembedding or without layers, and packed rows.
+            halved), without an unembedding or without layers, or packed rows.
 
     Caveats:
         A model is trained at times = 1 and owes the limit nothing: a large KL says that its blocks are steps of their
         own, not samples of a flow. An edit of the stream that enters a block but the first acts in every step.
+
+    Source:
+        Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762).
+
+    See also:
+        `splitting`: the error of one block against the flow of its sublayers together.
 
     Example:
         >>> float(refinement(model, prompt, times=(1, 2)).value.sel(score="kl", times=1).round(6))
@@ -162,26 +173,40 @@ def _finish_refined(merged: Partial, name: str, times: Sequence[int]) -> xr.Data
 
 @dataclass(frozen=True)
 class Splitting(Question):
-    """How far a block that adds its sublayers in turn is from one that adds them at once, by scheme and step.
+    """Error of a block that adds its sublayers in turn, against the flow of their sum, by scheme and number of steps.
 
-    x' = attention(x) + mlp(x) for time 1 from the stream that enters the block, each a function of the stream with its
-    norm. Returns Dataset[scheme, steps]: `value` (with `low`, `high`, 95 % over texts, and `n`), |X - X*| / |X*| for X*
-    the flow of the sum, and `order`, the logarithm of the ratio of the error to that with the next number of steps, to
-    the base of the ratio of the steps (NaN at the last). Schemes, over h = 1 / steps: "Lie": the flow of attention,
-    then that of the MLP: order 1. "Strang": half the MLP's, attention's, half the MLP's: order 2. "block" and
-    "Macaron": the same with one Euler step x + h f(x) for each flow, which is what a Transformer and a Macaron block
-    compute (Lu et al. 2019, arXiv:1906.02762): both of order 1, for Euler's step is.
+    The flow is x' = attention(x) + mlp(x) for time 1 from the stream that enters the block, each a function of the
+    stream with its norm. Schemes, over h = 1 / steps: "Lie": the flow of attention, then that of the MLP: order 1.
+    "Strang": half the MLP's, attention's, half the MLP's: order 2. "block" and "Macaron": the same with one Euler
+    step x + h f(x) for each flow, which is what a Transformer and a Macaron block compute: both of order 1, for
+    Euler's step is.
 
     Args:
-        layer: Whose block.
-        steps: Into how many steps its time is cut, ascending.
-        fine: steps of the classical Runge-Kutta scheme that stand for an exact flow; `attrs["floor"]` is the mean
-            distance of the reference from that with half as many: an error near it says nothing, nor does its order.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        layer: number of the block.
+        steps: numbers of steps into which the block's time is cut, ascending; each divides `fine`.
+        fine: steps of the classical Runge-Kutta scheme that approximates an exact flow.
+
+    Returns:
+        Dataset[scheme, steps]:
+
+        - `value`: |X - X*| / |X*| for X* the flow of the sum, mean over texts, with `low` and `high` (95 %) and `n`.
+        - `order`: logarithm of the ratio of the error to that with the next number of steps, to the base of the ratio
+          of the steps; NaN at the last.
+
+        `attrs["floor"]` is the mean distance of the reference from that with half as many Runge-Kutta steps: an error
+        near it says nothing, nor does its order.
 
     Raises:
         IndexError: a layer that does not exist.
-        ValueError: blocks other than attention and one MLP, for post-norm blocks, steps that do not divide `fine`,
-            and packed rows.
+        ValueError: blocks other than attention and one MLP, post-norm blocks, steps that do not divide `fine`, or
+            packed rows.
+
+    Source:
+        Lu et al. 2019 (arXiv:1906.02762).
+
+    See also:
+        `refinement`: shorter steps of the whole stack.
 
     Example:
         >>> splitting(model, prompt, 1, steps=(1, 2), fine=4).scheme.values.tolist()
@@ -221,7 +246,16 @@ splitting = of_data(Splitting)
 
 
 def runge_kutta(field: Field, x: Tensor, time: float, steps: int) -> Tensor:
-    """The flow of x' = field(x) for this time, by the classical scheme of order 4.
+    """The flow of x' = field(x) for a time, by the classical Runge-Kutta scheme of order 4.
+
+    Args:
+        field: what is added to x per unit of time.
+        x: the start, of any shape.
+        time: how long the flow goes.
+        steps: steps of the scheme over that time.
+
+    Returns:
+        The end of the flow, in the shape of `x`.
 
     Example:
         >>> runge_kutta(lambda x: x, torch.ones(1), 1.0, 16)
@@ -237,7 +271,17 @@ def runge_kutta(field: Field, x: Tensor, time: float, steps: int) -> Tensor:
 
 
 def euler(field: Field, x: Tensor, time: float, steps: int) -> Tensor:
-    """One step of Euler's scheme, x + time field(x), whatever `steps` says."""
+    """One step of Euler's scheme, x + time field(x).
+
+    Args:
+        field: what is added to x per unit of time.
+        x: the start, of any shape.
+        time: length of the step.
+        steps: not used: it is always one step.
+
+    Returns:
+        The end of the step, in the shape of `x`.
+    """
     return x + time * field(x)
 
 
@@ -251,7 +295,17 @@ SCHEMES: Mapping[str, tuple[tuple[tuple[int, float], ...], Callable[[Field, Tens
 
 
 def split(scheme: str, fields: tuple[Field, Field], x: Tensor, steps: int, fine: int) -> Tensor:
-    """Where a scheme of `SCHEMES` takes x in time 1; fine: Runge-Kutta steps over the whole time.
+    """Where a splitting scheme takes a stream in time 1.
+
+    Args:
+        scheme: a name of `SCHEMES`.
+        fields: what attention and the MLP add to a stream.
+        x: the start, of any shape.
+        steps: steps of the scheme over the whole time.
+        fine: Runge-Kutta steps over the whole time.
+
+    Returns:
+        The end, in the shape of `x`.
 
     Example:
         >>> split("block", (lambda x: x, lambda x: -x), torch.ones(1), 1, 1)
@@ -290,7 +344,7 @@ def _splits(
 def _added(
     model: Transformer, batch: Batch, layer: int, sublayer: str, stream: Float[Tensor, "b p d"]
 ) -> Float[Tensor, "b p d"]:
-    """What a sublayer of the block adds where it reads this stream, nothing else having been added."""
+    """The term of a sublayer of the block where it reads this stream, nothing else having been added."""
     site = entering(layer)
     read = Read(f"blocks.{layer}.hook_{sublayer}")
     others = [

@@ -1,4 +1,4 @@
-"""The blocks of a model with skip connections or MLPs switched off, alone or applied again and again.
+"""Passes through blocks of a model with skip connections or MLPs switched off, once or repeatedly.
 
 A switch is a list of edits; no weight is touched. Skip off: the sum of stream and sublayer is replaced by what the
 sublayer added (its norm, bias and factor included), so nothing is subtracted and nothing rounds. MLP off: it adds 0.
@@ -24,7 +24,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 
 Switch = Literal["skip", "mlp"]
-"""What can be switched off in a block besides attention: the skip connections of all sublayers, or the MLPs."""
+"""Parts of a block besides attention that can be switched off: the skip connections of all sublayers, or the MLPs."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,20 @@ def leaving(config: ModelConfig, layer: int) -> str:
 
 @public()
 def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> list[Edit]:
-    """The edits that switch parts of a block off, in any pass that begins before it.
+    """Edits that switch off the skips or the MLPs of one block, in any pass that begins before it.
 
     A model without MLPs is the same with them on and off.
+
+    Args:
+        config: the model's config.
+        layer: number of the block.
+        off: what is switched off, "skip" (every sublayer's) and "mlp".
+
+    Returns:
+        The edits.
+
+    Raises:
+        IndexError: a layer that does not exist.
 
     Example:
         >>> [edit.name for edit in switched_off(model.cfg, 1, ("mlp",))]

@@ -1,4 +1,4 @@
-"""What a compiler gives: a model, the program that it computes, and where in the model everything is."""
+"""Compiled programs: a model, the program that it computes, and where in the model everything is."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ START = SYMBOLS[0]
 
 @dataclass(frozen=True)
 class Exactness:
-    """How a model fares on the inputs of its program."""
+    """Accuracy of a model on the inputs of its program."""
 
     inputs: int
-    """How many were tried."""
+    """Number of inputs tried."""
     exhaustive: bool
-    """Whether these are all that there are."""
+    """Whether all inputs were tried."""
     wrong: float
-    """The share of them for which the program's output is not the most likely at every position; a tie is wrong."""
+    """Share of inputs for which the program's output is not the most likely at every position; a tie is wrong."""
     margin: float
     """The smallest lead, in logits, of the program's output over any other; negative where one is wrong."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
-    """A program and the model that computes it: every edge, and every variable's place, known by construction.
+    """A program and the model that computes it, with every edge and every variable's place known by construction.
 
     Nodes and edges are named as in `EdgeGraph`. Tokens are ids of `text`; every sequence begins with 0, and the logits
     at each later position are those of the program's output there.
@@ -52,7 +52,7 @@ class Compiled:
     program: Program
     model: Transformer
     text: Alphabet
-    """Symbols and ids: the beginning of sequence, the program's tokens, what else it may answer."""
+    """Symbols and ids: the beginning of sequence, the program's tokens, and its other answers."""
     carries: Mapping[str, tuple[str, ...]]
     """Edge -> the variables that the receiver reads of what the sender writes; `<|bos|>` marks the first position."""
     writers: Mapping[str, str]
@@ -80,7 +80,7 @@ class Compiled:
 
     @property
     def subspaces(self) -> Mapping[str, Mapping[str, Float[Tensor, "k d"]]]:
-        """Variable -> every site of the stream that holds it -> its directions there."""
+        """Directions of each variable by site of the stream: variable -> site -> directions."""
         found = {}
         for name in self.directions:
             part = Part.of(self.writers[name])
@@ -90,7 +90,12 @@ class Compiled:
         return MappingProxyType(found)
 
     def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
-        """What the program, not the model, says at every position; `given` as in `Program.trace`."""
+        """The output of the program, not of the model, at every position.
+
+        Args:
+            tokens: the input.
+            given: variables that are set to these values instead, as in `Program.trace`.
+        """
         return self.program.evaluate(tokens, given)
 
     @public()
@@ -100,13 +105,21 @@ class Compiled:
         return torch.tensor([0, *map(self.text.symbols.index, tokens)])
 
     def expected(self, tokens: Int[Tensor, "n p"]) -> Int[Tensor, "n a"]:
-        """The ids that the program answers, at every position but the first."""
+        """Ids of the program's answers, at every position but the first."""
         answers = [self.evaluate(self.symbols(row)) for row in tokens]
         return torch.tensor([[self.text.symbols.index(str(value)) for value in row] for row in answers])
 
     @public()
     def inputs(self, most: int = 10_000, seed: int = 0) -> list[Int[Tensor, "n p"]]:
-        """Every input of the program, as ids, by length; if there are more than `most`, so many random ones."""
+        """Every input of the program, as ids, by length; if there are more than `most`, so many random ones.
+
+        Args:
+            most: the most inputs.
+            seed: seed of the random ones.
+
+        Returns:
+            A list of [n, p], one for each length.
+        """
         source = self.program.tokens
         count, lengths = len(source.symbols), range(1, source.length + 1)
         total = sum(count**length for length in lengths)
@@ -121,7 +134,15 @@ class Compiled:
 
     @public()
     def check(self, most: int = 10_000, seed: int = 0) -> Exactness:
-        """How often and how clearly the model answers as the program does, on its `inputs`."""
+        """How often and how clearly the model answers as the program does, on its `inputs`.
+
+        Args:
+            most: the most inputs.
+            seed: seed of the inputs, where there are more.
+
+        Returns:
+            `Exactness`.
+        """
         leads = []
         for tokens in self.inputs(most, seed):
             right = self.expected(tokens)[..., None]
@@ -160,7 +181,9 @@ class Compiled:
 
     @cached_property
     def redundant(self) -> frozenset[str]:
-        """The edges whose loss changes no output of at most 1000 inputs: what they carry is there by construction only.
+        """The edges that can be lost without changing an output of at most 1000 inputs.
+
+        What they carry is there by construction only.
 
         Each is lost alone, as `without` does it: of two edges that do each other's work both are here.
         """
@@ -225,7 +248,10 @@ def begun(rows: Int[Tensor, "n a"]) -> Int[Tensor, "n p"]:
 
 
 def _time(part: Part, model: Transformer) -> int:
-    """When a node writes or an input reads: layer l reads the stream at 2 l, its MLP at 2 l + 1; -1 for other parts."""
+    """The time at which a node writes or an input reads.
+
+    Layer l reads the stream at 2 l, its MLP at 2 l + 1; -1 for other parts.
+    """
     if part.kind == "logits":
         return 2 * model.config.n_layers
     late = {"resid": 0, "query": 0, "key": 0, "value": 0, "head": 1, "mlp_input": 1, "mlp": 2}.get(part.kind)
@@ -233,7 +259,7 @@ def _time(part: Part, model: Transformer) -> int:
 
 
 def _said(model: Transformer, sender: Part, tokens: Int[Tensor, "n p"]) -> Float[Tensor, "n p d"]:
-    """What a node adds to the stream."""
+    """The term that a node adds to the stream."""
     read = Read(sender.site)
     tap = Tap(reads=[read])
     model(tokens, tap)

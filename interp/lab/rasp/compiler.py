@@ -1,4 +1,4 @@
-"""A compiler: a program (`interp.lab.rasp`) as the weights of a Transformer whose circuit is known by construction.
+"""A compiler from programs (`interp.lab.rasp`) to weights of a Transformer with a circuit known by construction.
 
 The idea is Tracr's (Lindner et al. 2023, arXiv:2301.05062). Every variable has dimensions of the stream of its own, one
 per value (one-hot), or a single one if it is a number. Every selector is an attention head, whose scores are so far
@@ -46,21 +46,25 @@ from interp.zoo.planted import GAIN
 __all__ = ["compile"]
 
 GAP = 32.0
-"""Between the score of a selected key and all others; softmax leaves e^-32 elsewhere."""
+"""Difference of scores between a selected key and all others; softmax leaves e^-32 elsewhere."""
 
 
 @public()
 def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B008  # a frozen record
-    """The model of a program, whose most likely token at every position is the program's output there.
+    """The model of a program: its most likely token at every position is the program's output there.
 
     Args:
-        norm: what stands before each sublayer and the logits. The stream of a program without numbers has the same
-            norm at every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()`
-            undo it exactly.
+        program: the RASP program.
+        norm: the norm before each sublayer and the logits. The stream of a program without numbers has the same norm
+            at every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()` undo it
+            exactly.
+
+    Returns:
+        `Compiled`: the model, its symbols, its edges and where each variable is written.
 
     Raises:
-        ValueError: a norm of a program with numbers (or with a default of None), and for outputs that are not told
-            apart by `str`.
+        ValueError: a norm of a program with numbers (or with a default of None), or outputs that `str` does not tell
+            apart.
 
     Example:
         >>> from interp.lab.rasp.programs import PROGRAMS
@@ -110,7 +114,10 @@ HeadPlace = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CompilePlan:
-    """When each variable is there, and who writes it: the stream before layer l is time 2 l, before its MLP 2 l + 1."""
+    """The time at which each variable is there, and the node that writes it.
+
+    The stream before layer l is time 2 l, before its MLP 2 l + 1.
+    """
 
     program: Program
     time: Mapping[Variable, int]
@@ -119,7 +126,7 @@ class CompilePlan:
 
     @classmethod
     def of(cls, program: Program) -> CompilePlan:
-        """Everything as early as its inputs allow."""
+        """The plan with everything as early as its inputs allow."""
         time: dict[Variable, int] = {}
         groups: dict[int, dict[tuple[Selector, type], list[Variable]]] = {}
         for each in program.variables.values():
@@ -139,7 +146,7 @@ class CompilePlan:
 
     @property
     def n_layers(self) -> int:
-        """As many as the last variable needs, at least one."""
+        """Number of layers that the last variable needs, at least one."""
         return max(1, -(-max(self.time.values()) // 2))
 
     @property
@@ -243,7 +250,7 @@ def _write_ends(model: Transformer, plan: CompilePlan, text: Alphabet, answers: 
 
 
 def _carries(model: Transformer, plan: CompilePlan) -> dict[str, tuple[str, ...]]:
-    """Edge -> the variables that it carries: those of whose dimensions any weight of the receiver is not 0."""
+    """Variables that each edge carries: those with dimensions at which any weight of the receiver is not 0."""
     variables = {START: ("L0.resid", slice(0, 1))}
     variables |= {name: (plan.writers[name], plan.slices[each]) for name, each in plan.written.items()}
     found: dict[str, tuple[str, ...]] = {}
@@ -272,7 +279,7 @@ def _receivers(model: Transformer) -> Iterator[tuple[str, Float[Tensor, "m d"]]]
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What a head makes of the stream for its queries, keys or values: `x weight + bias`."""
+    """The linear map from the stream to the queries, keys or values of a head: `x weight + bias`."""
 
     weight: Float[Tensor, "d e"]
     bias: Float[Tensor, "e"]
@@ -291,7 +298,7 @@ class HeadInput:
         return HeadInput(weight, bias)
 
     def beside(self, other: HeadInput) -> HeadInput:
-        """Both, side by side."""
+        """Both maps, side by side."""
         return HeadInput(torch.cat((self.weight, other.weight), 1), torch.cat((self.bias, other.bias)))
 
 

@@ -1,4 +1,4 @@
-"""A trained equivalent of a compiled model: the same variables at the same parts, learned instead of written.
+"""Trained equivalents of compiled models: equal variables at equal parts, learned instead of written.
 
 Interchange intervention training (Geiger et al. 2022, arXiv:2112.00826), strict as in InterpBench (Gupta et al. 2024,
 arXiv:2407.14494). What a head or an MLP says in another run is put in its place; the model must then answer as the
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BESIDE = 2
-"""Parts of no variable that an update exchanges, besides all parts that have some."""
+"""Number of parts without a variable that an update exchanges, in addition to all parts with some."""
 
 
 @public()
@@ -44,23 +44,23 @@ class InterchangeTraining:
     """The size of a trained equivalent, and how it is trained."""
 
     d_model: int = 64
-    """Dimensions of its stream."""
+    """Width of its stream."""
     d_head: int = 16
-    """Of its heads."""
+    """Width of its heads."""
     d_mlp: int = 128
     """Neurons of a layer. There are MLPs in every layer, also where the program needs none."""
     heads: int = 1
-    """More heads in every layer than the program needs."""
+    """Number of heads in every layer beyond those that the program needs."""
     steps: int = 2000
-    """Updates, by AdamW with a cosine from the learning rate to 0."""
+    """Number of updates, by AdamW with a cosine from the learning rate to 0."""
     rows: int = 64
     """Pairs of sequences of an update; each part is exchanged in all of them."""
     pairs: int = 1024
-    """Of each length, which updates draw from."""
+    """Number of pairs of each length, from which updates draw."""
     learning_rate: float = 2e-3
-    """At its highest."""
+    """Learning rate at its highest."""
     seed: int = 0
-    """Of weights and pairs."""
+    """Seed of weights and pairs."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_head", "d_mlp", "steps", "rows", "pairs"):
@@ -77,10 +77,17 @@ class InterchangeTraining:
 def interchange_trained(compiled: Compiled, training: InterchangeTraining | None = None) -> Compiled:
     """A model trained to compute the program by the same parts, with the circuit of the compiled one.
 
-    It has LayerNorm, softmax attention of the usual scale and MLPs, and at least the compiled model's layers and heads.
-    `check()` of it says how often it answers as the program does, `interchange_accuracy` how far each part is the
-    variables it stands for. Its variables have no known directions: `directions` and `subspaces` are empty.
-    The global random state is left as it is.
+    It has LayerNorm, softmax attention of the usual scale and MLPs, and at least the compiled model's layers and
+    heads. `check()` of it says how often it answers as the program does, `interchange_accuracy` how far each part is
+    the variables that it stands for. The global random state is left as it is.
+
+    Args:
+        compiled: the compiled program.
+        training: the model's size and the training's length; None: the defaults of `InterchangeTraining`.
+
+    Returns:
+        `Compiled` with the trained model. Its variables have no known directions: `directions` and `subspaces` are
+        empty.
 
     Source:
         Geiger et al. 2022, section 3, with all parts exchanged; Gupta et al. 2024, section 4.
@@ -114,14 +121,21 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
 
 @public()
 def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> xr.Dataset:
-    """How often a part that is exchanged for what it says in another run changes the answers as the program says.
+    """How often exchanging a part's output for that of another run changes the answers as the program says.
+
+    Args:
+        compiled: the program and its model.
+        n: pairs of random sequences.
+        seed: seed of the sequences.
 
     Returns:
-        Dataset[part] over all heads and MLPs: `value`, the share of pairs of random sequences of the full length
-        whose answers, at every position, are those of the program with the part's variables taken from the other
-        sequence, with `low` and `high` (95 %); `null`, the share in which the answers without any exchange are these;
-        `n`, how many pairs there were (pairs that the program has no answer for are left out). The coordinate
-        `computes` names the variables of a part; parts without any should change nothing.
+        Dataset[part] over all heads and MLPs. The coordinate `computes` names the variables of a part; parts without
+        any should change nothing.
+
+        - `value`: share of pairs of random sequences of the full length whose answers, at every position, are those
+          of the program with the part's variables taken from the other sequence, with `low` and `high` (95 %).
+        - `null`: share in which the answers without any exchange are these.
+        - `n`: number of pairs; pairs for which the program has no answer are left out.
 
     Raises:
         ValueError: fewer than one pair.
@@ -180,13 +194,13 @@ def _others(compiled: Compiled) -> list[str]:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Sequences, others, what the program says of the first, and what with the variables of each part exchanged."""
+    """Pairs of sequences, with the program's answers to the first, and with each part's variables exchanged."""
 
     base: Int[Tensor, "n p"]
     source: Int[Tensor, "n p"]
     answers: Int[Tensor, "n a"]
     wanted: Mapping[str, Int[Tensor, "n a"]]
-    """By part; -1 where the program has no answer to such a mixture."""
+    """Right answers by part; -1 where the program has no answer to such a mixture."""
 
     @classmethod
     def drawn(cls, compiled: Compiled, n: int, length: int, generator: torch.Generator) -> _Pairs:

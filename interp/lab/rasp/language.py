@@ -31,7 +31,7 @@ from interp.core.boundary import public
 from interp.core.wording import nearest, shown
 
 Value = object
-"""What a variable is at one position: anything hashable for a categorical one, a Fraction for a numeric one."""
+"""Value of a variable at one position: anything hashable for a categorical one, a Fraction for a numeric one."""
 Values = TypeVar("Values", tuple[Value, ...], set[Fraction])
 Track = Sequence[Value]
 """A variable's value at every position."""
@@ -44,7 +44,7 @@ class Variable(ABC):
     """One value per position. Every object is a variable of its own: one that is used twice is computed once."""
 
     name: str = field(default="", kw_only=True)
-    """What it is called; "" = by its kind, and numbered where there are several."""
+    """Name of the variable; "": by its kind, and numbered where there are several."""
 
     @cached_property
     def inputs(self) -> tuple[Variable, ...]:
@@ -61,7 +61,7 @@ class Variable(ABC):
 
     @abstractmethod
     def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
-        """Its values, given those of its inputs."""
+        """The variable's values, given those of its inputs."""
 
     @property
     def numeric(self) -> bool:
@@ -75,7 +75,7 @@ class Variable(ABC):
 
     @property
     def label(self) -> str:
-        """Its name or its kind."""
+        """The variable's name or its kind."""
         return self.name or type(self).__name__.lower()
 
 
@@ -212,14 +212,14 @@ class Condition:
 @public()
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """Which positions each position looks at: those that fulfil every condition and, of these, the best.
+    """The positions that each position looks at: those that fulfil every condition and, of these, the best.
 
     Aggregates of one selector are one attention head.
     """
 
     conditions: tuple[Condition, ...]
     preferred: Variable | None = None
-    """Of the keys that fulfil the conditions those with the largest value of this variable; None = all of them."""
+    """Variable with the largest value at the chosen keys, of those that fulfil the conditions; None: all of them."""
 
     def __post_init__(self) -> None:
         if self.preferred is not None:
@@ -234,13 +234,13 @@ class Selector:
                 ) from None
 
     def __and__(self, other: Selector) -> Selector:
-        """The positions that both select."""
+        """The selector of the positions that both select."""
         if None not in (self.preferred, other.preferred):
             raise ValueError("only one of two selectors may have a preference")
         return Selector(self.conditions + other.conditions, self.preferred or other.preferred)
 
     def best(self, variable: Variable) -> Selector:
-        """Of the selected positions those with the largest value of a categorical variable."""
+        """The selector of the selected positions with the largest value of a categorical variable."""
         return Selector(self.conditions, variable)
 
     @property
@@ -268,19 +268,32 @@ class Selector:
 
 @public()
 def select(keys: Variable, queries: Variable, predicate: Callable[..., bool]) -> Selector:
-    """The selector of the keys for which `predicate(key's value, query's value)` holds."""
+    """The selector of the keys for which `predicate(key's value, query's value)` holds.
+
+    Args:
+        keys: variable at the positions that are attended to.
+        queries: variable at the position that attends.
+        predicate: function of a key's and a query's value.
+
+    Returns:
+        `Selector`.
+    """
     return Selector((Condition(keys, queries, predicate),))
 
 
 def everything() -> Selector:
-    """The selector of every position (that comes no later, in a causal program)."""
+    """The selector of every position (that comes no later, in a causal program).
+
+    Returns:
+        `Selector`.
+    """
     return Selector(())
 
 
 @public()
 @dataclass(frozen=True, eq=False)
 class Aggregate(Variable):
-    """What the selected positions say: the mean of a number, the value that they have in common of a categorical one.
+    """The mean of a number over the selected positions, or the common value of a categorical variable.
 
     Where nothing is selected it is `default`; None, for a categorical variable that only votes, is no value at all.
     """
@@ -300,7 +313,7 @@ class Aggregate(Variable):
 
     @cached_property
     def domain(self) -> tuple[Value, ...]:
-        """What may be moved and the default; of numbers every mean of at most `length`."""
+        """The values that may be moved and the default; of numbers every mean of at most `length`."""
         default = () if self.default is None else (self.default,)
         if not self.numeric:
             return _domain([*self.values.domain, *default], numeric=False)
@@ -332,7 +345,7 @@ class Aggregate(Variable):
 @public()
 @dataclass(frozen=True, eq=False)
 class Share(Variable):
-    """1 / (1 + the number of selected positions): what attention leaves to one more position that is always there."""
+    """1 / (1 + the number of selected positions): the share of attention for one more position that is always there."""
 
     selector: Selector
     tokens: Tokens
@@ -359,14 +372,23 @@ class Share(Variable):
 
 @public()
 def selector_width(selector: Selector, tokens: Tokens, name: str = "") -> Map:
-    """How many positions are selected, a categorical variable: a head and, to invert its share, an MLP."""
+    """How many positions are selected, a categorical variable: a head and, to invert its share, an MLP.
+
+    Args:
+        selector: which positions.
+        tokens: the program's input.
+        name: the variable's name; "": its default.
+
+    Returns:
+        `Map`, an integer at every position.
+    """
     return Map(lambda share: int(1 / share) - 1, Share(selector, tokens), name=name)
 
 
 @public()
 @dataclass(frozen=True, eq=False)
 class Sum(Variable):
-    """Weighted numbers added up; or weighted votes for categorical values, whose most voted one is the output.
+    """Weighted numbers added up; or weighted votes for categorical values, of which the winner is the output.
 
     It has no place in the stream: what reads it reads all its terms.
     """
@@ -386,12 +408,12 @@ class Sum(Variable):
 
     @property
     def numeric(self) -> bool:
-        """Whether its terms are."""
+        """Whether its terms are numbers."""
         return self.terms[0].numeric
 
     @cached_property
     def domain(self) -> tuple[Value, ...]:
-        """Every sum, or whatever anybody votes for."""
+        """Every sum, or every value with a vote."""
         if not self.numeric:
             return _domain([value for term in self.terms for value in term.domain], numeric=False)
         sums = {Fraction(0)}
@@ -426,7 +448,7 @@ class Sum(Variable):
 @public()
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What is computed at every position: the variable `output`, by what it is made of.
+    """A program: the variable `output`, computed at every position, with everything that it is computed from.
 
     Example:
         >>> tokens = Tokens("abc", 4)
@@ -439,9 +461,9 @@ class Program:
     name: str
     output: Variable
     causal: bool = True
-    """False: every position may look at every other."""
+    """Whether a position may look only at those before it and itself."""
     note: str = ""
-    """What it teaches, in a sentence."""
+    """The lesson of the program, in a sentence."""
 
     def __post_init__(self) -> None:
         if self.output.numeric:
@@ -480,7 +502,7 @@ class Program:
 
     @property
     def tokens(self) -> Tokens:
-        """What is given."""
+        """The input of the program."""
         (found,) = (each for each in self.variables.values() if isinstance(each, Tokens))
         return found
 
@@ -522,13 +544,21 @@ class Program:
         return {name: known[each] for name, each in self.variables.items()}
 
     def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
-        """The output at every position; `given` and errors as in `trace`."""
+        """The output of the program at every position.
+
+        Args:
+            tokens: the input.
+            given: variables that are set to these values instead, as in `trace`.
+
+        Raises:
+            ValueError, KeyError: as `trace`.
+        """
         (name,) = (name for name, each in self.variables.items() if each is self.output)
         return self.trace(tokens, given)[name]
 
 
 def _leading_to(variable: Variable, found: dict[Variable, None]) -> dict[Variable, None]:
-    """What was found, then everything that a variable is computed from, then the variable, each once."""
+    """The variables found so far, then all that a variable is computed from, then the variable, each once."""
     for each in variable.inputs:
         if each not in found:
             _leading_to(each, found)

@@ -25,7 +25,7 @@ from interp.lab.rasp.language import (
 )
 
 NONE = "-"
-"""What a program answers where there is nothing."""
+"""Answer of a program where there is nothing."""
 
 
 def _same(key: object, query: object) -> bool:
@@ -37,7 +37,7 @@ def _earlier(positions: Positions) -> Selector:
 
 
 def _at(positions: Positions, where: Variable) -> Selector:
-    """The position whose index a variable holds."""
+    """The selector of the position with the index in a variable."""
     return select(positions, where, _same)
 
 
@@ -62,7 +62,7 @@ def shift(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
 
 
 def first(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
-    """The first token: a head whose queries say nothing."""
+    """The first token: a head with constant queries."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     start = select(positions, positions, lambda key, query: key == 0)
@@ -92,7 +92,7 @@ def _reversed(tokens: Tokens, positions: Positions) -> Aggregate:
 
 
 def sort(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
-    """The tokens in order: how many stand before each, then whose rank is the position."""
+    """The tokens in order: the rank of each, then the token with the rank of the position."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     order = Map(lambda token, i: (token, i), (tokens, positions), name="order")
@@ -254,7 +254,7 @@ def _after(tokens: Tokens, positions: Positions, before: Variable, what: Variabl
 
 
 def induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
-    """What came after the latest earlier occurrence of the token, by K-composition: who has it before themselves?"""
+    """The token after the latest earlier occurrence of the token, by K-composition with a previous-token head."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     answer = _after(tokens, positions, _before(tokens, positions), tokens, "after")
@@ -262,7 +262,7 @@ def induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
 
 
 def pointer_induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
-    """The same answer by Q-composition: where was the token, what is the next position, what stands there?"""
+    """The token after the latest earlier occurrence of the token, by Q-composition (a pointer to the next position)."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     alike = (select(tokens, tokens, _same) & _earlier(positions)).best(positions)
@@ -275,7 +275,7 @@ def pointer_induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Pr
 
 
 def two_hop(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
-    """What came after what came after the token: an answer is the next question."""
+    """Induction twice: the token after the latest occurrence of the token that induction answers."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     before = _before(tokens, positions)

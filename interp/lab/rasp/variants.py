@@ -1,4 +1,4 @@
-"""The same circuit, less clean: a compiled model in another basis, squeezed into fewer dimensions, or beside noise.
+"""Less clean models of a circuit: in another basis, squeezed into fewer dimensions, or with noise heads.
 
 In a compiled model every variable has dimensions of its own, so methods that only work in a privileged basis look
 better on it than they are. Each function here gives another `Compiled` of the same program, whose directions are those
@@ -23,9 +23,9 @@ from interp.model.transformer import Transformer
 from interp.zoo.planted import generator_of
 
 WRITERS = ("attn.out.weight", "mlp.out.weight")
-"""Parameters whose rows are dimensions of the stream."""
+"""Parameters with rows that are dimensions of the stream."""
 ALONG = ("embed.weight", "attn.qkv.weight", "mlp.into.weight", "mlp.out.bias", "unembed.weight")
-"""Those whose last axis is the stream."""
+"""Parameters with the stream as their last axis."""
 IDLE = 8
 """Dimensions that only noise heads write and read."""
 MOST_HEADS = 1000
@@ -35,6 +35,13 @@ MOST_HEADS = 1000
 @public()
 def rotated(compiled: Compiled, seed: int = 0) -> Compiled:
     """The model in a random orthogonal basis of its stream: every logit is the same up to rounding.
+
+    Args:
+        compiled: the compiled program.
+        seed: seed of the basis.
+
+    Returns:
+        `Compiled` with the rotated model.
 
     Raises:
         ValueError: a model with norms.
@@ -47,9 +54,17 @@ def superposed(compiled: Compiled, width: int, seed: int = 0) -> Compiled:
     """The model with a stream of only `width` dimensions, in which the directions of variables are not orthogonal.
 
     What was written is multiplied by E [d_model, width], the largest principal directions of the stream over the
-    program's inputs in a random orthogonal basis, and what is read by its transpose: of all linear compressions the one
-    that loses least of the stream. It is exact as long as `width` is no less than the stream's rank; below, `check()`
-    says how many outputs are wrong. The directions of the result are rows of E.
+    program's inputs in a random orthogonal basis, and what is read by its transpose: of all linear compressions the
+    one that loses least of the stream. It is exact as long as `width` is no less than the stream's rank; below,
+    `check()` says how many outputs are wrong.
+
+    Args:
+        compiled: the compiled program.
+        width: dimensions of the new stream, 1 to d_model.
+        seed: seed of the basis.
+
+    Returns:
+        `Compiled` with the compressed model; its directions are rows of E.
 
     Raises:
         ValueError: a width that is none of 1 to d_model, or a model with norms.
@@ -63,10 +78,19 @@ def superposed(compiled: Compiled, width: int, seed: int = 0) -> Compiled:
 
 @public()
 def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, seed: int = 0) -> Compiled:
-    """The model with so many random heads more in every layer, which read the whole stream.
+    """The model with random heads added to every layer, which read the whole stream.
 
-    They write numbers of about 1 to some dimensions that no part of the circuit reads, and of about `spill` to those of
-    the variables: with 0 the answers are the same, with more `check()` says how far the margin fell.
+    They write numbers of about 1 to some dimensions that no part of the circuit reads, and of about `spill` to those
+    of the variables: with 0 the answers are the same, with more `check()` says how far the margin fell.
+
+    Args:
+        compiled: the compiled program.
+        heads: random heads per layer, 1 to 1000.
+        spill: size of what they write to the variables' dimensions, >= 0.
+        seed: seed of the weights.
+
+    Returns:
+        `Compiled` with the larger model.
 
     Raises:
         ValueError: no heads or more than 1000, a negative spill, or a model with norms.
@@ -114,7 +138,7 @@ def _principal(compiled: Compiled) -> Float[Tensor, "d d"]:
 
 
 def _through(compiled: Compiled, turn: Float[Tensor, "d d2"]) -> Compiled:
-    """The model whose stream is that of before times `turn`, and is multiplied by its transpose where it is read."""
+    """The model with its stream multiplied by `turn`, and by its transpose where it is read."""
     old = compiled.model
     if old.config.normed:
         raise ValueError(f"a model without norms is required, got one with {old.config.norm}")

@@ -1,4 +1,4 @@
-"""How often an encoder-decoder is right when nobody tells it the target: greedy decoding against the truth."""
+"""Accuracy of an encoder-decoder by greedy decoding, without the target as input."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ from interp.tasks.examples import Examples
 def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) -> Bool[Tensor, "b"]:
     """Which sources are decoded to their target, every token of it, and to nothing after it.
 
-    The most probable token is taken each time, until `end` or as many tokens as the longest target has. Errors:
-    ValueError for examples without a source, and for targets that do not finish with `end`.
+    The most probable token is taken each time, until `end` or as many tokens as the longest target has.
+
+    Args:
+        model: the encoder-decoder.
+        examples: sources and their targets.
+        end: the token that finishes every target.
+
+    Returns:
+        [b], True where the whole target is right.
+
+    Raises:
+        ValueError: examples without a source, or targets that do not finish with `end`.
     """
     target, source = examples.batch, examples.source
     if source is None:

@@ -18,23 +18,25 @@ from interp.model.config import WITH_HEADS, AnyConfig, EncoderDecoderConfig, Mod
 from interp.model.edits import Edit
 
 STREAM = 1
-"""Keeps these random numbers apart from those of the data, which are drawn from seed and step alone."""
+"""Key that keeps these random numbers apart from those of the data, which are drawn from seed and step only."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Which share of the numbers of a training pass is set to 0; the others are divided by what is kept.
+    """Shares of the numbers of a training pass that are set to 0; the others are divided by what is kept.
 
     Raises:
         ValueError: a share outside [0, 1).
     """
 
     residual: float = 0.0
-    """Of what each sublayer adds to the stream, bias, norm and factor included."""
+    """Rate of dropout of what each sublayer adds to the stream, bias, norm and factor included."""
     attention: float = 0.0
-    """Of the attention weights, after their softmax; the pattern is then written out, which the fused kernel is not."""
+    """Rate of dropout of the attention weights, after their softmax; the pattern is then written out, unlike in the
+    fused kernel.
+    """
     embedding: float = 0.0
-    """Of the stream that enters the first block."""
+    """Rate of dropout of the stream that enters the first block."""
 
     def __post_init__(self) -> None:
         for name in ("residual", "attention", "embedding"):
@@ -47,7 +49,10 @@ class Dropout:
     ) -> tuple[Edit, ...]:
         """The edits of the update after `step` others, every site with random numbers of its own.
 
-        Another kind of device draws others. Errors: ValueError for attention dropout in a layer without a pattern.
+        Another kind of device draws others.
+
+        Raises:
+            ValueError: attention dropout in a layer without a pattern.
         """
         places = [(site, share) for site, share in self._places(config) if share > 0]
         seeds = np.random.SeedSequence([step + 1, seed, STREAM]).generate_state(len(places), np.uint64)

@@ -17,9 +17,15 @@ from interp.model.block import FeedForward
 def xavier(model: nn.Module) -> None:
     """Give every linear map and table uniform weights of +-sqrt(6 / (rows + columns)), as Glorot and Bengio (2010).
 
-    Equation 16 there; their variance is 2 / (rows + columns). Queries, keys and values of all heads, and the branches
-    of a gated MLP, are matrices by themselves, though they are stored in one; others count as they are stored. What is
-    no linear map or table (gains, biases, convolutions, experts) stays as it is. Draws from torch's global generator.
+    Their variance is 2 / (rows + columns). Queries, keys and values of all heads, and the branches of a gated MLP,
+    are matrices by themselves, though they are stored in one; others count as they are stored. What is no linear map
+    or table (gains, biases, convolutions, experts) stays as it is. Draws from torch's global generator.
+
+    Args:
+        model: the network, changed in place.
+
+    Source:
+        Glorot and Bengio 2010, equation 16.
 
     Example:
         >>> network = interp.model.build(interp.lab.training.attention_only(1, 36, 8))

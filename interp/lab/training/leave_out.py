@@ -1,4 +1,4 @@
-"""What training rows did to a model, exactly: the same run again without them, bit for bit the same in all else.
+"""Exact effects of training rows on a model: the run again without them, bit for bit equal in all else.
 
 A row that is left out keeps its place in every batch, and its loss is multiplied by 0 there: first weights, the order
 of the rows, the divisor of the mean loss and the learning rates stay as they were. So the difference between two runs
@@ -60,11 +60,11 @@ class FixedRows:
     """
 
     rows: Examples
-    """What is trained on."""
+    """Rows that are trained on."""
     held_out: Examples
-    """What the log measures the loss on."""
+    """Rows on which the log measures the loss."""
     without: tuple[int, ...] = ()
-    """Rows whose loss counts nothing: they stay in their batches, with weight 0."""
+    """Rows with a loss that counts nothing: they stay in their batches, with weight 0."""
 
     def __post_init__(self) -> None:
         if self.rows.batch.documents is not None:
@@ -91,7 +91,7 @@ class FixedRows:
         return {"type": "FixedRows", **hashes, "without": list(self.without)}
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """The rows of this place, each with its weight; of the held-out place the first held-out ones."""
+        """The rows of a place, each with its weight; of the held-out place the first held-out ones."""
         if place.step is None:
             return self.held_out.rows(torch.arange(min(rows, len(self.held_out.batch))))
         count = len(self.rows.batch)
@@ -120,31 +120,39 @@ def leave_out(
     out: Path | str | None = None,
     processes: int = 1,
 ) -> xr.Dataset:
-    """What each group of training rows did to each query: measured without the group minus measured with all rows.
+    """Effect of each group of training rows on each query, by training again without the group.
 
-    A model is trained on all rows and then once more without each group. Left out means: the row's loss is multiplied
-    by 0 in every batch in which it stands. The batch stays and the divisor of its mean is kept, so that first weights,
-    the order of all rows and the learning rates are the same bits; an empty group changes nothing.
+    The effect is what is measured without the group minus what is measured with all rows. A model is trained on all
+    rows and then once more without each group. Left out means: the row's loss is multiplied by 0 in every batch in
+    which it stands. The batch stays and the divisor of its mean is kept, so that first weights, the order of all rows
+    and the learning rates are the same bits; an empty group changes nothing.
 
     Args:
-        rows: what is trained on (`FixedRows` draws them);
-        queries: what is measured in the end, one number per row (`Examples.measured`): mean nats per token that is
-            asked, -log p of the answers that the queries bring, or with wrong answers logit(answer) - logit(wrong).
-        groups: indices of rows; None = each row on its own. `training.determined_only` holds for rows and queries.
+        config: config of the model that is trained.
+        rows: what is trained on (`FixedRows` draws them).
+        queries: what is measured in the end, one number per row (`Examples.measured`): mean nats per token that
+            counts, -log p of the answers that the queries bring, or with wrong answers logit(answer) - logit(wrong).
+        groups: indices of rows; None: each row is a group. `training.determined_only` holds for rows and queries.
+        training: how long and how fast it trains; None: the defaults of `Training`.
+        out: a folder that keeps one file per finished run, and goes on where it stopped; None: nothing is kept.
         processes: worker processes; every run uses one thread, so their number changes no bit (a script needs `if
             __name__ == "__main__":`).
-        out: a folder that keeps one file per finished run, and goes on where it stopped.
 
     Returns:
-        Dataset[group, query]: `value`, the effect (in nats: positive where the group had made the query easier);
-        `full`[query], what was measured with all rows; `left_out`[group, row], which rows each group has. There is no
-        interval: these are exact numbers of one seed, and another seed has others.
+        Dataset[group, query] of exact numbers of one seed, without an interval; another seed has others.
+
+        - `value` [group, query]: the effect (in nats: positive where the group had made the query easier).
+        - `full` [query]: what was measured with all rows.
+        - `left_out` [group, row]: which rows each group has.
 
     Raises:
-        ValueError: as `train`; no or empty queries, rows that do not exist, a folder of another study.
+        ValueError: as `train`; no or empty queries, rows that do not exist, or a folder of another study.
 
     Caveat:
         AdamW divides by running sizes of the gradient, so what a row does is what it does under this optimiser.
+
+    See also:
+        `interp.dynamics.influence`: an estimate of the same effects without training again.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
@@ -227,7 +235,7 @@ def _measured(model: AnyModel, queries: Examples, training: Training) -> list[fl
 
 
 def _outcome(config: AnyConfig, training: Training, queries: Examples, data: FixedRows) -> list[float]:
-    """What is measured of every query after one run, on one thread."""
+    """The numbers of every query after one run, on one thread."""
     with _one_thread():
         return _measured(train(config, data, training).model, queries, training)
 
@@ -235,7 +243,7 @@ def _outcome(config: AnyConfig, training: Training, queries: Examples, data: Fix
 def _outcomes(
     run: partial[list[float]], jobs: Mapping[str, FixedRows], processes: int
 ) -> Iterator[tuple[str, list[float]]]:
-    """What every run measured, in the order in which they finish."""
+    """The numbers of every run, in the order in which they finish."""
     if processes == 1 or len(jobs) < 2:
         yield from ((name, run(data)) for name, data in jobs.items())
         return
@@ -267,7 +275,7 @@ class _Kept:
     @classmethod
     @contextmanager
     def opened(cls, out: Path | str | None, question: Json) -> Iterator[_Kept]:
-        """The folder for this study, locked until it is left. Errors: ValueError for one of another study."""
+        """The folder for this study, locked until it is left. ValueError for one of another study."""
         if out is None:
             yield cls(None)
             return
@@ -278,7 +286,7 @@ class _Kept:
             yield cls(Path(out))
 
     def read(self, name: str, queries: int) -> list[float] | None:
-        """What a run measured, if it is kept. ValueError for a file that does not hold a number for every query."""
+        """The numbers of a run, if they are kept. ValueError for a file without a number for every query."""
         path = self._path(name)
         if path is None or not path.is_file():
             return None

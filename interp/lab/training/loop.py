@@ -55,7 +55,7 @@ class Described(Protocol):
 
 @runtime_checkable
 class WithVocabulary(Protocol):
-    """Data whose ids are of a tokenizer, which is then kept beside the weights."""
+    """Protocol of data with a tokenizer, which is then kept with the weights."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -73,23 +73,31 @@ def train(
     resume: bool = False,
     evaluate: Evaluate | None = None,
 ) -> Trained:
-    """A model of this config, trained on this data.
+    """A model of a config, trained on data that are drawn as it goes.
 
     AdamW (Loshchilov and Hutter 2019) with decay of matrices only, linear warm-up and a falling rate, clipped
     gradients; mean cross-entropy in nats. Dropout acts in the updates alone: held-out losses, `evaluate` and the
-    finished model have none. out: a folder for checkpoints, log and finished model (`training.state`); None keeps
-    nothing. resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on
-    one machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of
-    the log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log,
-    checkpoints included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the
-    last row. The global random state is left as it is.
+    finished model have none. The global random state is left as it is.
+
+    Args:
+        config: the model's config.
+        data: what draws the rows of each update, and the held-out rows.
+        training: how long and how fast it trains; None: the defaults of `Training`.
+        out: a folder for checkpoints, log and finished model (`training.state`); None: nothing is kept.
+        resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on one
+            machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`).
+        evaluate: function for more columns of the log, next to `held_out_loss` and `accuracy` (`examples.scores`); it
+            is called at every row of the log, checkpoints included.
+
+    Returns:
+        `Trained`: the model and its log, in which `loss` and `gradient_norm` (before clipping) are means over the
+        updates since the last row.
 
     Raises:
-        ValueError: data that does not fit the model, for a folder of another run or in which another process trains,
-            and for a kept state that is damaged.
-        NotFiniteError: naming the step, for a loss that is not finite.
-        OSError: with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from
-            what was kept last.
+        ValueError: data that does not fit the model, a folder of another run or in which another process trains, or a
+            kept state that is damaged.
+        NotFiniteError: a loss that is not finite; the message names the step.
+        OSError: a full disk or a place that may not be written to; `resume=True` goes on from what was kept last.
 
     Example:
         >>> from interp.tasks import RepeatedSequences

@@ -1,4 +1,4 @@
-"""What a model is trained on, its loss there, and how much of what the context determines it gets right."""
+"""Training data, a model's loss on it, and its accuracy on what the context determines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from interp.tasks.examples import Examples, Place
 
 @runtime_checkable
 class TrainingData(Protocol):
-    """What a model is trained on: rows by their place alone, so that a run can go on anywhere.
+    """Protocol of training data: rows by their place only, so that a run can go on anywhere.
 
     A frozen dataclass of numbers and texts is described by its fields; anything else needs a `description`.
     """
@@ -63,16 +63,22 @@ def mean_loss(
     label_smoothing: float = 0.0,
     edits: Sequence[Edit] = (),
 ) -> Float[Tensor, ""]:
-    """Mean nats per token that is predicted, or per token that the context determines.
+    """Mean cross-entropy in nats per token that is predicted, or per token that the context determines.
 
     Args:
+        model: the network.
+        examples: the rows. Rows with a weight have their losses multiplied by it; the divisor is the number of tokens
+            all the same.
+        determined_only: count only the tokens that the context determines.
         label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is (1 - s)
             (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7).
-        edits: of the pass (`Dropout.edits`). Rows with a weight have their losses multiplied by it; the divisor is
-            the number of tokens all the same.
+        edits: interventions of the pass (`Dropout.edits`).
+
+    Returns:
+        One number, in nats; NaN if the context determines no token of these rows.
 
     Raises:
-        ValueError: if the data does not say which are determined; NaN if there are none.
+        ValueError: `determined_only` with data that do not say which tokens are determined.
     """
     batch = examples.batch
     losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
@@ -89,8 +95,9 @@ def mean_loss(
 def _losses(
     model: AnyModel, examples: Examples, smoothing: float, edits: Sequence[Edit]
 ) -> Float[Tensor, "b _"]:
-    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary, unless
-    labels are smoothed.
+    """Nats per predicted token.
+
+    Under adaptive and hierarchical output layers without a row of the vocabulary, unless labels are smoothed.
     """
     batch = examples.batch
     if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or smoothing:
@@ -105,13 +112,20 @@ def _losses(
 @public()
 @torch.no_grad()
 def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
-    """How good the model is on rows: `held_out_loss` and `accuracy`.
+    """Held-out loss and accuracy of a model on some rows.
 
-    held_out_loss: nats per predicted token. accuracy: of the tokens that the context determines (of all predicted
-    ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
+    Args:
+        model: the network.
+        examples: the rows.
+        rows_at_once: rows of a pass.
+
+    Returns:
+        `held_out_loss`, nats per predicted token, and `accuracy`, of the tokens that the context determines (of all
+        predicted ones, where the data does not say) the share whose logit is the largest, given all tokens before
+        (teacher forcing).
 
     Raises:
-        ValueError: if no token is predicted, or none determined.
+        ValueError: no token that is predicted, none determined, or rows_at_once < 1.
     """
     if rows_at_once < 1:
         raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")

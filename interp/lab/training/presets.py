@@ -18,7 +18,16 @@ from interp.model.config import MLP, AnyConfig, EncoderDecoderConfig, ModelConfi
 
 @public()
 def attention_only(n_layers: int, d_vocab: int, n_ctx: int) -> ModelConfig:
-    """Attention without MLPs and rotary positions, 64 wide, 4 heads."""
+    """The config of a small model of attention without MLPs and with rotary positions, 64 wide, 4 heads.
+
+    Args:
+        n_layers: number of blocks.
+        d_vocab: size of the vocabulary.
+        n_ctx: the longest row, in tokens.
+
+    Returns:
+        `ModelConfig`.
+    """
     return ModelConfig(
         n_layers=n_layers, d_model=64, n_heads=4, n_ctx=n_ctx, d_vocab=d_vocab, position=Rotary()
     )
@@ -54,7 +63,21 @@ PRESETS: Mapping[str, Callable[[int, int], ModelConfig]] = MappingProxyType(
 def encoder_decoder(
     d_vocab: int, n_ctx: int, *, d_model: int = 64, n_heads: int = 4, n_layers: int = 2
 ) -> EncoderDecoderConfig:
-    """The first Transformer, small (Vaswani et al. 2017): sinusoidal positions, ReLU; but norms before sublayers."""
+    """The config of the first Transformer, small: sinusoidal positions, ReLU, but norms before sublayers.
+
+    Args:
+        d_vocab: size of the vocabulary.
+        n_ctx: the longest row of either side, in tokens.
+        d_model: width of the residual stream.
+        n_heads: heads per layer.
+        n_layers: blocks per side.
+
+    Returns:
+        `EncoderDecoderConfig`.
+
+    Source:
+        Vaswani et al. 2017.
+    """
     side = ModelConfig(
         n_layers=n_layers, d_model=d_model, n_heads=n_heads, n_ctx=n_ctx, d_vocab=d_vocab,
         position=Sinusoidal(), mlp=MLP(4 * d_model, act="relu"), embed_scale=d_model**0.5,
@@ -66,11 +89,21 @@ def encoder_decoder(
 
 @public()
 def config_for(model: str, data: TrainingData) -> AnyConfig:
-    """The config of a preset, as large as the data asks; or of a `.json` or `.toml` file, as it stands.
+    """The config of a preset, as large as the data requires, or of a `.json` or `.toml` file.
 
-    A file holds the fields of `ModelConfig` (nested records with their class name under `kind`), or is a `config.json`
-    of any family that can be loaded. Errors: ValueError for an unknown name or field, and for a file whose vocabulary
-    or context is smaller than the data's; FileNotFoundError.
+    A file holds the fields of `ModelConfig` (nested records with their class name under `kind`), or is a
+    `config.json` of any family that can be loaded.
+
+    Args:
+        model: a name of `PRESETS`, or the path of a file.
+        data: the training data, whose vocabulary and width count.
+
+    Returns:
+        `ModelConfig` or `EncoderDecoderConfig`.
+
+    Raises:
+        ValueError: an unknown name or field, or a file whose vocabulary or context is smaller than the data's.
+        FileNotFoundError: no such file.
     """
     path = Path(model)
     if path.suffix not in (".json", ".toml"):

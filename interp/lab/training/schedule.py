@@ -1,4 +1,4 @@
-"""The parameters of a training run as one record, and what follows from them alone: learning rates and checkpoints."""
+"""The parameters of a training run as one record, and what follows from them: learning rates and checkpoints."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,14 @@ NO_DROPOUT = Dropout()
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: AdamW, linear warm-up and then a falling rate, clipped gradients. Errors: ValueError.
+    """Parameters of a training run: AdamW, linear warm-up and then a falling rate, clipped gradients.
 
     The first Transformer's (Vaswani et al. 2017, section 5): `schedule="inverse_sqrt"`, `initial="xavier"`,
-    `dropout=Dropout(0.1, 0.1, 0.1)`, `label_smoothing=0.1`, `weight_decay=0.0` and
-    `learning_rate=(d_model * warm_up) ** -0.5`, with which `rate` is its equation 3.
+    `dropout=Dropout(0.1, 0.1, 0.1)`, `label_smoothing=0.1`, `weight_decay=0.0` and `learning_rate=(d_model * warm_up)
+    ** -0.5`, with which `rate` is its equation 3.
+
+    Raises:
+        ValueError: parameters out of range.
     """
 
     steps: int = 2000
@@ -32,9 +35,9 @@ class Training:
     schedule: Schedule = "cosine"
     """How the rate falls after the warm-up: along half a cosine, or as 1 / sqrt(updates) (Vaswani et al. 2017)."""
     final_share: float = 0.1
-    """Of the highest learning rate, where the cosine ends."""
+    """Learning rate at the end of the cosine, as a share of the highest."""
     weight_decay: float = 0.05
-    """Of matrices; vectors (biases, gains) never decay."""
+    """Weight decay of matrices; vectors (biases, gains) never decay."""
     beta1: float = 0.9
     """AdamW's decay rate of the mean gradient."""
     beta2: float = 0.98
@@ -42,9 +45,9 @@ class Training:
     clip: float = 1.0
     """The largest norm of all gradients together."""
     dropout: Dropout = NO_DROPOUT
-    """What is dropped in the passes of the updates, and in no other."""
+    """Dropout in the passes of the updates, and in no other."""
     label_smoothing: float = 0.0
-    """The share of the target that is spread evenly over all tokens (Szegedy et al. 2016); not in held-out losses."""
+    """Share of the target that is spread evenly over all tokens (Szegedy et al. 2016); not in held-out losses."""
     initial: Initial = "gpt2"
     """The first weights: GPT-2's, or `interp.lab.training.xavier`."""
     determined_only: bool = False
@@ -52,7 +55,7 @@ class Training:
     precision: TrainingPrecision = "auto"
     """bfloat16: products by autocast, weights in float32; auto: that on an accelerator, float32 on the CPU."""
     seed: int = 0
-    """Of the first weights and of the data."""
+    """Seed of the first weights and of the data."""
     device: str = "cpu"
     """Where the model is trained."""
     log_every: int = 100
@@ -105,7 +108,7 @@ class Training:
 
     @property
     def checkpoint_steps(self) -> tuple[int, ...]:
-        """The steps whose models are kept: 0, then from 1 to the last in equal ratios, equal ones once.
+        """The steps whose models are kept: 0, then from 1 to the last in equal ratios, each once.
 
         Example:
             >>> Training(steps=100, checkpoints=4).checkpoint_steps

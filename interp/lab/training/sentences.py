@@ -38,7 +38,7 @@ class Sentences:
 
     @property
     def description(self) -> Json:
-        """What decides the rows."""
+        """The fields that decide the rows."""
         kind = type(self.task)
         own = replace(self.task, rows=1, seed=0, held_out=False)
         described: Json = {

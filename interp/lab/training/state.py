@@ -1,4 +1,4 @@
-"""What a training run keeps in its folder, and how a killed one finds where it was.
+"""The files of a training run in its folder, and how a killed run finds where it was.
 
     run/
         training.json            config, data and parameters: what a resumed run must agree with
@@ -144,7 +144,7 @@ class TrainingFolder:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], told: Json) -> str:
-    """SHA-256 of the tensors, by name, and of what is told beside them."""
+    """SHA-256 of the tensors, by name, and of the entries stored with them."""
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())

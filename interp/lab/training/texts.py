@@ -54,10 +54,19 @@ class PackedTexts:
     def of(
         cls, data: Data, vocabulary: Vocabulary, *, width: int, held_out: float = 0.05, field: str = "text"
     ) -> "PackedTexts":
-        """The texts of anything that `open_source` reads; each begins with BOS, one over `width` is split, with BOS.
+        """The texts of anything that `open_source` reads, as training data.
+
+        Each begins with BOS; one over `width` is split, with BOS.
+
+        Args:
+            data: files, a folder, a data set or texts.
+            vocabulary: the tokenizer.
+            width: tokens of a row.
+            held_out: share of the texts that is held out.
+            field: name of the column of texts, in tables.
 
         Raises:
-            ValueError: naming the first row that cannot be used (an empty one, say), and as above.
+            ValueError: a row that cannot be used (an empty one, say), which the message names, or as the class.
         """
         text = Text(vocabulary.tokenizer, width, vocabulary.size)
         stream = Stream(
@@ -93,7 +102,7 @@ class PackedTexts:
 
     @property
     def description(self) -> Json:
-        """What decides the rows."""
+        """The fields that decide the rows."""
         digest = hashlib.sha256()
         for part in (self._trained, self._kept):
             digest.update(part.flat.tobytes() + part.lengths.tobytes())
@@ -106,7 +115,7 @@ class PackedTexts:
         }
 
     def batch(self, place: Place, rows: int) -> Examples:
-        """Rows of this place; of the held-out texts no more than there are."""
+        """The rows of a place; of the held-out texts no more than there are."""
         if place.step is None:
             kept = self._kept
             return _examples([kept.cut(np.arange(len(kept.lengths)), np.arange(min(rows, kept.rows)))])

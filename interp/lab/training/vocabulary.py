@@ -14,13 +14,18 @@ from interp.families.tokenizer import FileTokenizer
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary(Brief):
-    """A `tokenizer.json` as text; it must have our beginning-of-text token, `<|bos|>`."""
+    """A `tokenizer.json` as text, with a beginning-of-text token, `<|bos|>`."""
 
     json: str
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
-        """The vocabulary of a file. Errors: FileNotFoundError; ValueError if it lacks the token."""
+        """The vocabulary of a file.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a file without the token.
+        """
         try:
             found = cls(regular(path).read_text(encoding="utf-8"))
             found.tokenizer  # noqa: B018 - it refuses what is no tokenizer of ours
@@ -30,7 +35,11 @@ class Vocabulary(Brief):
 
     @classmethod
     def learned(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """A byte-level BPE of at most `size` tokens, learned from the texts; every text can be encoded.
+        """A byte-level BPE vocabulary learned from texts, with which every text can be encoded.
+
+        Args:
+            texts: the texts.
+            size: the most tokens.
 
         Raises:
             ValueError: fewer than 257 tokens, all bytes and the beginning.
