@@ -437,7 +437,7 @@ def _random_frames(
 
 
 def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
-    """`positivity` of the eigenvalues, cached by content: they are most of the work, and models are analysed repeatedly."""
+    """`positivity` of the eigenvalues, cached by content: they are most of the work, and models are analysed again."""
     slot = _slot(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
     if not slot:
         slot.append(positivity(torch.linalg.eigvals(small)))

@@ -363,7 +363,7 @@ def _singular(
 
 
 def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
-    """W_gate (if gated) and W_in `[d m]` after the norm they read through, W_out `[m d]` before the norm of its output."""
+    """W_gate (if gated) and W_in `[d m]` after the norm before them, W_out `[m d]` before the norm of its output."""
     weights = Weights(circuits.network).layer(layer)
     assert weights.W_in is not None and weights.W_out is not None
     read, out = (norm(circuits.network, layer, "mlp_out") for norm in (input_norm, output_norm))

@@ -85,7 +85,7 @@ def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "r
 def by_head(
     left: Float[Tensor, "i r"], right: Float[Tensor, "r o"], name: str, heads: int | None
 ) -> FactoredMatrix:
-    """A product in the layout of `Weights`, from factors in that of `side_by_side`: one product per head where there are any."""
+    """A product in the layout of `Weights`, from factors in that of `side_by_side`: one per head if there are heads."""
     if heads is None:
         return FactoredMatrix(left, right)
     if name.endswith("W_O"):

@@ -78,6 +78,6 @@ def _turn(rows: Tensor, turn: Tensor) -> None:
 
 
 def _as_written_by(real: Attention, _: nn.Module, given: tuple[object, ...], __: Tensor) -> Tensor:
-    """What the real heads write for the same input: a forward hook of the random ones, whose other sites are observed."""
+    """What the real heads write for the same input: a forward hook of the random ones, which alone are observed."""
     x, source, shared, _tap, *only = given
     return cast(Tensor, real(x, source, shared, None, *only))

@@ -32,7 +32,7 @@ class TypicalFactors:
     moved: Float[Tensor, "l"]
     """From an entry of each layer's full OV circuit to the logits that a head adds per unit of attention."""
     sought: Float[Tensor, "l"]
-    """From an entry of each layer's full QK circuit to the attention score; NaN where queries or keys are normed too."""
+    """From an entry of each layer's full QK circuit to the attention score; NaN where queries or keys are normed."""
     written: float
     """From a vector of the final stream through the unembedding to the logits that it adds."""
 
