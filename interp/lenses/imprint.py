@@ -47,7 +47,7 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
 
 @public()
 def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
-    """Change of each neuron's part of an MLP's output after one step: eta x[j]^2 delta; its sum over neurons is `imprint`.
+    """Change of each neuron's part of an MLP's output after one step: eta x[j]^2 delta, which sums to `imprint`.
 
     For eta < 0 every neuron shifts the output along -delta, whatever the sign of its activation.
 
