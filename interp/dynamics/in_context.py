@@ -392,7 +392,7 @@ def _score(
 
 
 def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
-    """The loss of one token per row, whose index is a hash of the row's tokens, whatever batch and padding they come in."""
+    """The loss of one token per row, whose index is a hash of the row's tokens, whatever batch they come in."""
     if batch.documents is not None:
         raise ValueError("one token per example requires one text per row, got a packed batch")
     lengths = batch.lengths

@@ -135,7 +135,7 @@ def correlations(
 def _correlation(
     x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], kept: Bool[Tensor, "1 k g"]
 ) -> Float[Tensor, "c k"]:
-    """Pearson's correlation over the columns kept. Ranks by signs are whole numbers, so a constant side is exactly 0."""
+    """Pearson's correlation over the columns kept. Ranks by signs are whole numbers: a constant side is exactly 0."""
     count = kept.sum(2, keepdim=True)
     x, y = ((side - (side * kept).sum(2, keepdim=True) / count) * kept for side in (x, y))
     sizes = (x.square().sum(2) * y.square().sum(2)).sqrt()

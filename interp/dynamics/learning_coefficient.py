@@ -42,7 +42,9 @@ PointLoss = Callable[[ParameterPoint], Float[Tensor, ""]]
 @public()
 @dataclass(frozen=True)
 class Langevin:
-    """Langevin sampler: chains of w <- w - step / 2 (n beta grad L_n(w) + localisation (w - w*)) + sqrt(step) noise from w*.
+    """Langevin sampler: chains of small noisy steps down the loss, all from the minimum w*.
+
+    w <- w - step / 2 (n beta grad L_n(w) + localisation (w - w*)) + sqrt(step) noise.
 
     At a minimum with curvature h along a direction, k = n beta h + localisation, the chain's own limit is known: that
     direction adds n beta h / k / (1 - step k / 4) to twice the coefficient (which is 1 for an exact sampler without

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CANDIDATES = 50
-"""How many neurons are searched, those of the largest mean difference in standard deviations: the paper's pre-filter."""
+"""How many neurons are searched: those of the largest mean difference in deviations, the paper's pre-filter."""
 RIDGE = 1.0
 """Weight of |w|^2 against the sum of squared errors of standardised neurons."""
 MOST = 300_000

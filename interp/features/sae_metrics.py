@@ -169,7 +169,7 @@ class SaeQuality(Question):
         return replace(self, reference=source), source
 
     def bind(self, model: Subject) -> ByRow | Staged:
-        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced, after the reference's mean."""
+        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced, after the mean is known."""
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")

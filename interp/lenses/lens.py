@@ -100,7 +100,7 @@ class LogitTiles:
         return found.values, tile * self.width + found.indices % self.width
 
     def _columns(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
-        """A function from a range of tokens to their logits; models without an unembedding compute all of them at once."""
+        """A function from a range of tokens to their logits; without an unembedding all are computed at once."""
         model = self.model
         if model.unembed is None:
             logits = model.read_out(wide(state))
