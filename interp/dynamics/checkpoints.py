@@ -92,7 +92,7 @@ def over_checkpoints(
 
 
 def _loaded(load: Callable[[str], Model], revision: str) -> Model:
-    """The model of a revision. ValueError if what loads it gives something else."""
+    """The model of a revision. ValueError if `load` returns something else."""
     model = load(revision)
     check(f"load({revision!r})", model, Model)
     return model

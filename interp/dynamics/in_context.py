@@ -75,7 +75,7 @@ class InContext(Question):
         index `late` is the in-context-learning score: `found.value.sel(score="in_context", index=found.attrs["late"])`.
 
         - `value`: in nats.
-        - `low`, `high`: 95 % interval over texts; NaN for fewer than two, and of `loss` for fewer than 1 024.
+        - `low`, `high`: 95 % interval over texts; NaN for fewer than three, and of `loss` for fewer than 1 024.
         - `null`: of `in_context` 0, no use of context.
         - `n`: number of texts.
 

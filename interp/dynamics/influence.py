@@ -1,4 +1,4 @@
-"""What training rows did to what a model says, estimated from gradients: no model is trained again.
+"""Influence of training rows on a model's predictions, estimated from gradients: no model is trained again.
 
 Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To first
 order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh,

@@ -1,4 +1,4 @@
-"""What one model's stream holds that another's does not, on average, layer by layer, read as tokens.
+"""Mean difference between the streams of two models, layer by layer, read as tokens.
 
 The mean over prompts of (tuned - base) is what the change adds whatever the text says: a direction, which the
 unembedding reads like any other (`interp.weights.directions`).

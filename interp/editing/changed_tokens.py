@@ -1,4 +1,4 @@
-"""Where two models say different things: the divergence of their next-token distributions, token by token.
+"""Divergence of two models' next-token distributions, token by token.
 
 Over any amount of text: the mean, both losses, and the places where it is largest with what stands around them.
 """

@@ -1,4 +1,4 @@
-"""What changed between two models of one kind: each part's weights, or what it writes, put from one into the other.
+"""Exact differences between two models of one kind: each part's weights or writes, put from one into the other.
 
 A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights
 of the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 What = Literal["weights", "activations"]
 """Which side of a part is exchanged."""
 ExchangeDirection = Literal["denoise", "noise"]
-"""Whose parts move. denoise: parts of the tuned model into the base; noise: parts of the base into the tuned model."""
+"""denoise: parts of the tuned model are put into the base; noise: parts of the base into the tuned model."""
 FEWEST_SHARES = 64
 """Fewest prompts for an interval of a share of the change (`docs/intervals.md`)."""
 SIGN = "metric with the exchanged part minus metric of the same model without it"
@@ -442,7 +442,7 @@ class _Pair:
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
     def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
-        """The effect of the activations of every cell, and whether they differ `[b c]`; 0 for cells that write nothing."""
+        """The effect of the activations of every cell, and whether they differ `[b c]`; 0 if a cell writes nothing."""
         put = {site: Set(self.given.trace[Read(site)]) for site in self.asked.cells.sites}
         variants = [
             Variant([Edit(site, put[site], at) for site, at in cell.written])

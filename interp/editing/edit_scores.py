@@ -1,4 +1,4 @@
-"""What edits are worth: does the answer come, also in other words, does the model still speak, and what else changes?
+"""Scores of edits: does the answer come, also in other words, does the model still speak, and what else changes?
 
 One table for all editors. It is a harness and no question: a question asks one model, in passes that others may share;
 here every case and editor makes a model of its own, whose weights are put back before the next. The layout is that of

@@ -1,4 +1,4 @@
-"""Two models of one kind, part by part: which parameters a part owns, and a model with those of another in their place.
+"""The parameters that each part of a model owns, and models with some parts' parameters from another model.
 
 Every parameter belongs to exactly one part: a sublayer (attention, an MLP), a norm, an embedding, the unembedding.
 Where queries, keys and values are rows of one matrix, attention is cut into heads too: what all share is its rest.
@@ -168,7 +168,7 @@ def named_part(given: PartName, parts: Sequence[Part]) -> Part:
 
 
 def first_block(part: Part, config: ModelConfig) -> int:
-    """The first block whose output a part's weights change: 0 for embeddings, the number of blocks for what follows them."""
+    """The first block that a part's weights affect: 0 for embeddings, n_layers for parts after the blocks."""
     if part.layer is not None:
         return part.layer
     return config.n_layers if part.kind in LAST else 0

@@ -117,7 +117,7 @@ def least_squares(keys: Keys, key: Float[Tensor, "n m"], weight: float, ridge: f
 
 @dataclass(frozen=True, eq=False)
 class FactBatch:
-    """A fact as a batch: its prompt after every prefix, the essence prompt last, and the last token of the subject in each."""
+    """A fact as a batch: its prompt after every prefix, the essence prompt last, and where the subject ends in each."""
 
     batch: Batch
     where: Bool[Tensor, "b p"]

@@ -41,7 +41,7 @@ from interp.weights.matrices import ends, held
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Keys(Brief):
-    """Second moment of an MLP's keys: C = E[k^T k] of one layer's post-activations over the tokens of a text, uncentred."""
+    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text."""
 
     layer: int
     """Layer of the MLP."""
@@ -73,7 +73,7 @@ class Rome:
     essence: str | None = "{subject} is a"
     """A prompt whose next-token distribution should stay as it is (None: no such term)."""
     steps: Count = 20
-    """Adam steps at most; it ends early once the loss is below `enough`."""
+    """Adam steps at most; the search ends early once the loss is below `enough`."""
     rate: float = 0.5
     """Learning rate of the value."""
     kl: float = 0.0625
@@ -213,7 +213,7 @@ class DeltaSearch:
     """Settings of the search for delta, besides the batch."""
 
     layer: int
-    """Whose MLP output is changed."""
+    """Layer of the MLP whose output is changed."""
     prompts: int
     """How many rows end in the answer; the rest is the essence prompt."""
     size: Float[Tensor, ""]

@@ -30,7 +30,7 @@ from interp.passes.sampling import Sampling
 Vectors = Mapping[str, Float[Tensor, "r"]]
 """One z for each of some matrices, by the matrix' name."""
 Reward = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b"]]
-"""A function from the new tokens of every sample to a number each; samples of a prompt are adjacent, prompts in order."""
+"""A function from the new tokens of every sample to a number each, with the samples of a prompt side by side."""
 
 
 @public()

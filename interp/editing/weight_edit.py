@@ -93,7 +93,7 @@ class WeightEdit(Brief):
             mine.end()
 
     def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
-        """The change as edits of activations, without writing a weight: y' = y + (x A) B at the site of the matrix' output.
+        """The change as edits of activations, without writing a weight: y' = y + (x A) B at the output's site.
 
         The first edit remembers x, the second adds to y; both belong into the same pass. They agree with `applied` to
         rounding. Other edits of y's own site come before or after it in the order given.

@@ -48,7 +48,7 @@ SIZES = (1, 2, 4, 8, 16)
 Selection = Literal[
     "mean_difference", "f_statistic", "mutual_information", "l1", "svm", "adaptive", "optimal", "random"
 ]
-"""How neurons are chosen; `selected` says what each means."""
+"""How neurons are chosen; `selected` describes each way."""
 WEAKEST = 12
 """Doublings of the strongest L1 penalty's C after which the search for k surviving neurons ends."""
 SCORES = ("f1", "precision", "recall", "accuracy", "balanced_accuracy", "mcc")

@@ -1,4 +1,4 @@
-"""What a sparse autoencoder is worth: how sparse, how exact, what the model loses, which true directions it found.
+"""Metrics of sparse autoencoders: sparsity, reconstruction, loss of the model, match with true directions.
 
 Everything is a sum over vectors that merges: the mean of the explained variance is that of the whole evaluation set,
 whatever the batches.
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 RUNS = ("clean", "sae", "zero", "mean")
 """The runs by what the site holds: its own value, its reconstruction, 0, or its mean over the reference data."""
 FEWEST_TEXTS = 128
-"""Texts below which a loss gets no interval."""
+"""Fewest texts for an interval of a loss."""
 FEWEST_RECOVERED = 8
-"""Texts below which a recovered share of it gets none (`experiments/bench/coverage_ratio.py`)."""
+"""Fewest texts for an interval of a recovered share (`experiments/bench/coverage_ratio.py`)."""
 NO_MEAN = "no reference data to take the mean of"
 
 
@@ -97,7 +97,7 @@ class Reconstruction(Question):
 
 @dataclass(frozen=True, eq=False)
 class SaeQuality(Question):
-    """What a sparse autoencoder is worth at a site: its reconstruction, and the loss of the model that runs on it.
+    """Quality of a sparse autoencoder at a site: its reconstruction, and the loss of the model that runs on it.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -121,9 +121,10 @@ class SaeQuality(Question):
         - `loss_recovered_zero`, `loss_recovered_mean`: (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either
           ablation: 1 = nothing is lost, 0 (the null) = as bad as the ablation.
 
-        Intervals of losses are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts). Where an
-        ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
-        `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
+        Intervals are 95 % over texts: of losses that of a ratio of sums, linearised, NaN below 128 texts; of recovered
+        shares Fieller's, NaN below 8. Where an ablation lowers the loss there is nothing to recover: the share is NaN,
+        and attrs such as `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it
+        costs holds 0.
 
     Raises:
         ValueError: a model that is not causal or has no unembedding, an autoencoder that does not fit the site, and an
@@ -238,7 +239,7 @@ class Fit:
         return Fit.of({name: torch.stack((mine[name], theirs[name])) for name in mine})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return dict(vars(self))
 
     @classmethod

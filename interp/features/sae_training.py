@@ -1,4 +1,4 @@
-"""Training a sparse autoencoder on activations: one loop for the three kinds, which differ in what they pay for.
+"""Training a sparse autoencoder on activations: one loop for the three kinds, which differ in their penalty.
 
 Inside, activations are scaled to a mean square norm of d_in, so that a sparsity, a bandwidth or a learning rate means
 the same at every layer of every model (Anthropic, April 2024); the factor is divided out of the result.

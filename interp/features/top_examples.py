@@ -1,4 +1,4 @@
-"""Maximum-activating examples: the texts on which a neuron, a head or a feature is largest, and how it runs there.
+"""Maximum-activating examples: the texts on which a neuron, a head or a feature is largest, and its values there.
 
 The lists are a reduction: any amount of text leaves k entries per cell with their contexts, so memory is constant and
 every split of the data gives the same list. Beside them stands the distribution they are the end of: a largest value

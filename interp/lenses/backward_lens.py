@@ -1,4 +1,4 @@
-"""The backward lens: what one training step towards an answer would write into each matrix, token by token, in words.
+"""The backward lens: one training step towards an answer, read as tokens at each matrix and each token of the prompt.
 
 The gradient of a matrix is sum_i x_i^T delta_i over tokens. One side of each outer product lives in the residual
 stream: x for matrices that read it (W_in, W_gate, W_Q, W_K, W_V), delta for those that write it (W_out, W_O). That
@@ -79,7 +79,7 @@ class _OfGradients(Question):
     rules: Rules = field(default=(), kw_only=True)
 
     def bind(self, model: Subject) -> ByRow:
-        """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
+        """A forward and a backward pass per batch, reduced to numbers of the factors of each matrix."""
         config = under_rules(model.transformer, self.rules).config
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
         return ByRow(
@@ -139,7 +139,7 @@ def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Tex
 
 @dataclass(frozen=True, eq=False)
 class BackwardLens(_OfGradients):
-    """What a training step towards the answer at the last token would write into each matrix, read as tokens.
+    """Tokens that a training step towards an answer would write into each matrix, read off its gradient's factors.
 
     The gradient of -log p(answer) at a matrix is sum_i x_i^T delta_i over tokens i, x_i what it reads and delta_i = d
     loss / d (x_i W). One side of each product lives in the residual stream: x for matrices that read it, delta for

@@ -81,7 +81,7 @@ class CompareLenses(Question):
     sites: str | Sequence[str] = "resid_post"
 
     def bind(self, model: Subject) -> ByRow:
-        """The states, and what every lens makes of them."""
+        """The states, read by every lens."""
         if not self.lenses:
             raise ValueError("lenses requires at least one, by name, got none")
         given = self.others or {}

@@ -1,4 +1,4 @@
-"""The two thin factors of every weight gradient: what a matrix read, and the gradient at what it gave.
+"""The two thin factors of every weight gradient: the input of the matrix, and the gradient at its output.
 
 A matrix acts as z_i = x_i W on every token i, so dL/dW = sum_i x_i^T delta_i with delta_i = dL/dz_i, the VJP (Katz et
 al. 2024, "Backward Lens", section 4). One forward and one backward pass with frozen parameters give both factors of
@@ -61,7 +61,7 @@ _UNSEEN = {
     "W_O": ("attn.hook_result", "ln1_post.hook_scale", "ln1_post.hook_normalized"),
     "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
 }
-"""Sites between what is recorded of a matrix and the matrix itself."""
+"""Sites between the recorded output of a matrix and the matrix itself."""
 GradientPair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 
 
@@ -413,7 +413,7 @@ def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[L
 
 
 def why_not(config: ModelConfig, matrix: LensMatrix, layers: Sequence[int] | None = None) -> str | None:
-    """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
+    """The reason why a model has no factors of a matrix in these layers (None: in all); None if it has them."""
     if config.block.why_not("matrices"):
         return config.block.unusual
     sublayer = sublayer_of(matrix)

@@ -1,4 +1,4 @@
-"""A fitted Jacobian lens: what it reads, the directions of tokens, the edits along them, and its files.
+"""A fitted Jacobian lens: reading states, directions of tokens, edits along them, and files.
 
 logits_l = unembed(LN_f(J_l x)). How sure a word of it is: the prompts that J was averaged over are kept as means of
 some groups, and groups drawn with replacement make other lenses that the same corpus could have given (the bootstrap
@@ -150,7 +150,7 @@ class FittedJacobianLens:
         resamples: Count = 100,
         seed: int = 0,
     ) -> xr.Dataset:
-        """What the lens reads after each of its layers, at every position, and how sure that is.
+        """Predictions of the lens after each of its layers, at every position, and how sure their tokens are.
 
         Args:
             data: prompts, token ids, a batch, files or a stream of any size.
@@ -446,7 +446,7 @@ def _with_ranks(
     pos: Places | None,
     weights: Float[Tensor, "n g"] | None,
 ) -> Mapping[str, Tensor]:
-    """What the lens reads, and the ranks of its words under resampled lenses `[b depth pos rank]`."""
+    """The predictions of the lens, and the ranks of their tokens under resampled lenses `[b depth pos rank]`."""
     values = dict(inner.compute(trace, batch, model))
     tokens = values["top_token"]
     nothing = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device=tokens.device)

@@ -1,4 +1,4 @@
-"""What one step along a weight gradient does to the tokens it came from, in closed form.
+"""Effects of one step along a weight gradient on the tokens that it came from, in closed form.
 
 W <- W + eta sum_i x_i^T delta_i, with eta < 0 for descent (Katz et al. 2024, "Backward Lens", sections 5 and 6). Each
 function speaks of the outer product of one token, x^T delta, and of the matrix run again on the same x.

@@ -421,7 +421,7 @@ class JacobianSums:
         return (spread / norm).sqrt().masked_fill(n < 2, torch.nan)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return dict(vars(self))
 
 

@@ -1,4 +1,4 @@
-"""Does the last layer hold the answer back? Its attention and MLP, their heads, and what happens without them.
+"""Does the last layer lower the right answer? Effects of its attention, its MLP and its heads.
 
 Lv et al. 2024 (arXiv:2403.19521), "anti-overconfidence": the last layer lowers the probability of the right answer, its
 heads by looking at the first position and copying what stands there, its MLP by pushing the stream towards the average
@@ -72,7 +72,7 @@ FEWEST_PROMPTS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LateLayers(Brief, Question):
-    """What the last layer does to the right answer at the last token of each prompt, for each of its parts.
+    """Effect of each part of the last layer on the right answer at the last token of each prompt.
 
     It asks whether the last layer holds the answer back: its heads by looking at the first position and copying what
     stands there, its MLP by pushing the stream towards the average token. The average token is sum_t p(t) W_U[:, t] -

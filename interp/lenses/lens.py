@@ -1,4 +1,4 @@
-"""The logit lens: what the model would answer if it stopped at each depth.
+"""The logit lens: the next-token prediction of the stream at each depth, as if the model stopped there.
 
 logits_l = LN_f(x_l) W_U, the final norm RECOMPUTED on the state (nostalgebraist 2020); at the last depth these are the
 model's own logits, their factor and soft cap included. It shows what a linear read-out finds, not what later layers
@@ -207,7 +207,7 @@ class Translators(Protocol):
 
 @dataclass(frozen=True)
 class LogitLens(Question):
-    """What the model would answer if it stopped at each depth, at every position.
+    """Next-token prediction at every depth and position, as if the model stopped there.
 
     Each layer's state is read as if it were the last one: logits_l = LN_f(x_l) W_U, with the final norm computed on the
     state itself. At the last depth these are the model's own logits, their factor and soft cap included.
@@ -270,7 +270,7 @@ class LogitLens(Question):
     translators: Translators | None = None
 
     def bind(self, model: Subject) -> ByRow:
-        """The states to read and what to make of them."""
+        """The states to read, and the statistics of their logits."""
         config, rows = model.transformer.config, self.reading(model)
         chosen = None if self.pos is None else several(self.pos)
         sites = tuple(read.site for read in rows.reads)

@@ -1,4 +1,4 @@
-"""The output lens: what one head, MLP, attention layer or neuron wrote at each position, in words.
+"""The output lens: the write of one head, MLP, attention layer or neuron at each position, read as tokens.
 
 The part's write is carried to the logits by the linear part of every norm on its way, at the scale that norm really had
 (a lens of a whole state recomputes the norm, a part of a state may not). So the logits of all parts and the biases sum
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OutputLens(Question):
-    """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
+    """Tokens that one part of the model promotes and suppresses at each position, by its direct effect on the logits.
 
     The part's write is carried to the logits by the linear part of every norm on its way, at the scale that the norm
     really had. So the logits of all parts and the biases sum to the model's: it is direct logit attribution to every

@@ -1,4 +1,4 @@
-"""Patchscopes: what another prompt makes of a state.
+"""Patchscopes: a state is put into the run of another prompt, whose next token is read.
 
 A state of a source run (at one position and depth) takes the place of the state at one position and depth of the run
 of a target prompt, and what the model then says at the end of that prompt is read (Ghandeharioun et al. 2024,
@@ -55,7 +55,7 @@ Mapped = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Patchscope(Question):
-    """What a target prompt makes of a state of each prompt, for every pair of source depth and target depth.
+    """Next-token prediction of a target prompt that holds a state of each source prompt, by source and target depth.
 
     The stream at token `pos` of the source run, as it enters a block, takes the place of the stream at `target_pos` of
     the target run, as it enters another, and the target run goes on from there. Its next token is read. A target prompt

@@ -1,4 +1,4 @@
-"""What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
+"""The direct path, embedding to unembedding, as a bigram table, compared with that of a corpus."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class PairCounts:
         return PairCounts(codes, counts)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return {"codes": self.codes, "counts": self.counts}
 
     @classmethod

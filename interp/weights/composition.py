@@ -1,4 +1,4 @@
-"""Which heads read what earlier heads write: Q-, K- and V-composition of all pairs, from the weights, as effect sizes.
+"""Q-, K- and V-composition of all pairs of heads, from the weights, as effect sizes.
 
 Elhage et al. 2021, "Composition of attention heads": a pair's score is ||W1 W2|| / (||W1|| ||W2||), Frobenius norms, in
 row convention with W1 = OV of the source and W2 = QK (Q), QK^T (K) or OV (V) of the destination. A ratio says little by
@@ -267,7 +267,7 @@ def composition_directions(
 
 
 def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
-    """The ratio of every pair of heads beside its null and its relative size, heads by name."""
+    """The ratio of every pair of heads with its null and its relative size, heads by name."""
     ratio = composition_scores(circuits, asked.kind, offset=asked.offset).double()
     null = torch.full_like(ratio, circuits.config.d_model**-0.5)
     values = {"value": ratio, "null": null, "excess": ratio - null, "relative": relative_scores(ratio)}
@@ -334,7 +334,7 @@ def _head(circuits: HeadCircuits, given: PartName) -> Part:
 
 
 def _read(circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: int | None) -> FactoredMatrix:
-    """W2: what the destination reads with, the side in question on the rows."""
+    """W2, the matrix that the destination reads with, rows on the side that reads the source."""
     if kind == "V":
         return circuits.ov(heads)
     qk = circuits.qk(heads, offset=offset)

@@ -1,4 +1,4 @@
-"""What heads copy and whom they match, over the whole vocabulary, read off the weights and never `vocab x vocab`.
+"""Copying and matching scores of heads over the whole vocabulary, from the weights, without a `vocab x vocab` matrix.
 
 Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
 key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 STEPS = 4096
 """Points of the integral that gives the chance level; its error is below 1e-6."""
 Back = Callable[[Tensor], Tensor]
-"""Takes what heads write back to the directions that they read."""
+"""A function from the writes of heads, through the vocabulary, to the directions that heads read."""
 
 
 def copying_scores(
@@ -123,7 +123,7 @@ HEADS = (256, 1024)
 PARTNERS = 4
 """How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
 KEPT = 2**22
-"""The most numbers in frames that are kept for the next model of the same shape."""
+"""The most numbers of frames in the cache, which serves the next model of the same shape."""
 RANKING = 4e11
 """FLOPs that ranking may take unasked: some seconds of a processor core."""
 FEWEST_RANKED = 128
@@ -627,7 +627,7 @@ class _Screen:
     circuits: HeadCircuits
     sources: Int[Tensor, "n"]
     rows: Float[Tensor, "n d"]
-    """What the tokens put on the stream."""
+    """Embeddings of the tokens."""
     own: Float[Tensor, "d n"]
     """W_U of the tokens themselves."""
     others: Float[Tensor, "d m"]
@@ -635,7 +635,7 @@ class _Screen:
     itself: Bool[Tensor, "n m"]
     """Where a sampled output is the token itself."""
     longest: Float[Tensor, ""]
-    """The norm of the longest column of W_U, for what rounding may move."""
+    """The norm of the longest column of W_U, which bounds the rounding."""
 
     @classmethod
     def of(cls, circuits: HeadCircuits, sources: Int[Tensor, "n"]) -> _Screen:

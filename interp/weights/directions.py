@@ -186,7 +186,7 @@ class SingularDirections(Question):
 
 @dataclass(frozen=True)
 class Neurons(Question):
-    """What MLP neurons read and write, as lists of tokens.
+    """Input and output directions of MLP neurons as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
     W_out: n_i (W_out[i] . W_U) is what it adds to the logits directly. Norms are folded in as in
@@ -319,7 +319,7 @@ def _unit(circuits: HeadCircuits, side: str) -> str:
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | float]:
-    """The conventions of scores, and what those of written directions are multiplied by in a typical pass."""
+    """The conventions of scores, and the factor of a typical pass on those of written directions."""
     return {**_CONVENTIONS, "written_factor": typical_factors(circuits).written, "factor": ABOUT}
 
 
@@ -332,7 +332,7 @@ def _check_mlp(config: ModelConfig) -> None:
 
 
 def _owner(config: ModelConfig, matrix: DirectionMatrix, part: PartName) -> Part:
-    """The head or the MLP that has the matrix. Errors: those of `singular_directions`."""
+    """The head or the MLP that has the matrix. IndexError and ValueError as in `singular_directions`."""
     if matrix in ("OV", "QK"):
         found = as_part(part, config)
         if found.kind not in ("head", "cross_head"):
@@ -381,7 +381,7 @@ def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) ->
 
 
 def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
-    """1 or -1: what makes the largest absolute score of each row positive."""
+    """The sign, 1 or -1, that makes the largest absolute score of each row positive."""
     largest = scores.gather(1, scores.abs().argmax(1, keepdim=True))[:, 0]
     return torch.where(largest < 0, -1.0, 1.0).to(scores)
 

@@ -48,7 +48,7 @@ _CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
 
 
 class _Known(NamedTuple):
-    """A table of the vocabulary, what it follows from, and how often it had been written to."""
+    """A cached table of the vocabulary, a hash of the weights it follows from, and its version."""
 
     content: str
     table: Float[Tensor, "v d"]
@@ -204,7 +204,7 @@ class HeadCircuits:
 
     @cached_property
     def embedded(self) -> Float[Tensor, "v d"]:
-        """What each vocabulary entry puts on the stream, without position; with `biases` plus a last column of 1.
+        """Contribution of each vocabulary entry to the stream, without position; with `biases` plus a last column of 1.
 
         The effective embedding is kept on the host as long as the model's embedding lives and nothing it follows from
         has changed, by a hash of the contents (0.1 s where the table takes 7, on GPT-2's shape).
@@ -234,7 +234,7 @@ class HeadCircuits:
         return known.table
 
     def _table(self) -> Float[Tensor, "v d"]:
-        """What each vocabulary entry puts on the stream."""
+        """The contribution of each vocabulary entry to the stream."""
         ids = torch.arange(self.config.d_vocab, device=self.network.device)
         found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
         for start in range(0, len(ids), CHUNK):  # in place: the table never exists twice
@@ -251,7 +251,7 @@ class HeadCircuits:
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:
-        """What each position puts on the stream; with `biases` plus a last column of 0. ValueError if none is added."""
+        """Contribution of each position to the stream; with `biases` plus a column of 0. ValueError if none is added."""
         kind, config = self.config.position, self.config
         if isinstance(kind, Learned):
             found = Weights(self.network).W_pos
@@ -287,7 +287,7 @@ class HeadCircuits:
         return Weights(self.network).W_U
 
     def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-        """What is written to the final stream, as W_U reads it: with `folded` after the final norm at scale 1."""
+        """Writes to the final stream as W_U reads them: with `folded` after the final norm at scale 1."""
         if not self.folded:
             return written
         return final_norm(self.network).through(written) * self.config.logit_scale
@@ -370,7 +370,7 @@ class HeadCircuits:
         return kind if isinstance(kind, Rotary) and turned else None
 
     def _named(self, heads: PartName | None) -> Part | None:
-        """The head or sublayer whose circuits are meant; None for all of self-attention."""
+        """The head or sublayer of this name, which must have circuits; None for all of self-attention."""
         found = None if heads is None else as_part(heads, self.config)
         if found is not None and found.kind not in _CIRCUITS:
             raise ValueError(
@@ -379,7 +379,7 @@ class HeadCircuits:
         return found
 
     def _stacked(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
-        """The circuits that `make` gives of whole layers, `[*offset layer head d d]`, or a copy of those chosen."""
+        """The circuits of all layers from `make`, `[*offset layer head d d]`, or a copy of the chosen ones."""
         if chosen is None:
             made = [make(layer) for layer in range(self.config.n_layers)]
             a, b = (torch.stack(side, -4) for side in ([m.A for m in made], [m.B for m in made]))

@@ -1,4 +1,4 @@
-"""What every head writes when it attends to given tokens, and which of them it looks for: rows of its full circuits.
+"""Rows of every head's full circuits at given tokens: what it writes when it attends to them, and which it looks for.
 
 The entries are those of `top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
 rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 LISTS = ("raises", "lowers", "seeks")
-"""What is listed: the outputs that a head raises and lowers most, and the keys that the token prefers as a query."""
+"""The lists: outputs that a head raises and lowers most, and keys that the token prefers as a query."""
 _CELL = ("layer", "head", "token", "list", "rank")
 
 
@@ -184,7 +184,7 @@ def _written(
 def _sought(
     circuits: HeadCircuits, heads: Part, rows: Float[Tensor, "n d"], top: int
 ) -> tuple[Float[Tensor, "h n k"], Int[Tensor, "h n k"]]:
-    """The scores of each query's best keys among the rows, minus the mean of their row, and which those are."""
+    """The scores of each query's best keys among the rows, minus the mean of their row, and the keys' numbers."""
     qk = circuits.qk(heads).wide()
     scores = (rows @ qk.A) @ (qk.B @ rows.mT)
     best = (scores - scores.mean(-1, keepdim=True)).topk(top, -1)

@@ -128,7 +128,7 @@ def ends(config: ModelConfig, name: str) -> Ends:
 
 
 def between(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream.
+    """The sites of a block matrix' input and output; for W_out and W_O the output is what is added to the stream.
 
     Raises:
         ValueError: W_K and W_V of cross-attention, which read the memory: it is no site of the decoder.
@@ -142,7 +142,7 @@ def between(config: ModelConfig, name: str) -> tuple[str, str]:
 
 
 def given_at(config: ModelConfig, name: str) -> str:
-    """The site of what a block matrix gives; of W_out and W_O, of what is added to the stream."""
+    """The site of a block matrix' output; of W_out and W_O, of what is added to the stream."""
     prefix, part, matrix = name.rsplit(".", 2)
     gated = isinstance(config.mlp, MLP) and config.mlp.gated
     sites = {
@@ -154,12 +154,12 @@ def given_at(config: ModelConfig, name: str) -> str:
 
 
 def reads_memory(name: str) -> bool:
-    """Whether a matrix reads what the encoder left, and not the stream: W_K and W_V of cross-attention."""
+    """Whether a matrix reads the encoder's states, and not the stream: W_K and W_V of cross-attention."""
     return name.endswith(("cross_attn.W_K", "cross_attn.W_V"))
 
 
 def _read_through(config: ModelConfig, part: str) -> str:
-    """The site of what a sublayer's first matrices read: the normed stream, or the stream where no norm precedes."""
+    """The input site of a sublayer's first matrices: the normed stream, or the stream where no norm precedes."""
     if part == "cross_attn":
         unnormed = isinstance(config.norm, NoNorm) or config.norm_place == "output"
         norm = "ln1" if config.norm_place == "post" else "ln_cross"

@@ -1,4 +1,4 @@
-"""Random heads in the place of a model's own, on the streams that the model's own make: what a head's score is held to.
+"""Random heads in place of a model's own, on the streams that its own make: the null of a head's score.
 
 Attention that is spread evenly is a level, not chance: a head that nobody trained departs from it a little, and enough
 rows show that beyond doubt. Whether a head does more than such a head is a question about heads, so the draws that

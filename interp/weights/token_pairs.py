@@ -177,7 +177,7 @@ skip_trigrams = of_weights(
 
 
 def _heads(given: PartName | Sequence[PartName], circuits: HeadCircuits) -> list[Part]:
-    """The heads asked for. ValueError for none or a part that is no head, IndexError for one the model lacks."""
+    """The heads of these names. ValueError for none or a part that is no head, IndexError for one the model lacks."""
     return as_parts(given, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
 
 
@@ -252,7 +252,7 @@ def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
 
 
 def _factors(circuits: HeadCircuits, heads: Sequence[Part], kind: str) -> tuple[str, Tensor]:
-    """What a typical pass multiplies the entries of these heads by."""
+    """The factors of a typical pass on the entries of these heads."""
     found = typical_factors(circuits)
     every = found.moved if kind == "OV" else found.sought
     return "part", every[[head.layer or 0 for head in heads]]

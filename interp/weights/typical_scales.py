@@ -1,4 +1,4 @@
-"""What entries of weights-only circuits are worth in a pass: the scales of the norms that the circuits take as 1."""
+"""Factors from entries of weights-only circuits to a pass: the scales of the norms that the circuits take as 1."""
 
 from __future__ import annotations
 
