@@ -1,4 +1,4 @@
-"""What length and training do: losses in context, questions over checkpoints, influence of rows, degeneracy."""
+"""Effects of length and of training: losses in context, questions over checkpoints, influence of rows, degeneracy."""
 
 from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.dynamics.in_context import InContext, OneTokenLosses, in_context, loss_map, one_token_losses

@@ -37,18 +37,32 @@ def over_checkpoints(
     question: Askable | Callable[[Model], xr.Dataset],
     data: DataSource | Data | Pairs | None = None,
 ) -> xr.Dataset:
-    """The results of one question at every checkpoint, with the new first dim `step`, ascending.
+    """Results of one question at every checkpoint of a training run, along a new first dim `step`.
+
+    Models are loaded one after the other, and each is released before the next.
 
     Args:
-        load: from a revision ("step2850") to its model.
-        question: a record such as `Heads()`, asked as `interp.run` asks it about `data` (None: one that needs none);
-            or any function from a model to a Dataset, for what is made of several results. Every variable gets the
-            dim. Attributes that all results share stay attributes; one that differs (say a completeness error)
-            becomes a variable over `step`, so nothing is dropped.
+        load: function from a revision ("step2850") to its model.
+        revisions: names of the checkpoints; each names its step.
+        question: a record such as `Heads()`, asked as `interp.run` asks it, or any function from a model to a Dataset,
+            for what is made of several results.
+        data: what a record is asked about: prompts, token ids, a batch, files or a stream; None: a record that needs
+            none, or a function.
+
+    Returns:
+        Dataset of the question, with the dim `step`, ascending, in every variable. Attributes that all results share
+        stay attributes; one that differs (say a completeness error) becomes a variable over `step`, so nothing is
+        dropped.
 
     Raises:
-        ValueError: no or repeated revisions, a name without a step, an iterator as data, data beside a function, and
-            results whose coordinates differ; everything `load` and the question refuse.
+        ValueError: no or repeated revisions, a name without a step, an iterator as data of several checkpoints, data
+            and a function, and results whose coordinates differ; everything `load` and the question refuse.
+
+    Source:
+        Olsson et al. 2022, who found induction heads in such series.
+
+    See also:
+        `phase_change`: where a number rises fastest. `loss_map`: the loss by index and step.
 
     Example:
         >>> from interp.attention import Heads
@@ -78,14 +92,17 @@ def over_checkpoints(
 
 
 def _loaded(load: Callable[[str], Model], revision: str) -> Model:
-    """The model of a revision. ValueError if what loads it gives something else."""
+    """The model of a revision. ValueError if `load` returns something else."""
     model = load(revision)
     check(f"load({revision!r})", model, Model)
     return model
 
 
 def step_of(revision: str) -> int:
-    """The training step that a revision names: "step2850", "checkpoint-3000", "step1000-tokens4B"; else ValueError.
+    """The training step in the name of a revision: "step2850", "checkpoint-3000", "step1000-tokens4B".
+
+    Raises:
+        ValueError: a name without a step.
 
     Example:
         >>> step_of("step2850")
@@ -99,17 +116,29 @@ def step_of(revision: str) -> int:
 
 @public()
 def phase_change(series: xr.DataArray) -> xr.Dataset:
-    """Between which neighbouring checkpoints a number rises fastest, for every cell (head, ...) on its own.
+    """Neighbouring checkpoints between which a number rises fastest, for every cell (head, ...) of a series.
 
     Args:
         series: any result with a dim `step`, such as `table.value.sel(score="induction")`; pass `-series` to find the
-            steepest fall. Returns Dataset[the other dims]: `before` and `after` (steps), `rise` (in the series' unit)
-            and `rate` (rise per training step), the largest over the gaps; the earliest of equal ones. Caveat:
-            checkpoints far apart hide how steep a rise is inside the gap, and a series that never rises gets its
-            slowest fall (`rise` <= 0).
+            steepest fall.
+
+    Returns:
+        Dataset over the other dims of the series; the earliest of equal gaps counts.
+
+        - `before`, `after`: the two steps.
+        - `rise`: in the series' unit.
+        - `rate`: rise per training step, the largest over the gaps.
 
     Raises:
-        ValueError: without a `step` dim, for fewer than two checkpoints, descending steps, or a missing value.
+        ValueError: a series without a `step` dim, with fewer than two checkpoints, steps that do not ascend, or a
+            missing value.
+
+    Caveat:
+        Checkpoints far apart hide how steep a rise is inside the gap, and a series that never rises gets its slowest
+        fall (`rise` <= 0).
+
+    See also:
+        `over_checkpoints`: makes such a series.
 
     Example:
         >>> load = {"step10": model, "step20": model}.__getitem__
@@ -141,22 +170,38 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
 
 
 def _scalar(series: xr.DataArray, name: str) -> str | None:
-    """The label that a selection left on a series, such as the score that was selected; None where there is none."""
+    """The label that a selection left on a series, such as the selected score; None where there is none."""
     return str(series[name].item()) if name in series.coords and series[name].ndim == 0 else None
 
 
 @public()
 def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Dataset:
-    """Where training moves in the space of per-token losses: the main components of all snapshots jointly.
+    """Main components of per-token losses over snapshots of training: one PCA of all snapshots jointly.
+
+    With X = losses - mean over snapshots = U S V^T. Trajectories turn at the phase change.
 
     Args:
-        losses: dims (..., prompt), the `value` of `one_token_losses` at several checkpoints; all other dims (`step`,
-            or `model` and `step`) count snapshots, and one PCA is fitted to all of them (Olsson et al. 2022: one
-            token of each of 10 000 texts; trajectories turn at the phase change). With X = losses - mean over
-            snapshots = U S V^T: `projection[..., component]` = U S in nats, `direction[component, prompt]` = V^T
-            (unit length), `explained[component]` = S^2 / sum S^2, `mean[prompt]`. Signs: the entry of largest
-            magnitude of every direction is positive. Components of equal variance are an arbitrary basis of their
-            space. Errors: ValueError for more components than snapshots - 1 or prompts, or missing losses.
+        losses: dims (..., prompt), the `value` of `one_token_losses` at several checkpoints, in nats; all other dims
+            (`step`, or `model` and `step`) count snapshots.
+        components: how many components.
+
+    Returns:
+        Dataset; signs: the entry of largest magnitude of every direction is positive. Components of equal variance are
+        an arbitrary basis of their space.
+
+        - `projection` [..., component]: U S, in nats.
+        - `direction` [component, prompt]: V^T, of unit length.
+        - `explained` [component]: share of the variance, S^2 / sum S^2.
+        - `mean` [prompt]: mean loss over snapshots, in nats.
+
+    Raises:
+        ValueError: more components than snapshots - 1 or prompts, or missing losses.
+
+    Source:
+        Olsson et al. 2022, of one token of each of 10 000 texts.
+
+    See also:
+        `one_token_losses`: the losses of one checkpoint.
 
     Example:
         >>> import xarray as xr
@@ -209,7 +254,7 @@ def principal_components(
 
 
 def _steepest(values: Float[Tensor, "s ..."], steps: Tensor) -> dict[str, Tensor]:
-    """Of every cell: the neighbouring steps with the largest mean slope between them, and that rise."""
+    """For every cell, the neighbouring steps with the largest mean slope between them, and that rise."""
     rise = values.diff(dim=0)
     rate = rise / steps.diff().reshape(-1, *[1] * (values.ndim - 1))
     gap = rate.argmax(0)

@@ -48,35 +48,49 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FEWEST_TEXTS = 1024
-"""Texts below which the mean loss of one index has no interval: where tokens repeat, few texts make all of it."""
+"""Fewest texts for an interval of the mean loss at one index: where tokens repeat, few texts make all of it."""
 INDEX = "tokens before it in its text: 1 for the first after BOS"
 SHORTEST = 3
-"""Tokens of a text that has two indices to compare."""
+"""Fewest tokens of a text that has two indices to compare."""
 
 
 @dataclass(frozen=True)
 class InContext(Question):
-    """The loss at every token index, and how far context lowers it: loss(index) - loss(early).
+    """Loss at every token index, and how far context lowers it: loss(index) - loss(early).
 
-    Returns Dataset[index, score]: `value` in nats with `low` and `high` (95 % over texts; NaN for fewer than two), `n`,
-    how many texts they are over, and `null`. Scores: `loss`, the mean over the texts that reach the index;
-    `in_context`, the mean of loss(index) - loss(early) over the texts that have both indices (null: 0, no use of
-    context), negative where context helps. Its value at index `late` is the in-context-learning score (Olsson et al.
-    2022, there of 500 and 50 of 512): `found.value.sel(score="in_context", index=found.attrs["late"])`.
-    index = how many tokens stand before it: with BOS in front it is the k-th token of the text, and BOS is index 0,
-    which has no loss. Padded and packed rows count where they have a token; every packed text is one.
+    The index of a token is how many tokens stand before it in its text: with BOS in front it is the k-th token of the
+    text, and BOS is index 0, which has no loss. Padded and packed rows count where they have a token; every packed text
+    is one.
 
     Args:
-        early, late: None = n / 8 and n - n / 8 (at least 1 from either end), where n is the model's context or its
-            half, quarter, eighth, ..., the longest whose late index at least half of the texts reach. Given one of
-            them, the other follows in the same way. attrs["early"] and attrs["late"] say which they are.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        early: index that losses are compared with; None: n / 8, at least 1. Here n is the model's context or its half,
+            quarter, eighth, ..., the longest whose late index at least half of the texts reach. If one of `early` and
+            `late` is given, the other follows in the same way. attrs["early"] and attrs["late"] say which they are.
+        late: index of the in-context-learning score; None: n - n / 8, as for `early`.
+
+    Returns:
+        Dataset[index, score]. Scores: `loss`, the mean over the texts that reach the index; `in_context`, the mean of
+        loss(index) - loss(early) over the texts that have both indices, negative where context helps. Its value at
+        index `late` is the in-context-learning score: `found.value.sel(score="in_context", index=found.attrs["late"])`.
+
+        - `value`: in nats.
+        - `low`, `high`: 95 % interval over texts; NaN for fewer than three, and of `loss` for fewer than 1 024.
+        - `null`: of `in_context` 0, no use of context.
+        - `n`: number of texts.
 
     Raises:
-        ValueError: if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
+        ValueError: data in which no text reaches `late`, a model that is not causal or has no unembedding, NaN losses.
 
     Caveats:
-        What makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the
-        same indices.
+        What makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the same
+        indices.
+
+    Source:
+        Olsson et al. 2022, there of the indices 500 and 50 of 512.
+
+    See also:
+        `loss_map`: over the checkpoints of a training run.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -106,17 +120,29 @@ class InContext(Question):
 
 @dataclass(frozen=True)
 class OneTokenLosses(Question):
-    """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
+    """Loss of one token of every text, the same token at every checkpoint: coordinates of a snapshot of training.
 
-    Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
-    the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
-    (`over_checkpoints`) to `per_token_loss_pca`.
+    Which token depends on the text and the seed alone. The values of several checkpoints (`over_checkpoints`) are what
+    `per_token_loss_pca` takes.
 
     Args:
-        seed: Of the choice of tokens.
+        data: prompts, token ids, a batch, files or a stream of any size; one text per row.
+        seed: of the choice of tokens.
+
+    Returns:
+        Dataset[prompt]:
+
+        - `value`: the loss, in nats.
+        - `index`: of the token, how many tokens stand before it.
 
     Raises:
         ValueError: packed rows and texts of a single token, and as in `in_context`.
+
+    Source:
+        Olsson et al. 2022.
+
+    See also:
+        `in_context`: the loss at every index, mean over texts.
 
     Example:
         >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
@@ -129,7 +155,7 @@ class OneTokenLosses(Question):
     seed: int = 0
 
     def bind(self, model: Subject) -> ByRow:
-        """The losses of every text, of which one is kept."""
+        """The losses of every text, of which one each is kept."""
         config = model.transformer.config
         _check(config)
         generator = torch.Generator().manual_seed(self.seed)
@@ -155,12 +181,27 @@ def loss_map(
     late: int | None = None,
     span: float = 2.0,
 ) -> xr.Dataset:
-    """The loss by token index and training step, and how fast it falls with the logarithm of the index.
+    """Loss by token index and training step, and how fast it falls with the logarithm of the index.
+
+    Args:
+        load: function from a revision ("step2850") to its model.
+        revisions: names of the checkpoints, as in `over_checkpoints`.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        early, late: indices that are compared, as in `in_context`.
+        span: factor between an index and the ends of the window that its slope is taken over; a wider span smooths
+            more.
 
     Returns:
-        Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss / d
-        log(index) in nats per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span
-        to index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
+        Dataset[step, index, score]: all of `in_context` at each checkpoint, and
+
+        - `slope` [step, index]: d loss / d log(index) in nats per e-fold, the least-squares slope over the indices from
+          index / span to index * span.
+
+    Raises:
+        ValueError: as `over_checkpoints` and `in_context`; a span of at most 1.
+
+    Source:
+        Olsson et al. 2022.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -187,7 +228,14 @@ one_token_losses = of_data(OneTokenLosses)
 
 
 def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:
-    """The pairs of indices that may be compared, those of the longest texts first; one pair if both are given.
+    """Pairs of an early and a late index that may be compared, those of the longest texts first.
+
+    Args:
+        n_ctx: the model's context.
+        early, late: given indices; None: chosen from the context. One pair if both are given.
+
+    Returns:
+        The pairs (early, late).
 
     Raises:
         ValueError: indices that no text of the context has.
@@ -218,10 +266,20 @@ def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tu
 def log_index_slope(
     loss: Float[Tensor, "*s n"], index: Int[Tensor, "n"], *, span: float
 ) -> Float[Tensor, "*s n"]:
-    """d loss / d log(index): the least-squares slope over the indices in [index / span, index * span], in float64.
+    """Slope d loss / d log(index): least squares over the indices in [index / span, index * span], in float64.
 
-    The two neighbours always count. NaN where fewer than two losses are known. Every sum over a window is a
-    difference of running sums.
+    The two neighbours always count. Every sum over a window is a difference of running sums.
+
+    Args:
+        loss: [*s n], NaN where it is not known.
+        index: [n], ascending.
+        span: factor between an index and the ends of its window, above 1.
+
+    Returns:
+        [*s n], per e-fold of the index; NaN where fewer than two losses are known.
+
+    Raises:
+        ValueError: a span of at most 1.
     """
     if not span > 1:
         raise ValueError(f"span must be greater than 1, got {span}")
@@ -274,7 +332,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t 
 
 
 def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]) -> Mapping[str, Tensor]:
-    """The losses of every text `[t n]`, and what is left of each after that at every early index `[t e n]`."""
+    """The losses of every text `[t n]`, and their differences from the loss at every early index `[t e n]`."""
     loss = _losses(trace, batch, model)
     none = loss.new_full((len(loss),), torch.nan)
     first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else none for i in early], 1)
@@ -312,7 +370,7 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
 
 
 def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
-    """The values of one row of the cells."""
+    """The moments of one row of the cells."""
     drawn = moments.replicates
     if drawn is not None:
         drawn = Replicates(drawn.per_cell()[:, which], drawn.total[:, which])
@@ -327,14 +385,14 @@ def _score(
     fewest: int = FEWEST,
     within: tuple[float, float] = ANYWHERE,
 ) -> Score:
-    """The first `n` indices; NaN where no text has one."""
+    """The score of the first `n` indices; NaN where no text has one."""
     found, absent = Score.of(moments, "nats", null, fewest=fewest, within=within), moments.counts == 0
     value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
     return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 
 
 def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
-    """One token per row: its index is a hash of the row's tokens, whatever batch and padding they come in."""
+    """The loss of one token per row, whose index is a hash of the row's tokens, whatever batch they come in."""
     if batch.documents is not None:
         raise ValueError("one token per example requires one text per row, got a packed batch")
     lengths = batch.lengths

@@ -1,4 +1,4 @@
-"""What training rows did to what a model says, estimated from gradients: no model is trained again.
+"""Influence of training rows on a model's predictions, estimated from gradients: no model is trained again.
 
 Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To first
 order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh,
@@ -42,7 +42,7 @@ AT_ONCE = 2**25
 """Numbers of all rows of a pass, before they are added up: 128 MiB in float32, twice that in float64."""
 InfluenceMethod = Literal["dot", "kfac", "ekfac"]
 Solved = Mapping[str, Float[Tensor, "c i o"]]
-"""What stands for the queries' gradients of each matrix, after the inverse curvature."""
+"""The queries' gradients of each matrix, multiplied by the inverse curvature."""
 
 
 @public()
@@ -60,22 +60,33 @@ def influence(
     seed: int = 0,
     batch_size: int = 32,
 ) -> xr.Dataset:
-    """The predicted change of each query's measure if a training row were left out, from gradients alone.
+    """Predicted change of each query's measure if a training row were left out, from gradients alone.
+
+    With s_i the summed nats of row i, T the tokens of all rows and m_j the measure of query j, "kfac" and "ekfac" give
+    grad m_j . (H + damping)^-1 grad s_i / T: first-order predictions for a model at the minimum of its mean loss. "dot"
+    gives grad m_j . grad s_i / T, the prediction for one step of gradient descent of length 1: its sign and order mean
+    something, its scale does not. H: the Fisher matrix of the mean loss, each matrix on its own, labels drawn from the
+    model. "kfac": T_real / T * E[x^T x] (kron) E[delta^T delta] over real tokens; "ekfac": in its eigenbasis the mean
+    squares of the rows' gradients.
 
     Args:
-        rows: what the model was trained on;
-        queries: what is measured, as in `interp.lab.training.leave_out` (`Examples.measured`), whose sign this has:
-            without the row minus with it. With s_i the summed nats of row i and T the tokens of all rows, method
-            "kfac" and "ekfac" give grad m_j . (H + damping)^-1 grad s_i / T in the unit of m_j: first-order
-            predictions for a model at the minimum of its mean loss. "dot" gives grad m_j . grad s_i / T, the same for
-            one step of gradient descent of length 1: its sign and order mean something, its scale does not. H: the
-            Fisher matrix of the mean loss, each matrix on its own, labels drawn from the model (`samples` per token,
-            `seed`). "kfac": T_real / T * E[x^T x] (kron) E[delta^T delta] over real tokens; "ekfac": in its
-            eigenbasis the mean squares of the rows' gradients.
+        rows: what the model was trained on.
+        queries: what is measured, as in `interp.lab.training.leave_out` (`Examples.measured`).
+        method: curvature: "ekfac", "kfac", or "dot" for none.
         damping: share of each matrix' mean eigenvalue that is added to all of them.
-        matrices, layers: as in `interp.lenses.gradient_factors`; None = all.
+        matrices: which matrices of each layer, as in `interp.lenses.gradient_factors`; None: all.
+        layers: which layers; None: all.
         determined_only: whether the loss that the model was trained on, and the queries' measure, count determined
-            tokens alone. Returns Dataset[row, query] `value`.
+            tokens alone.
+        samples: labels drawn per token for H.
+        seed: of the labels drawn for H.
+        batch_size: the most rows of a pass.
+
+    Returns:
+        Dataset[row, query]:
+
+        - `value`: the measure without the row minus with it, the sign of `leave_out`, in the unit of m_j; of "dot" per
+          step of length 1.
 
     Raises:
         ValueError: packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
@@ -83,8 +94,17 @@ def influence(
 
     Caveats:
         Embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle of
-        training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each, and
-        under "ekfac" a few float64 copies of all matrices: name `layers` of a large model.
+        training is no minimum.
+
+    Memory:
+        The solved gradients of all queries, one matrix each, and under "ekfac" a few float64 copies of all matrices:
+        name `layers` of a large model.
+
+    Source:
+        Koh, Liang 2017; Grosse et al. 2023, arXiv:2308.03296.
+
+    See also:
+        `interp.lab.training.leave_out`: the exact change, by training again. `lds`: how well both agree.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
@@ -113,7 +133,7 @@ def influence(
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """Whose gradients are taken, and of what."""
+    """The model, the matrices and the loss whose gradients are taken."""
 
     subject: Subject
     matrices: Sequence[LensMatrix] | None
@@ -130,7 +150,11 @@ class _Asked:
         kept: Reduction,
         most: int | None = None,
     ) -> object:
-        """What is kept of all rows; most: of how many in one pass."""
+        """The reduction of all rows.
+
+        Args:
+            most: the most rows of a pass; None: the batch size.
+        """
         if examples.batch.documents is not None:
             raise ValueError("influence is that of rows with one text each, got packed ones")
         if examples.weight is not None:
@@ -148,7 +172,7 @@ class _Asked:
         return factor_steps(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
 
     def tokens(self, rows: Examples) -> int:
-        """How many the mean loss is over."""
+        """Number of tokens that the mean loss is over."""
         count = int(rows.asked(determined_only=self.determined_only).sum())
         if not count:
             raise ValueError("rows with a token to predict are required, none is asked")
@@ -156,7 +180,15 @@ class _Asked:
 
 
 def here(examples: Examples, batch: Batch) -> Examples:
-    """The rows of a batch, by their numbers, with which of their tokens are determined."""
+    """The rows of a batch as examples, with which of their tokens are determined.
+
+    Args:
+        examples: all rows.
+        batch: some of them, by their numbers.
+
+    Returns:
+        The examples of the batch.
+    """
     if examples.determined is None:
         return Examples(batch)
     assert batch.row is not None
@@ -167,7 +199,18 @@ def here(examples: Examples, batch: Batch) -> Examples:
 def drawn(
     logits: Float[Tensor, "b p v"], row: Int[Tensor, "b"], sample: int, width: int, seed: int
 ) -> Int[Tensor, "b p"]:
-    """A token for every position, drawn from what the model predicts there; the row's number decides the draw."""
+    """A token for every position, drawn from the model's prediction there; the row's number decides the draw.
+
+    Args:
+        logits: [b p v], of the model.
+        row: [b], the numbers of the rows.
+        sample: number of the draw.
+        width: how many positions the longest row has.
+        seed: of the draws.
+
+    Returns:
+        [b p], token ids.
+    """
     p = logits.shape[1]
     levels = sent(uniforms(row, p, seed, start=sample * width).T, logits.device)
     found = []
@@ -182,7 +225,16 @@ def drawn(
 def nats(
     logits: Float[Tensor, "b p v"], labels: Int[Tensor, "b p"], asked: Bool[Tensor, "b n"]
 ) -> Float[Tensor, ""]:
-    """The summed loss of these labels, position i predicting label i, at the positions that are asked."""
+    """Summed loss of labels, position i predicting label i, at the positions that count.
+
+    Args:
+        logits: [b p v], of the model.
+        labels: [b p], token ids.
+        asked: [b n], whether each position but the last counts.
+
+    Returns:
+        One number, in nats.
+    """
     each = F.cross_entropy(wide(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
     return (each * asked).sum()
 
@@ -190,7 +242,7 @@ def nats(
 def _solved(
     asked: _Asked, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
 ) -> Solved | Mapping[str, tuple[Tensor, Tensor]]:
-    """What the gradients of rows are multiplied with: the queries' factors, or their solved gradients."""
+    """The multipliers of the rows' gradients: the queries' factors, or their solved gradients."""
     kept = asked.over(queries, partial(_of_queries, asked=asked, examples=queries), Rows)
     assert isinstance(kept, Rows)
     device = asked.subject.transformer.device
@@ -215,10 +267,16 @@ def _solved(
 def fisher(
     asked: _Asked, rows: Examples, method: InfluenceMethod, most: int | None = None
 ) -> dict[str, Kronecker]:
-    """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
+    """Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
 
     Args:
-        most: of how many rows in one pass, each of which has squared matrices of its own.
+        asked: the model, the matrices and the loss.
+        rows: what the model was trained on.
+        method: "kfac", or "ekfac" for the correction.
+        most: the most rows of a pass, each of which has squared matrices of its own; None: the batch size.
+
+    Returns:
+        A `Kronecker` for each matrix, by name.
     """
     moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means, most)
     assert isinstance(moments, Means)
@@ -255,7 +313,7 @@ def _pseudo(
 
 
 def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Steps[Values]:
-    """Summed over the tokens of each row: x^T x and delta^T delta of every matrix."""
+    """x^T x and delta^T delta of every matrix, summed over the tokens of each row."""
     values: dict[str, Tensor] = {}
     for sample in range(asked.samples):
         found = yield from _pseudo(asked, model, batch, examples, sample)
@@ -304,7 +362,7 @@ def _scores(
     examples: Examples,
     found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
 ) -> Steps[Values]:
-    """The gradient of each row's summed loss times what stands for the queries, over all matrices."""
+    """The gradient of each row's summed loss times the multipliers of the queries, over all matrices."""
     where = here(examples, batch).asked(determined_only=asked.determined_only)
 
     def loss(logits: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class Kronecker:
     basis_out: Float[Tensor, "o o"]
     """Columns are the eigenvectors of the second moment of delta."""
     eigenvalues: Float[Tensor, "i o"]
-    """Of every pair of them."""
+    """Of every pair of eigenvectors."""
 
     @classmethod
     def of(
@@ -38,7 +38,7 @@ class Kronecker:
         return cls(basis_in, basis_out, scale * torch.outer(a.clamp_min(0), s.clamp_min(0)))
 
     def to(self, like: Tensor) -> Kronecker:
-        """This basis where `like` is, in its dtype (float32 at least)."""
+        """This matrix on the device of `like`, in its dtype (float32 at least)."""
         dtype = wide(like).dtype
         parts = (self.basis_in, self.basis_out, self.eigenvalues)
         return Kronecker(*(sent(each.to(dtype), like.device) for each in parts))
@@ -49,7 +49,7 @@ class Kronecker:
         return einsum(*turned, "b p i, b p o -> b i o")
 
     def corrected(self, eigenvalues: Float[Tensor, "i o"]) -> Kronecker:
-        """This basis with other eigenvalues: the mean squares of what `in_basis` gives are EK-FAC's."""
+        """This basis with other eigenvalues; the mean squares of `in_basis` are those of EK-FAC."""
         return replace(self, eigenvalues=eigenvalues)
 
     def solved(
@@ -66,9 +66,9 @@ def products(
     x_other: Float[Tensor, "c q i"],
     delta_other: Float[Tensor, "c q o"],
 ) -> Float[Tensor, "b c"]:
-    """<G_b, G_c> for all pairs of gradients G = sum x^T delta, none of which is formed.
+    """Inner products <G_b, G_c> of all pairs of gradients G = sum x^T delta, from their factors.
 
-    sum over positions p, q of (x_p . x_q)(delta_p . delta_q).
+    sum over positions p, q of (x_p . x_q)(delta_p . delta_q); no gradient is formed.
     """
     along = einsum(wide(x), wide(x_other), "b p i, c q i -> b c p q")
     return (along * einsum(wide(delta), wide(delta_other), "b p o, c q o -> b c p q")).sum((2, 3))
@@ -77,6 +77,6 @@ def products(
 def along(
     x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"], other: Float[Tensor, "c i o"]
 ) -> Float[Tensor, "b c"]:
-    """<G_b, M_c> of the gradients of rows with given matrices."""
+    """Inner products <G_b, M_c> of the gradients of rows with given matrices."""
     seen = einsum(wide(x), other, "b p i, c i o -> b c p o")
     return einsum(seen, wide(delta), "b c p o, b p o -> b c")

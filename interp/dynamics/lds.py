@@ -18,20 +18,26 @@ if TYPE_CHECKING:
 
 @public()
 def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
-    """The linear datamodeling score of an estimate of influence (Park et al. 2023, "TRAK", equation 4).
+    """Linear datamodeling score: how well estimates of influence rank what leaving rows out really does.
 
     The predicted effect of a group is the sum of its rows' estimates; per query, Spearman's correlation of predicted
-    and exact effects over the groups; then the mean over queries. 1: the estimate orders the groups as training
-    without them does; 0: no relation.
+    and exact effects over the groups; then the mean over queries.
 
     Args:
-        exact: what `interp.lab.training.leave_out` gave, some groups of it if you like;
-        estimate: what `influence` gave for the same rows and queries. Returns Dataset: `value` with its 95 % interval
-            `low` to `high` and `n`, the number of queries; `each`[query]; and `predicted` and `exact`[group, query],
-            which `plot.influence` draws. The interval is for other queries and other groups of the same kind, without
-            end: the variances of a jackknife over each are added (their common part counts twice, so it is a little
-            wide), around the jackknife's estimate (ranks of few groups correlate less), with Student's t of the fewer
-            of both; NaN below 3 of either.
+        exact: what `interp.lab.training.leave_out` gave, or some groups of it.
+        estimate: what `influence` gave for the same rows and queries.
+
+    Returns:
+        Dataset:
+
+        - `value`: the score. 1: the estimate orders the groups as training without them does; 0 (`null`): no relation.
+        - `low`, `high`: 95 % interval, for other queries and other groups of the same kind, without end. The variances
+          of a jackknife over each are added (their common part counts twice, so it is a little wide), around the
+          jackknife's estimate (ranks of few groups correlate less), with Student's t of the fewer of both; NaN below 3
+          of either.
+        - `n`: number of queries.
+        - `each` [query]: the correlation of every query.
+        - `predicted`, `exact` [group, query]: both effects, which `plot.influence` draws.
 
     Raises:
         ValueError: results of other functions, other rows or queries, fewer than 3 groups; a query whose exact or
@@ -39,6 +45,12 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
 
     Caveat:
         It knows nothing of other seeds of training. A score of ranks does not see the scale of an estimate.
+
+    Source:
+        Park et al. 2023, "TRAK", equation 4.
+
+    See also:
+        `influence`: the estimates.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
@@ -78,7 +90,11 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
 
 
 def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
-    """Predicted and exact effects of the groups, `[group, query]`. Errors: those of `lds`."""
+    """Predicted and exact effects of the groups, `[group, query]`.
+
+    Raises:
+        ValueError: as `lds`.
+    """
     check_result("exact", exact, ("left_out", "value", "group", "query"), "leave_out")
     check_result("estimate", estimate, ("value", "row", "query"), "influence")
     for dim in ("row", "query"):
@@ -94,9 +110,17 @@ def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
 def correlations(
     x: Float[Tensor, "c g"], y: Float[Tensor, "c g"]
 ) -> tuple[Float[Tensor, "c"], Float[Tensor, "c g"]]:
-    """Spearman's correlation of each row of x with that of y, and the same without each of the columns.
+    """Spearman's correlation of each row of x with that of y, over all columns and without each of them.
 
-    Equal values share the mean of their ranks; NaN where a side is constant. Errors: ValueError below 3 columns.
+    Args:
+        x, y: [c g], queries and groups.
+
+    Returns:
+        [c] of all columns, and [c g] without each column. Equal values share the mean of their ranks; NaN where a side
+        is constant.
+
+    Raises:
+        ValueError: fewer than 3 columns.
     """
     if x.shape[1] < 3:
         raise ValueError(f"at least 3 groups are required to rank, got {x.shape[1]}")
@@ -111,7 +135,7 @@ def correlations(
 def _correlation(
     x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], kept: Bool[Tensor, "1 k g"]
 ) -> Float[Tensor, "c k"]:
-    """Pearson's, over the columns kept. Ranks by signs are whole numbers, so a constant side is exactly 0."""
+    """Pearson's correlation over the columns kept. Ranks by signs are whole numbers: a constant side is exactly 0."""
     count = kept.sum(2, keepdim=True)
     x, y = ((side - (side * kept).sum(2, keepdim=True) / count) * kept for side in (x, y))
     sizes = (x.square().sum(2) * y.square().sum(2)).sqrt()
@@ -121,9 +145,16 @@ def _correlation(
 def interval(
     correlation: Float[Tensor, "c"], without: Float[Tensor, "c g"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """A 95 % interval of the mean correlation over queries and groups, from the correlations without each group.
+    """95 % interval of the mean correlation over queries and groups, by a jackknife over groups.
 
     Its middle is the jackknife's: the mean of few groups lies nearer to 0 than that of many.
+
+    Args:
+        correlation: [c], of every query.
+        without: [c g], of every query without each group.
+
+    Returns:
+        Its two ends, within -1 and 1.
     """
     queries, groups = without.shape
     of_groups = without.mean(0).var(correction=0) * (groups - 1)

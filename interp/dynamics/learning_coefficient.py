@@ -36,18 +36,24 @@ if TYPE_CHECKING:
 ParameterPoint = Mapping[str, Tensor]
 """Weights by their names."""
 PointLoss = Callable[[ParameterPoint], Float[Tensor, ""]]
-"""The mean loss of n rows at a point, which autograd can differentiate."""
+"""A function from a point to the mean loss of n rows, which autograd can differentiate."""
 
 
 @public()
 @dataclass(frozen=True)
 class Langevin:
-    """Chains of w <- w - step / 2 (n beta grad L_n(w) + localisation (w - w*)) + sqrt(step) noise, all from w*.
+    """Langevin sampler: chains of small noisy steps down the loss, all from the minimum w*.
+
+    w <- w - step / 2 (n beta grad L_n(w) + localisation (w - w*)) + sqrt(step) noise.
 
     At a minimum with curvature h along a direction, k = n beta h + localisation, the chain's own limit is known: that
     direction adds n beta h / k / (1 - step k / 4) to twice the coefficient (which is 1 for an exact sampler without
     localisation), and it needs step k < 4. So choose step k near 0.1 for the largest curvature, and the localisation
-    well below n beta times the smallest that should count. Errors: ValueError.
+    well below n beta times the smallest that should count.
+
+    Raises:
+        ValueError: fewer than one chain or step, a negative burn-in, localisation or seed, and a step or an inverse
+            temperature that is not above 0.
     """
 
     chains: Count = 4
@@ -55,15 +61,15 @@ class Langevin:
     steps: Count = 2000
     """Draws of each chain after its burn-in."""
     burn_in: Count = 500
-    """Draws that are thrown away first."""
+    """Draws that are discarded first."""
     step: float = 1e-4
     """epsilon: twice the size of a step along the gradient, and the variance of its noise."""
     localisation: float = 1.0
-    """gamma: how hard a chain is held near where it began."""
+    """gamma: strength of the pull towards the starting point."""
     inverse_temperature: float | None = None
     """beta; None = 1 / log n."""
     seed: int = 0
-    """Of the noise; a chain's noise does not depend on how many chains there are."""
+    """Seed of the noise; a chain's noise does not depend on how many chains there are."""
 
     def __post_init__(self) -> None:
         for name in ("chains", "steps"):
@@ -77,7 +83,7 @@ class Langevin:
             raise ValueError(f"step and inverse_temperature must be above 0, got {self.step} and {beta}")
 
     def beta(self, n: int) -> float:
-        """The inverse temperature for n rows. ValueError below 2 rows, where 1 / log n is none."""
+        """The inverse temperature for n rows. ValueError below 2 rows, where 1 / log n is not defined."""
         if n < 2:
             raise ValueError(f"a learning coefficient is that of 2 rows or more, got {n}")
         return 1 / math.log(n) if self.inverse_temperature is None else self.inverse_temperature
@@ -93,25 +99,40 @@ def learning_coefficient(
     determined_only: bool = False,
     rows_per_step: int | None = None,
 ) -> xr.Dataset:
-    """The local learning coefficient of a trained model on its training rows.
+    """Local learning coefficient of a trained model on its training rows: how degenerate the minimum is.
 
-    A model in half precision is sampled as a copy in float32. The loss of a row is the sum of its tokens' nats (of
-    determined tokens alone, if so asked), L_n their mean over the n rows: rows are independent draws, tokens are not.
+    A model in half precision is sampled as a copy in float32. The loss of a row is the sum of its tokens' nats, L_n
+    their mean over the n rows: rows are independent draws, tokens are not.
 
     Args:
-        parameters: names of those that move, such as "blocks.0.mlp.out.weight", the others held (Wang et al. 2024);
-            None = all.
-        rows_per_step: rows drawn for each step instead of all; differences of losses are then those of the same rows.
-            Returns what `learning_coefficient_of` does, whose caveats hold: compare models under one sampler, and do
-            not read one number as a dimension.
+        rows: what the model was trained on.
+        sampler: chains, steps and step size of the Langevin dynamics.
+        parameters: names of the parameters that move, such as "blocks.0.mlp.out.weight", the others held fixed (Wang et
+            al. 2024); None: all.
+        determined_only: whether determined tokens alone count in the loss of a row.
+        rows_per_step: rows drawn for each step; None: all. Differences of losses are then those of the same rows.
+
+    Returns:
+        Dataset of `learning_coefficient_of`.
 
     Raises:
         ValueError: as `learning_coefficient_of`; unknown parameters, packed rows, rows_per_step out of range, an
             encoder-decoder.
 
+    Caveat:
+        Those of `learning_coefficient_of`: compare models under one sampler, and do not read one number as a dimension.
+
     Memory:
-        Three times the parameters that move, so name few of a large model; each step is a forward and a backward pass
-        of its rows.
+        Three times the parameters that move, so name few of a large model.
+
+    Cost:
+        Each step is a forward and a backward pass of its rows.
+
+    Source:
+        Lau et al. 2023, arXiv:2308.12108; Watanabe 2009.
+
+    See also:
+        `learning_coefficient_of`: of any loss.
 
     Example:
         >>> rows = interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 8)
@@ -144,18 +165,36 @@ def learning_coefficient(
 
 @public()
 def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, sampler: Langevin) -> xr.Dataset:
-    """The local learning coefficient of any loss of named parameters at a minimum.
+    """Local learning coefficient of any loss of named parameters at a minimum.
 
-    lambda = n beta (E[L_n(w)] - L_n(w*)). loss: from parameters of the names of `at` to the mean loss of n `rows`; at:
-    w*. Returns Dataset: `value`, the mean over chains; `spread`, the standard deviation over chains; `of_chain`[chain];
-    `loss`[chain, draw], L_n(w) - L_n(w*) along each chain, in which a burn-in that is too short shows.
-    The spread is no interval of lambda: all chains have the same bias, from localisation (too small), finite steps (too
-    large), n that is finite (under multiplicity m, by about -(m - 1) / log(n beta)) and slow mixing along flat valleys;
-    the manual has a table of it for losses whose coefficient is known. Negative: w* was no minimum.
+    lambda = n beta (E[L_n(w)] - L_n(w*)), w drawn from exp(-n beta L_n(w) - gamma / 2 |w - w*|^2). A minimum of full
+    rank in d dimensions has lambda = d / 2; flat and crossing directions make it smaller.
+
+    Args:
+        loss: function from parameters of the names of `at` to the mean loss of n rows, differentiable.
+        at: the minimum w*, tensors by name, on one device.
+        rows: number n of rows that the loss is the mean of.
+        sampler: chains, steps and step size of the Langevin dynamics.
+
+    Returns:
+        Dataset:
+
+        - `value`: lambda, mean over chains.
+        - `spread`: standard deviation over chains.
+        - `of_chain` [chain]: lambda of each chain.
+        - `loss` [chain, draw]: L_n(w) - L_n(w*) along each chain, in which a burn-in that is too short shows.
 
     Raises:
-        NotFiniteError: naming the chain, if one runs away; ValueError below 2 rows, for no parameters, a loss that is
-            no number.
+        NotFiniteError: a chain that runs away, which it names.
+        ValueError: fewer than 2 rows, no parameters, a loss that is no number.
+
+    Caveats:
+        The spread is no interval of lambda: all chains have the same bias, from localisation (too small), finite steps
+        (too large), n that is finite (under multiplicity m, by about -(m - 1) / log(n beta)) and slow mixing along flat
+        valleys; the manual has a table of it for losses whose coefficient is known. Negative: w* was no minimum.
+
+    Source:
+        Lau et al. 2023, arXiv:2308.12108; Watanabe 2009.
 
     Example:
         >>> bowl = lambda point: point["w"].square().sum() / 2
@@ -168,7 +207,7 @@ def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, samp
 
 
 def _wide(network: Transformer) -> Transformer:
-    """The model in float32 at least: in half precision a step of a chain is less than a weight's last digit."""
+    """The model in float32 at least: in half precision a chain's step is smaller than the rounding of a weight."""
     narrow = {name: x for name, x in network.named_parameters() if x.dtype != wide(x).dtype}
     return network.with_parameters(
         {name: nn.Parameter(wide(x.detach()), requires_grad=False) for name, x in narrow.items()}
@@ -185,7 +224,7 @@ def _moving(network: Transformer, names: Sequence[str] | None) -> ParameterPoint
 
 
 def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Float[Tensor, ""]:
-    """The summed nats of a row, averaged over rows."""
+    """Summed nats of a row, mean over rows."""
     batch = part.batch
     losses = next_token_loss(
         network(batch.tokens, keep=batch.keep, types=batch.types), batch.tokens, batch.keep
@@ -196,7 +235,11 @@ def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Fl
 def _sampled(
     draw: Callable[[torch.Generator], PointLoss], at: ParameterPoint, rows: int, sampler: Langevin
 ) -> xr.Dataset:
-    """Every chain, labelled. draw: the loss of a step."""
+    """The results of all chains, labelled.
+
+    Args:
+        draw: makes the loss of a step.
+    """
     if not at:
         raise ValueError("at least one parameter that moves is required, got none")
     strength = rows * sampler.beta(rows)
@@ -231,7 +274,7 @@ def _chain(
     sampler: Langevin,
     chain: int,
 ) -> Float[Tensor, "n"]:
-    """L_n(w) - L_n(w*) at every draw of one chain that is kept, float64."""
+    """L_n(w) - L_n(w*) at every kept draw of one chain, float64."""
     (device,) = {value.device for value in at.values()}
     noise, choice = (
         torch.Generator(device).manual_seed(

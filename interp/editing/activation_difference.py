@@ -1,4 +1,4 @@
-"""What one model's stream holds that another's does not, on average, layer by layer, read as tokens.
+"""Mean difference between the streams of two models, layer by layer, read as tokens.
 
 The mean over prompts of (tuned - base) is what the change adds whatever the text says: a direction, which the
 unembedding reads like any other (`interp.weights.directions`).
@@ -34,35 +34,46 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FEWEST_LENGTHS = 16
-"""Prompts below which a mean length gets no interval (`docs/intervals.md`)."""
+"""Fewest prompts for an interval of a mean length (`docs/intervals.md`)."""
 TokenChoice = Literal["last", "all"]
-"""At which tokens the streams are compared."""
+"""The tokens at which the streams are compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class ActivationDifference(Question):
-    """What the stream of `tuned` holds that that of `model` does not, mean over prompts, by depth and as tokens.
+    """Mean difference between the residual streams of two models, by depth and as tokens.
 
-    Returns Dataset. [depth, end, rank]: `logits`, what the mean difference adds to a token's logit (the final norm at
-    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`:
-    top and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of
-    the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
-    `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
-    what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
+    The mean over prompts of (tuned - base) is what the change adds whatever the text says. Both models run under their
+    own edits, so that a model may be compared with itself, edited.
 
     Args:
-        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
-        pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included. Both models
-            stand under their own edits, so that a model may be compared with itself, edited.
-        top: How many tokens are listed at each end.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        tuned: the other model, of the same config and tokenizer; taken in the dtype of this one.
+        pos: tokens that are compared: "last", the last token of each prompt, or "all", the mean over its tokens, BOS
+            included.
+        top: how many tokens are listed at each end.
+
+    Returns:
+        Dataset; `end` is top or bottom, rank 0 the most extreme.
+
+        - `logits` [depth, end, rank]: what the mean difference adds to a token's logit (the final norm at scale 1,
+          centred over the vocabulary, with the unembedding of `model`).
+        - `token`, `token_id` [depth, end, rank], coordinates: text and id of the token.
+        - `value`, `low`, `high`, `null`, `n` [depth, score]: of `relative`, the length of the difference by that of the
+          stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of `common`, the length of the
+          mean difference by the mean length: 1 = the same vector in every prompt. The null of `common` is what as many
+          prompts would leave of vectors of these lengths in unrelated directions.
 
     Raises:
         ValueError: models of another config or tokenizer, which names what differs.
 
     Caveats:
-        What is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
-        layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits
-        (but for the scale of the final norm).
+        What is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late layers
+        read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but for
+        the scale of the final norm).
+
+    See also:
+        `changed_tokens`: where the predictions of both models differ. `diff`: which parts bring the change about.
 
     Example:
         >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
@@ -79,7 +90,7 @@ class ActivationDifference(Question):
     top: Count = 10
 
     def bind(self, model: Subject) -> ByRow:
-        """The streams of both models at every depth, summed over prompts; their mean is read at the end."""
+        """The difference of both streams at every depth, summed over prompts and read as tokens at the end."""
         other, config = Other.of(self.tuned, model), model.transformer.config
         blocks = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(config.n_layers)]
         reads = [*blocks, Read(sites.final_stream(config))]
@@ -98,7 +109,7 @@ activation_difference = of_data(ActivationDifference)
 
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other, last: bool) -> Steps[Values]:
-    """Prompt by prompt and depth by depth: the mean difference, and the mean lengths."""
+    """The mean difference and the mean lengths, for every prompt and depth."""
     trace = (yield from recorded(batch, reads)).trace
     given = (yield from recorded(batch, reads, model=other.beside(model))).trace
     counted = batch.real
@@ -151,7 +162,7 @@ def _finish(
 
 
 def _common(moments: Mapping[str, Moments]) -> Score:
-    """The length of the mean by the mean length, and what is left of random directions of these lengths."""
+    """The length of the mean by the mean length, with that of random directions of these lengths as the null."""
     length, n = moments["length"].mean, moments["length"].n
     still = length == 0
     value = (moments["difference"].mean.norm(dim=-1) / length).masked_fill(still, torch.nan)

@@ -1,4 +1,4 @@
-"""Where two models say different things: the divergence of their next-token distributions, token by token.
+"""Divergence of two models' next-token distributions, token by token.
 
 Over any amount of text: the mean, both losses, and the places where it is largest with what stands around them.
 """
@@ -35,32 +35,44 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ALONG = ("tokens", "kl", "loss", "tuned_loss")
-"""What is kept along the context of every place."""
+"""Variables that are kept along the context of every place."""
 SCORES = {"kl": "tokens", "loss": "predicted", "tuned_loss": "predicted", "loss_change": "predicted"}
-"""The means, and of which tokens they are: all, or those that something predicts."""
+"""The means, and the tokens that they are over: all, or those that are predicted."""
 _BOTH = " + number"
 
 
 @dataclass(frozen=True, eq=False)
 class ChangedTokens(Question):
-    """How far the next-token distributions of `tuned` are from those of `model`, token by token, and where most.
+    """Divergence between two models' next-token distributions over a corpus, and the tokens where it is largest.
 
-    Returns Dataset. [score]: `value`, `low`, `high`, `n` of `kl`, KL(tuned || model) in nats after every token, and of
-    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over
-    texts (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which
-    the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
-    (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
-    that follows it (NaN where there is none).
+    Both models run under their own edits, so that a model may be compared with itself, edited.
 
     Args:
-        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
-        top: How many places are listed.
-        context: how many tokens before and after.
-        once_per_row: a row is listed at its most changed token only. Ties go to the smaller row, then to the smaller
-            position. Both models stand under their own edits, so that a model may be compared with itself, edited.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        tuned: the other model, of the same config and tokenizer; taken in the dtype of this one.
+        top: how many places are listed.
+        context: how many tokens before and after each one are kept.
+        once_per_row: whether a row is listed at its most changed token only. Ties go to the smaller row, then to the
+            smaller position.
+
+    Returns:
+        Dataset:
+
+        - `value`, `low`, `high`, `n` [score]: means per token, 95 % over texts (NaN below 256), of `kl`, KL(tuned ||
+          model) in nats after every token, and of `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every
+          predicted token.
+        - `peak` [rank]: the divergence there, in nats.
+        - `row`, `pos` [rank]: row of the data and position of the token after which the models differ, counted in its
+          text with BOS as 0; -1 where there are fewer than `top`.
+        - `tokens`, `piece` [rank, offset]: ids and texts of the context; -1 beyond the ends of the text.
+        - `kl`, `loss`, `tuned_loss` [rank, offset]: the divergence after each token, and both losses of the token that
+          follows it (NaN where there is none).
 
     Raises:
-        ValueError: models of another config or tokenizer, which names what differs, and for a model without logits.
+        ValueError: models of another config or tokenizer, which names what differs, and a model without logits.
+
+    See also:
+        `activation_difference`: what differs inside. `diff`: which parts bring the change about.
 
     Example:
         >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
@@ -77,7 +89,7 @@ class ChangedTokens(Question):
     once_per_row: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """The final streams of both models, a list that merges, and sums."""
+        """The final streams of both models, reduced to a list that merges, and sums."""
         other, config = Other.of(self.tuned, model), model.transformer.config
         if not config.unembed:
             raise ValueError("next-token distributions are compared; this model ends in its residual stream")
@@ -108,7 +120,7 @@ changed_tokens = of_data(ChangedTokens)
 
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
-    """Text by text: divergence and losses at every token, and their sums."""
+    """Divergence and losses at every token of each text, and their sums."""
     tuned, config = other.beside(model), model.config
     own = (yield from recorded(batch, [], final=True)).end
     streams = own, (yield from recorded(batch, [], final=True, model=tuned)).end
@@ -132,7 +144,7 @@ def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
 
 
 def _sums(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sums of every text, and how many tokens they are of."""
+    """The sums of every text, and the numbers of tokens that they are over."""
     terms = {**found, "loss_change": found["tuned_loss"] - found["loss"]}
     number = {
         "tokens": (~found["kl"].isnan()).sum(1).double(), "predicted": (~found["loss"].isnan()).sum(1).double()

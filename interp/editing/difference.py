@@ -1,4 +1,4 @@
-"""What changed between two models of one kind: each part's weights, or what it writes, put from one into the other.
+"""Exact differences between two models of one kind: each part's weights or writes, put from one into the other.
 
 A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights
 of the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of
@@ -54,45 +54,60 @@ if TYPE_CHECKING:
     import xarray as xr
 
 What = Literal["weights", "activations"]
-"""What of a part is exchanged."""
+"""Which side of a part is exchanged."""
 ExchangeDirection = Literal["denoise", "noise"]
-"""denoise: parts of the tuned model into the base; noise: parts of the base into the tuned model."""
+"""denoise: parts of the tuned model are put into the base; noise: parts of the base into the tuned model."""
 FEWEST_SHARES = 64
-"""Prompts below which a share of the change gets no interval (`docs/intervals.md`)."""
+"""Fewest prompts for an interval of a share of the change (`docs/intervals.md`)."""
 SIGN = "metric with the exchanged part minus metric of the same model without it"
 
 
 @dataclass(frozen=True, eq=False)
 class Diff(Question):
-    """How much of the change from `model` (the base) to `tuned` each part brings about by itself, exactly.
+    """Share of the change from a base model to a tuned one that each part brings about by itself, exactly.
 
-    Returns Dataset[what, part, score] with `value`, `low`, `high`, `n` of `effect`, metric(with the part exchanged) -
-    metric(without), mean over prompts, and of `share`, the sum of the effects by that of the whole change,
-    metric(other model) - metric(this one): 1 = this part alone does it all. 95 % intervals over prompts, of shares from
-    64 on. Shares need not sum to 1: parts act together (`diff_interactions`), and may overshoot.
-    `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt; where
-    not, the effect is exactly 0 and nothing was run. `moved` [part]: the length of the weights' change by their own.
-    `base` and `tuned`: the metric of the two models; with `each`, both [prompt] and `each` [prompt, what, part], the
-    effect in every prompt.
+    One part's weights of the tuned model are put into the base, or what it writes: how far does that alone move the
+    metric? No estimate: each is a pass of the model with the part exchanged, from its block on.
 
     Args:
-        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
-        metric: KL(tuned || exchanged) of the next-token distributions at the last token by default; or any metric, or
-            a function of the last logits. One that compares always compares with the tuned model.
-        parts: "sublayer" (embeddings, attention, MLPs, norms, unembedding: together every parameter, each once),
-            "head" (attention cut into heads, and under grouped-query attention their keys and values `L0G1.k`, with
-            `L0.attn_rest` for what they share), or parts by name, those of an inner list exchanged together.
-        what: "weights": the part's parameters in the other's place. "activations": what the part writes in the run of
-            the other model, which carries all that changed before it; NaN for parts that write nothing of their own
-            (norms, the unembedding, what the heads of a layer share).
+        data: prompts, token ids, a batch, files or a stream of any size.
+        tuned: the other model, of the same config and tokenizer; taken in the dtype of this one.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None: the logit difference of the
+            answers. By default KL(tuned || exchanged) of the next-token distributions at the last token. One that
+            compares always compares with the tuned model.
+        parts: which parts are exchanged: "sublayer", "head", or parts by name. "sublayer": embeddings, attention, MLPs,
+            norms, unembedding: together every parameter, each once. "head": attention cut into heads, and under
+            grouped-query attention their keys and values `L0G1.k`, with `L0.attn_rest` for what they share. Parts of an
+            inner list are exchanged together.
+        what: what of a part is exchanged: "weights", "activations", or both. "weights": the part's parameters in the
+            other's place. "activations": what the part writes in the run of the other model, which carries all that
+            changed before it; NaN for parts that write nothing of their own (norms, the unembedding, what the heads of
+            a layer share).
         direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model: what
             is undone when this part alone goes back.
-        each: False keeps only the moments over prompts, for data of any size.
+        each: whether the effects in every prompt are kept; False: only the moments over prompts, for data of any size.
+
+    Returns:
+        Dataset[what, part, score]. Scores: `effect`, metric(with the part exchanged) - metric(without), mean over
+        prompts, in the metric's unit; `share`, the sum of the effects by that of the whole change, metric(other model)
+        - metric(this one): 1 = this part alone does it all. Shares need not sum to 1: parts act together
+        (`diff_interactions`), and may overshoot.
+
+        - `value`, `low`, `high`, `n`: with 95 % intervals over prompts, of shares from 64 on.
+        - `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt;
+          where not, the effect is exactly 0 and nothing was run.
+        - `moved` [part]: length of the weights' change by their own.
+        - `base`, `tuned`: metric of the two models; with `each` [prompt].
+        - `each` [prompt, what, part], if kept: effect in every prompt.
 
     Raises:
-        ValueError: models of another config or tokenizer, which names what differs, for two of the same weights or
-            the same metric in every prompt, for wrapped and for edited models.
+        ValueError: models of another config or tokenizer, which names what differs, two of the same weights or the same
+            metric in every prompt, wrapped and edited models.
         KeyError: a part that owns no parameter.
+
+    See also:
+        `diff_interactions`: what pairs of parts do together. `changed_tokens`, `activation_difference`: what differs,
+        without parts.
 
     Example:
         >>> import copy
@@ -125,22 +140,30 @@ diff = of_data(Diff)
 
 @dataclass(frozen=True, eq=False)
 class DiffInteractions(Question):
-    """What every pair of these parts does together beyond what each does alone: effect(both) - effect(a) - effect(b).
+    """Interaction of every pair of exchanged parts: effect(both) - effect(a) - effect(b).
 
-    Returns Dataset[what, pair, score]; scores, `changed` and the metric of both models as in `diff`, `effect` being the
-    interaction. 0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the
-    other: one does what the other would have done. A part whose weights are the same has no interaction.
+    0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the other sign: one
+    does what the other would have done. A part whose weights are the same has no interaction.
 
     Args:
-        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
-        parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
-        metric: What is watched, as in `Diff`.
-        what: What is exchanged: weights, activations, or each for itself.
-        direction: denoise: the tuned model's parts into the base; noise: the base's into the tuned model.
-        each: Whether every prompt's interactions are kept.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        tuned: the other model, of the same config and tokenizer; taken in the dtype of this one.
+        parts: two parts or more by name, such as those of the largest shares in the result of `diff`.
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None: the logit difference of the
+            answers. By default KL(tuned || exchanged), as in `diff`.
+        what: what of a part is exchanged: "weights", "activations", or both, as in `diff`.
+        direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model.
+        each: whether the interactions in every prompt are kept.
+
+    Returns:
+        Dataset[what, pair, score] with the variables of `diff` but `moved`, its `effect` being the interaction.
 
     Raises:
         ValueError: as `diff`; a single part, or one that is named twice.
+        KeyError: a part that owns no parameter.
+
+    See also:
+        `diff`: the effects of single parts.
 
     Example:
         >>> import copy
@@ -181,25 +204,25 @@ diff_interactions = of_data(DiffInteractions)
 
 @dataclass(frozen=True)
 class ExchangedCell:
-    """Some parts that are exchanged together."""
+    """Parts that are exchanged together."""
 
     label: str
     parts: tuple[Part, ...]
     pieces: tuple[ParameterPiece, ...]
-    """What they own, as far as it differs."""
+    """Their parameters, as far as they differ."""
     start: int
-    """The block from which on their weights decide a pass."""
+    """The first block of a pass that their weights change."""
     changed: bool
     """Whether any of their weights differs."""
     moved: float
-    """How far their weights moved, by their length."""
+    """Length of their weights' change by the weights' length."""
     written: tuple[tuple[str, Mapping[str, int]], ...]
-    """Where they write, if every one of them does."""
+    """The sites that they write, if every one of them writes."""
 
 
 @dataclass(frozen=True)
 class ExchangedCells:
-    """All that is exchanged, each for itself."""
+    """All cells of a question, each exchanged by itself."""
 
     every: tuple[ExchangedCell, ...]
 
@@ -210,7 +233,11 @@ class ExchangedCells:
         base: Transformer,
         tuned: Transformer,
     ) -> ExchangedCells:
-        """The cells that were asked for. Errors: see `diff`."""
+        """The cells of a question.
+
+        Raises:
+            ValueError, KeyError: as `diff`.
+        """
         if isinstance(parts, str):
             owned = pieces_of(base, parts)  # type: ignore[arg-type]  # the record has looked at it
             groups = [[part] for part in owned]
@@ -249,7 +276,7 @@ class ExchangedCells:
 
     @property
     def sites(self) -> list[str]:
-        """Where the parts write."""
+        """The sites that the parts write."""
         return list(dict.fromkeys(site for cell in self.every for site, _ in cell.written))
 
 
@@ -290,7 +317,11 @@ def _cell(
 
 
 def _compared(tuned: Model, model: Subject) -> Other:
-    """The other model. Errors: see `diff`."""
+    """The other model.
+
+    Raises:
+        ValueError: as `diff`.
+    """
     other = Other.of(tuned, model)
     if edits := (*model.transformer.edits, *other.edits):
         raise ValueError(
@@ -305,7 +336,7 @@ def _compared(tuned: Model, model: Subject) -> Other:
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """What is exchanged between which models, and what is watched."""
+    """The models, the cells, and the metric of a question."""
 
     name: str
     dim: Literal["part", "pair"]
@@ -322,13 +353,13 @@ class _Exchange:
 
     @property
     def shown(self) -> Sequence[ExchangedCell]:
-        """The cells of the result: for interactions the pairs, which stand last."""
+        """The cells of the result: for interactions the pairs, which come last."""
         every = self.cells.every
         return every if self.dim == "part" else [cell for cell in every if len(cell.parts) > 1]
 
     @property
     def combined(self) -> Float[Tensor, "cell shown"]:
-        """What the numbers of the result are of those of the cells: themselves, or both - a - b."""
+        """Coefficients from the effects of the cells to the numbers of the result: the identity, or both - a - b."""
         every = self.cells.every
         if self.dim == "part":
             return torch.eye(len(every), dtype=torch.float64)
@@ -353,7 +384,7 @@ def _analysis(asked: _Exchange, model: Subject) -> ByRow:
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """The runs of both models on some prompts: the one that parts are put into, and the one they come from."""
+    """The runs of both models on some prompts: the one that receives parts, and the one that they come from."""
 
     asked: _Exchange
     batch: Batch
@@ -364,7 +395,7 @@ class _Pair:
 
     @classmethod
     def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
-        """One pass of each, recorded where passes begin and where parts write."""
+        """One pass of each, recorded where passes begin and at the sites that parts write."""
         tuned, config = asked.other.beside(model), model.config
         into, source = (model, tuned) if asked.direction == "denoise" else (tuned, model)
         starts = asked.cells.starts(config.n_layers) if "weights" in asked.what else []
@@ -377,12 +408,12 @@ class _Pair:
 
     @property
     def columns(self) -> Tensor | None:
-        """The columns that the metric looks at; None = all."""
+        """The columns that the metric needs; None = all."""
         return self.asked.metric.columns(self.batch)
 
     @property
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
-        """What a metric that compares compares with: the tuned model's final stream, and that model."""
+        """The reference of a metric that compares: the tuned model's final stream, and that model."""
         run = self.given if self.asked.direction == "denoise" else self.own
         return run.home(self.asked.metric), run.model
 
@@ -411,7 +442,7 @@ class _Pair:
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
     def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
-        """The effect of what every cell writes, and whether it differs `[b c]`; 0 for cells that write nothing."""
+        """The effect of the activations of every cell, and whether they differ `[b c]`; 0 if a cell writes nothing."""
         put = {site: Set(self.given.trace[Read(site)]) for site in self.asked.cells.sites}
         variants = [
             Variant([Edit(site, put[site], at) for site, at in cell.written])
@@ -425,13 +456,13 @@ class _Pair:
 
 
 def _entering(config: ModelConfig, layer: int) -> Read:
-    """The stream that enters a block, but for the first."""
+    """The read of the stream that enters a block, which is not the first."""
     return Read(sites.stream_after(config, layer - 1))
 
 
 @torch.no_grad()
 def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mapping[str, Tensor]]:
-    """The effect of every cell in every prompt, beside the whole change."""
+    """The effect of every cell in every prompt, with the whole change."""
     pair = yield from _Pair.of(asked, batch, model)
     own, other = (pair.value(run.model, run.home(asked.metric)) for run in (pair.own, pair.given))
     base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
@@ -502,14 +533,14 @@ def _moments(merged: Partial) -> dict[str, Moments]:
 
 
 def _share(moments: Mapping[str, Moments], effect: Score) -> Score:
-    """The effects by the whole change."""
+    """The effects as shares of the whole change."""
     value, low, high = ratio(moments["effect"], moments["whole"], moments["both"], FEWEST_SHARES)
     value, low, high = (x + 0.0 for x in (value, low, high))  # 0 by a negative change is -0
     return Score(value, low, high, effect.n, torch.full_like(value, torch.nan), "share of the change")
 
 
 def _where(score: Score, known: Tensor) -> Score:
-    """The result without numbers where nothing is known."""
+    """The score, NaN where it is not known."""
     known = known.to(score.value.device)
     ends = (score.value, score.low, score.high)
     value, low, high = (x.masked_fill(~known, torch.nan) for x in ends)

@@ -1,4 +1,4 @@
-"""What edits are worth: does the answer come, also in other words, does the model still speak, and what else changes?
+"""Scores of edits: does the answer come, also in other words, does the model still speak, and what else changes?
 
 One table for all editors. It is a harness and no question: a question asks one model, in passes that others may share;
 here every case and editor makes a model of its own, whose weights are put back before the next. The layout is that of
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 Check = tuple[str, str | int]
 """A prompt, and the one token that should be its argmax."""
 UNITS = {"n-gram": "bits", "perplexity": "exp(nats per token)"}
-"""The units of the scores that are no shares of prompts."""
+"""Units of the scores that are no shares of prompts."""
 FEWEST_CASES = 1024
-"""Cases below which perplexity gets no interval (`docs/intervals.md`)."""
+"""Fewest cases for an interval of perplexity (`docs/intervals.md`)."""
 WEIGHTS = {2: 1 / 3, 3: 2 / 3}
-"""Share of the entropies of bigrams and trigrams: the mean of 2/3 and 4/3 of them, as in ROME's code."""
+"""Weights of the entropies of bigrams and trigrams: the mean of 2/3 and 4/3 of them, as in ROME's code."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 ALWAYS = ("efficacy", *UNITS)
-"""Scores that are more than a check; a case's checks have other names."""
+"""Scores that every case has; a case's checks have other names."""
 
 
 @public()
 @dataclass(frozen=True)
 class Continuation:
-    """How a model goes on from some openings. The defaults are those of ROME's code."""
+    """How texts are generated from openings, for their n-gram entropy. The defaults are those of ROME's code."""
 
     length: int = 100
     """Tokens of a text, its opening included."""
@@ -68,9 +68,13 @@ class Continuation:
     """Seed of the generator of random numbers."""
 
     def texts(self, model: Model, openings: Sequence[str], *, turn: int = 0) -> list[str]:
-        """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds it.
+        """Every opening with the model's continuation, `length` tokens together.
 
         Tokens that begin or end a text do not stop it, and are left out of it.
+
+        Args:
+            openings: the beginnings of the texts.
+            turn: added to the seed.
 
         Raises:
             ValueError: an opening that fills the length, or more than the context holds.
@@ -98,19 +102,19 @@ class Continuation:
 @public(renamed={"target": "answer", "questions": "checks"})
 @dataclass(frozen=True)
 class EditCase:
-    """One edit to make, and the checks that tell what it did."""
+    """One edit to make, and the checks of what it did."""
 
     prompt: str
     """The prompt to edit on."""
     answer: str | int
     """The token to make its argmax; text must be one token."""
     subject: str
-    """What the prompt is about, for editors that need it."""
+    """The entity that the prompt is about, for editors that need it."""
     checks: Mapping[str, tuple[Check, ...]]
     """Score -> prompts with the token that is right AFTER the edit: the answer for a paraphrase, the old one for a
     neighbour. Efficacy, n-gram entropy and perplexity are added by themselves."""
     openings: tuple[str, ...] = ()
-    """Prompts about the subject that the model goes on from, for the n-gram entropy; none = the edited prompt."""
+    """Prompts about the subject that the model continues, for the n-gram entropy; none = the edited prompt."""
 
     def __post_init__(self) -> None:
         for score, each in self.checks.items():
@@ -122,7 +126,7 @@ class EditCase:
 
 
 Editor = Callable[[Model, EditCase], WeightEdit | Sequence[WeightEdit]]
-"""An editor with its layers and sizes chosen: the change, or several that belong together."""
+"""A function from a model and a case to the change, or several that belong together; layers and sizes are chosen."""
 
 
 @public()
@@ -135,23 +139,42 @@ def edit_table(
     continuation: Continuation | None = None,
     batch_size: int = 64,
 ) -> xr.Dataset:
-    """The worth of each editor over single edits, one case at a time, every edit undone before the next.
+    """Compare editors over single edits: does the answer come, also in other words, and what else changes?
+
+    One case at a time, every edit undone before the next.
+
+    Args:
+        cases: edits to make, with their checks; all cases have the same names of checks.
+        editors: by name, functions from a model and a case to the change, or several that belong together.
+        text: prompts for `perplexity`; None: without it.
+        continuation: how texts are generated for `n-gram`; None: without it.
+        batch_size: the most rows of a pass over `text`.
 
     Returns:
-        Dataset[editor, score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `each`[case,
-        editor, score]; the first editor is `original`, no edit, whose value is the `null` of all. Scores: `efficacy`,
-        the share of cases whose argmax is the answer; every key of `checks`: the share of prompts whose argmax is the
-        expected token, mean over cases. With a `continuation`, `n-gram`: the `ngram_entropy` of the texts that it
-        makes of a case's openings, in bits, mean over texts and cases; every editor gets the same random numbers,
-        every case its own. With `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over
-        cases (one ruined edit does not drown the others). Intervals, 95 % over cases: Gaffke's for shares, Student's
-        t for n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of
-        fewer cases holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no
-        spread.
+        Dataset[editor, score] with the coordinate `unit`; the first editor is `original`, no edit.
+
+        - `value`: the score. `efficacy`: share of cases whose argmax is the answer. Every key of `checks`: share of
+          prompts whose argmax is the expected token, mean over cases. `n-gram`, with a `continuation`: `ngram_entropy`
+          of the texts made of a case's openings, in bits, mean over texts and cases; every editor gets the same random
+          numbers, every case its own. `perplexity`, with `text`: exp of the mean loss per predicted token, geometric
+          mean over cases (one ruined edit does not drown the others).
+        - `low`, `high`: 95 % over cases: Gaffke's for shares, Student's t for n-gram, and for the log of perplexity
+          from 1 024 cases on: where few edits ruin the model no interval of fewer cases holds the mean, so it is NaN.
+          `original` has the same text in every case, so its perplexity has no spread.
+        - `null`: the value of `original`.
+        - `n`: number of cases.
+        - `each` [case, editor, score]: the score of every case.
 
     Raises:
-        ValueError: no cases, cases with different checks, an editor called `original`, and everything an editor or
-            the continuation refuses.
+        ValueError: no cases, cases with different checks, an editor called `original`, and everything an editor or the
+            continuation refuses.
+
+    Source:
+        Katz et al. 2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token". The n-gram
+        entropy is the fluency of ROME (arXiv:2202.05262).
+
+    See also:
+        `shift_edit`, `gradient_edit`, `finetune_edit`, `rome_edit`, `memit_edit`, `mend_edit`: editors.
 
     Example:
         >>> from interp.editing import EditCase, edit_table, shift_edit
@@ -190,7 +213,7 @@ def edit_table(
 
 @contextmanager
 def _made(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[None]:
-    """Inside `with`, the model has the change, or all of those that belong together."""
+    """Context in which the model has the change, or all of those that belong together."""
     with ExitStack() as stack:
         for edit in [edits] if isinstance(edits, WeightEdit) else edits:
             stack.enter_context(edit.applied(model))
@@ -206,7 +229,7 @@ def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
 
 @torch.no_grad()
 def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
-    """The summed loss of every text, NaN and all, and over how many tokens."""
+    """The summed loss of every text, NaN included, and its number of tokens."""
     stream = (yield from recorded(batch, [], final=True)).end
     logits = model.read_out(wide(stream))
     loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
@@ -220,7 +243,7 @@ def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
 
 @dataclass(frozen=True, eq=False)
 class _Posed:
-    """A case as a pass asks it: all of its prompts as one batch with expected tokens, and the rows of each score."""
+    """A case as one batch: all of its prompts with expected tokens, and the rows of each score."""
 
     case: EditCase
     batch: Batch
@@ -228,7 +251,7 @@ class _Posed:
 
     @classmethod
     def of(cls, model: Subject, case: EditCase) -> _Posed:
-        """The edited prompt, then every check. Errors: ValueError for an answer that is not one token."""
+        """The edited prompt, then every check. ValueError for an answer that is not one token."""
         checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
         flat = [check for each in checks.values() for check in each]
         batch = model.text.batch([prompt for prompt, _ in flat])
@@ -288,12 +311,23 @@ def labelled_scores(
 
 @public()
 def ngram_entropy(text: str) -> float:
-    """How varied a text is: H_2 / 3 + 2 H_3 / 3 in bits, H_n = -sum_w f(w) log2 f(w) over its n-grams w of words.
+    """N-gram entropy of a text, which says how varied it is: H_2 / 3 + 2 H_3 / 3.
 
-    f(w) is the share of w among the text's n-grams. 0 for a text of one word over and over, or too short for n-grams;
-    log2 of the number of words, nearly, where nothing repeats. Papers print it times 100: GPT-2 XL has 6.27 bits.
-    Words are runs of letters and digits; every other visible character is one too (ROME: NLTK's, which differ in
-    contractions). Comparable between texts of one length only.
+    H_n = -sum_w f(w) log2 f(w) over its n-grams w of words, f(w) the share of w among the text's n-grams. Words are
+    runs of letters and digits; every other visible character is one too (ROME: NLTK's, which differ in contractions).
+
+    Args:
+        text: the text.
+
+    Returns:
+        Bits. 0 for a text of one word over and over, or too short for n-grams; log2 of the number of words, nearly,
+        where nothing repeats. Papers print it times 100: GPT-2 XL has 6.27 bits.
+
+    Caveat:
+        Comparable between texts of one length only.
+
+    Source:
+        Meng et al. 2022, ROME (arXiv:2202.05262), there "fluency", after Zhang et al. 2018.
 
     Example:
         >>> ngram_entropy("no no no no")

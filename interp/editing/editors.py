@@ -29,29 +29,40 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import by_head, held
 
 FactorPair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
-"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
+"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the widths are those of the matrix."""
 
 
 @public()
 def shift_edit(
     model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool | None = None
 ) -> WeightEdit:
-    """The forward-only edit of W_out: W' = W + eta x_n^T u_t, no gradient.
+    """Forward-only edit of an MLP's W_out towards an answer: W' = W + eta x_n^T u_t, without a gradient.
 
-    x_n: the post-activation at the last prompt token; u_t: column t of W_U (in tied models the embedding of t). Katz et
-    al. 2024, section 6, the "forward pass shift"; eta > 0 there absorbs the sign of the gradient. Identity:
-    (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Rank = number of prompts whose argmax is not the answer already; for the
-    others it is a no-op, as in the paper. Where the family norms what the MLP adds (Gemma-2, OLMo-2), the shift is of
-    the output before that norm.
+    x_n: the post-activation at the last prompt token; u_t: column t of W_U (in tied models the embedding of t).
+    Identity: (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Where the family norms what the MLP adds (Gemma-2, OLMo-2),
+    the shift is of the output before that norm.
 
     Args:
         data: one prompt or several.
         answer: the token t to make likely, one for all prompts or one for each.
+        layer: whose MLP is changed.
+        eta: size of the shift; > 0 here absorbs the sign of the gradient.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        WeightEdit of `blocks.<layer>.mlp.W_out`. Rank = number of prompts whose argmax is not the answer already; for
+        the others it is a no-op, as in the paper.
 
     Raises:
         ValueError: a model without one MLP matrix per layer, that is not a causal decoder or has no logits, an answer
             of several tokens, eta <= 0.
         IndexError: a layer that does not exist.
+
+    Source:
+        Katz et al. 2024 (arXiv:2402.12865), section 6, the "forward pass shift".
+
+    See also:
+        `gradient_edit`: the gradient step that it approximates. `edit_table`: what an edit is worth.
 
     Example:
         >>> edit = shift_edit(model, prompt, answer=" John", layer=1, eta=0.1)
@@ -85,15 +96,31 @@ def gradient_edit(
     matrix: str = "mlp.W_out",
     prepend_bos: bool | None = None,
 ) -> WeightEdit:
-    """One step of gradient descent on one matrix, as factors: W' = W - eta sum_i x_i^T delta_i.
+    """One step of gradient descent on one matrix towards an answer, as thin factors: W' = W - eta sum_i x_i^T delta_i.
 
     x_i: what the matrix reads at token i; delta_i: the gradient of the loss at what it writes there. Loss: the negative
-    log-likelihood of the answer at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
-    convention; the rank is at most the number of tokens, and no weight gradient is formed. `matrix` is any of a block:
-    `mlp.W_in`, `attn.W_V`, ...
+    log-likelihood of the answer at the last token, summed over prompts. No weight gradient is formed.
+
+    Args:
+        data: one prompt or several.
+        answer: the token to make likely, one for all prompts or one for each.
+        layer: whose matrix is changed.
+        eta: size of the step, > 0.
+        matrix: which matrix of the block: "mlp.W_out", "mlp.W_in", "attn.W_V", ...
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        WeightEdit, of a rank of at most the number of tokens.
 
     Raises:
         ValueError: as `shift_edit`.
+        IndexError: a layer that does not exist.
+
+    Source:
+        Katz et al. 2024 (arXiv:2402.12865), equation 6 in the row convention.
+
+    See also:
+        `finetune_edit`: many steps. `interp.lenses.backward_lens`: the step as tokens.
 
     Example:
         >>> gradient_edit(model, prompt, answer=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
@@ -112,10 +139,14 @@ def gradient_edit(
 @public()
 @dataclass(frozen=True)
 class FineTuning:
-    """How one matrix is trained."""
+    """Steps, learning rate and optimiser of a training.
+
+    Raises:
+        ValueError: fewer than one step, or a rate that is not above 0.
+    """
 
     steps: Count = 25
-    """The most steps taken; training ends earlier once every prompt gets its answer."""
+    """Number of steps. `finetune_edit` ends earlier once every prompt gets its answer; other trainings take all."""
     rate: float = 1e-3
     """Learning rate."""
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -126,7 +157,7 @@ class FineTuning:
             raise ValueError(f"steps >= 1 and rate > 0 are required, got {self}")
 
     def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """What trains these leaves."""
+        """The optimiser of these leaves."""
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         return kinds[self.optimiser](leaves, lr=self.rate)
 
@@ -143,14 +174,34 @@ def finetune_edit(
     tuning: FineTuning | None = None,
     prepend_bos: bool | None = None,
 ) -> WeightEdit:
-    """Gradient descent on one matrix of a block, all else frozen, until the answer is the argmax: a dense change.
+    """Fine-tune one matrix of a block, all else frozen, until the answer is the argmax.
 
-    Loss as in `gradient_edit`; the "fine-tune MLP l" rows of Katz et al. 2024. Zero where the answer is the argmax
-    already. Works in every family; the model's parameters are never written (the change lives beside them, in
-    float32 at least). Caveat: it stops at the step limit whether or not the answer is reached.
+    Loss as in `gradient_edit`. Works in every family; the model's parameters are never written (the change is kept
+    apart from them, in float32 at least).
+
+    Args:
+        data: one prompt or several.
+        answer: the token to make the argmax, one for all prompts or one for each.
+        layer: whose matrix is changed.
+        matrix: which matrix of the block: "mlp.W_out", "mlp.W_in", "attn.W_V", ...
+        tuning: steps, learning rate and optimiser; None: 25 steps of Adam at 1e-3.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        WeightEdit with a dense change; zero where the answer is the argmax already.
 
     Raises:
         ValueError: as `shift_edit`.
+        IndexError: a layer that does not exist.
+
+    Caveat:
+        It stops at the step limit whether or not the answer is reached.
+
+    Source:
+        Katz et al. 2024 (arXiv:2402.12865), the "fine-tune MLP l" rows.
+
+    See also:
+        `gradient_edit`: one step, of low rank. `rome_edit`: a rank-one change that disturbs other keys least.
 
     Example:
         >>> edit = finetune_edit(model, prompt, answer=" John", layer=0, matrix="attn.W_V")
@@ -175,8 +226,8 @@ def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool |
     """The prompts as a batch on the model's device, with their answers.
 
     Raises:
-        ValueError: a model whose last position does not predict a next token, and for an answer that is not a single
-            token of the vocabulary.
+        ValueError: a model whose last position does not predict a next token, and an answer that is not a single token
+            of the vocabulary.
     """
     config = model.transformer.config
     problem = {
@@ -205,7 +256,7 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:
-    """What a pass from this layer on begins with: its residual stream, or the tokens at layer 0."""
+    """The input of a pass from this layer on: its residual stream, or the tokens at layer 0."""
     if layer == 0:
         return batch.tokens
     with torch.no_grad():

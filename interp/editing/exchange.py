@@ -1,4 +1,4 @@
-"""Two models of one kind, part by part: which parameters a part owns, and a model with those of another in their place.
+"""The parameters that each part of a model owns, and models with some parts' parameters from another model.
 
 Every parameter belongs to exactly one part: a sublayer (attention, an MLP), a norm, an embedding, the unembedding.
 Where queries, keys and values are rows of one matrix, attention is cut into heads too: what all share is its rest.
@@ -29,7 +29,7 @@ from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_network, text_of
 
 ExchangeGrain = Literal["sublayer", "head"]
-"""How finely attention is cut."""
+"""How finely attention is cut into parts."""
 WITHIN_ATTENTION = ("head", "group_key", "group_value", "attn_rest")
 """The parts that attention is cut into."""
 LAST = ("ln_final", "mlm_head", "unembed", "output")
@@ -46,7 +46,7 @@ WRITES: Mapping[str, tuple[str, str | None]] = {
     "pos_embed": ("hook_pos_embed", None),
     "type_embed": ("hook_type_embed", None),
 }
-"""The site of what a part of a kind writes, and the axis that tells several apart."""
+"""The site that a kind of part writes, and the axis along which several parts share it."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,28 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class PieceChange:
-    """How a piece of one model differs from another's, on the host."""
+    """The difference between one model's piece and another's, on the host."""
 
     differs: bool
-    """Whether any number does."""
+    """Whether any number differs."""
     squares: Float[Tensor, "2"]
-    """The summed squares of the change, and of the one's numbers, float64."""
+    """Summed squares of the change, and of the first model's numbers, float64."""
 
 
 @dataclass(frozen=True)
 class Other:
-    """The model that another is compared with, in its dtype: a network, and the interventions that it stands under."""
+    """The model that another is compared with, in that one's dtype: a network, and its edits."""
 
     network: Transformer
     edits: tuple[Edit, ...]
 
     @classmethod
     def of(cls, given: Model, model: Subject) -> Other:
-        """The one that is meant. Errors: those of `check_alike`."""
+        """The model to compare with.
+
+        Raises:
+            ValueError: as `check_alike`.
+        """
         network = as_network(given)
         check_alike(model, network, text_of(given))
         mine = dict(model.transformer.named_parameters())
@@ -99,7 +103,7 @@ class Other:
         return cls((network.with_parameters(cast) if cast else network).unedited, network.edits)
 
     def beside(self, model: Transformer) -> Transformer:
-        """It on the device of the model, under its interventions."""
+        """This model on the device of the given one, under its own edits."""
         moved = self.network
         if moved.device != model.device:
             if model.device not in self._elsewhere:
@@ -109,7 +113,7 @@ class Other:
 
     @cached_property
     def _elsewhere(self) -> dict[torch.device, Transformer]:
-        """Its copies on other devices, made once for all batches."""
+        """Copies on other devices, made once for all batches."""
         return {}
 
 
@@ -138,10 +142,10 @@ def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
 
 
 def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[ParameterPiece, ...]]:
-    """Every part and the pieces that it owns, in the order of a pass; together all parameters, each once.
+    """The pieces of parameters that every part owns, in the order of a pass; together all parameters, each once.
 
     Raises:
-        ValueError: a wrapped network, whose parameters are those of somebody else's modules.
+        ValueError: a wrapped network, whose parameters are those of other modules.
     """
     if not network.restarts:
         raise ValueError(
@@ -155,7 +159,7 @@ def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[Pa
 
 
 def named_part(given: PartName, parts: Sequence[Part]) -> Part:
-    """The one of these parts that is meant. KeyError for any other."""
+    """The part of this name. KeyError for any other name."""
     wanted = str(Part.of(given))
     by_name = {str(part): part for part in parts}
     if wanted not in by_name:
@@ -164,14 +168,14 @@ def named_part(given: PartName, parts: Sequence[Part]) -> Part:
 
 
 def first_block(part: Part, config: ModelConfig) -> int:
-    """The block from which on a part's weights decide a pass: 0 for embeddings, the number of blocks after them."""
+    """The first block that a part's weights affect: 0 for embeddings, n_layers for parts after the blocks."""
     if part.layer is not None:
         return part.layer
     return config.n_layers if part.kind in LAST else 0
 
 
 def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | None:
-    """The site of what a part writes, and its place there; None where the model has no such site."""
+    """The site that a part writes, and its place there; None where the model has no such site."""
     if part.kind not in WRITES:
         return None
     inner, axis = WRITES[part.kind]
@@ -186,7 +190,7 @@ def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | 
 def changes(
     one: Transformer, other: Transformer, pieces: Iterable[ParameterPiece]
 ) -> dict[ParameterPiece, PieceChange]:
-    """How each of these pieces of the one differs from the other's; a device is waited for once."""
+    """The differences of these pieces between two models, fetched from a device at once."""
     found: dict[tuple[ParameterPiece, bool], Tensor] = {}
     for piece in pieces:
         mine, its = (piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other))
@@ -200,7 +204,7 @@ def changes(
 
 
 def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
-    """The summed squares of the change and of the one's numbers, in float64, a tile of rows at a time."""
+    """Summed squares of the change and of the first model's numbers, in float64, a tile of rows at a time."""
     rows = max(1, AT_ONCE * len(mine) // mine.numel()) if mine.ndim and mine.numel() else 1
     tiles = zip(torch.atleast_1d(mine).split(rows), torch.atleast_1d(its).split(rows), strict=True)
     total = torch.zeros(2, dtype=torch.float64, device=mine.device)
@@ -211,7 +215,7 @@ def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
 
 
 def moved(changed: Iterable[PieceChange]) -> float:
-    """The length of the change from one to the other, by the length that these pieces have in the one; 0 for none."""
+    """Length of the change of these pieces, by their length in the first model; 0 for no change."""
     squares = torch.zeros(2, dtype=torch.float64)
     for each in changed:
         squares += each.squares
@@ -219,7 +223,7 @@ def moved(changed: Iterable[PieceChange]) -> float:
 
 
 def exchanged(into: Transformer, source: Transformer, pieces: Sequence[ParameterPiece]) -> Transformer:
-    """A model with these pieces of another; all that is not in them is shared with the first, bit for bit."""
+    """A model with these pieces of another; everything else is shared with the first, bit for bit."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
         own, other = (net.get_parameter(piece.parameter).detach() for net in (into, source))
@@ -232,7 +236,7 @@ def exchanged(into: Transformer, source: Transformer, pieces: Sequence[Parameter
 
 
 def _owners(network: Transformer, name: str, grain: ExchangeGrain) -> list[tuple[Part, ParameterPiece]]:
-    """The parts that a parameter belongs to, with what of it is theirs."""
+    """The parts that own a parameter, with the piece of each."""
     first, _, rest = name.partition(".")
     if first != "blocks":
         return [(Part(first), ParameterPiece(name))]
@@ -252,7 +256,7 @@ def _has_heads(attn: Attention) -> bool:
 
 
 def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[Part, ParameterPiece]]:
-    """The heads that a parameter of attention belongs to; what is no head's belongs to the rest."""
+    """The heads that own a parameter of attention; what belongs to no head belongs to the rest."""
     (heads, groups, _), width = attn.heads, attn.d_head
     kinds = ("head", "head", "head") if heads == groups else ("head", "group_key", "group_value")
     if inner in ("qkv.weight", "qkv.bias"):

@@ -29,9 +29,9 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import ends, held
 
 SEARCH = Rome(reach=0.75)
-"""How the states are sought, unless told otherwise; the released code's for GPT-2 XL."""
+"""The default search for the states, of the released code for GPT-2 XL."""
 WEIGHT = 15_000.0
-"""What the old keys count for beside one fact; the released code's for thousands of facts."""
+"""Weight of the old keys against one fact; the released code's for thousands of facts."""
 
 
 @public()
@@ -44,20 +44,33 @@ def memit_edit(
     search: Rome | None = None,
     prepend_bos: bool | None = None,
 ) -> list[WeightEdit]:
-    """The changes of several `mlp.W_out` that make all these prompts give their answers; to be applied together.
+    """MEMIT: changes of several MLPs' W_out that make many prompts give their answers, to be applied together.
+
+    For each fact a delta is sought as in `rome_edit` (there at the MLP's output; here |v| is the length of the stream
+    after the last edited layer), so that z = h + delta. Then for each layer, with what the layers below it have become,
+    W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K and h are means over
+    its prefixes. One layer, one fact and weight -> 0 is ROME.
 
     Args:
+        facts: cases of `edit_table`; their checks are not used.
         keys: the C of every layer that is changed (`key_moment`), ascending; the stream is steered after the last of
-            them. For each fact delta is sought as `rome_edit` does (there: at the MLP's output of layer L; |v| is
-            here the length of the stream), so that z = h + delta; then for each layer, with what the layers below it
-            have become, W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K
-            and h are means over its prefixes. One layer, one fact and weight -> 0 is ROME.
-        weight: the old keys count as so many tokens of C's text beside one token per fact: 15 000 is meant for
+            them.
+        weight: how many tokens of C's text the old keys count as, against one token per fact. 15 000 is meant for
             thousands of facts, and with few of them changes next to nothing.
-        facts: cases of `edit_table`; their checks are not looked at.
+        search: how the states are sought; None: as `Rome(reach=0.75)`.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        One `WeightEdit` per layer, ascending.
 
     Raises:
         ValueError: as `rome_edit`; no facts, layers that do not ascend, weight <= 0, and post-norm blocks.
+
+    Source:
+        Meng et al. 2022, "Mass-Editing Memory in a Transformer" (arXiv:2210.07229), section 4 and algorithm 1.
+
+    See also:
+        `rome_edit`: one fact in one layer.
 
     Example:
         >>> keys = [interp.editing.key_moment(model, [prompt, "The cat sat on the mat"], layer=i) for i in (0, 1)]
@@ -114,7 +127,11 @@ class FactBatch:
     def of(
         cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool | None
     ) -> FactBatch:
-        """The fact to be stored up to a layer. Errors: as `rome_edit`."""
+        """The fact as it is stored up to a layer.
+
+        Raises:
+            ValueError: as `rome_edit`.
+        """
         texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
         extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]
         batch = posed(model, [*texts, *extra], fact.answer, prepend_bos=prepend_bos)
@@ -124,14 +141,18 @@ class FactBatch:
 
     @torch.no_grad()
     def at(self, model: Transformer, site: str, layer: int) -> Float[Tensor, "_"]:
-        """What a site holds at the subject, the mean over the prompts; float64."""
+        """The value of a site at the subject, mean over the prompts; float64."""
         read = Read(site)
         seen = observe(model, self.batch, [read], stop=layer + 1, answers_only=True).trace[read]
         return mentioned(seen, self.where)[: self.prompts].double().mean(0)
 
 
 def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys], weight: float) -> list[str]:
-    """The matrices that are changed, by name. Errors: see `memit_edit`."""
+    """The names of the matrices that are changed.
+
+    Raises:
+        ValueError: as `memit_edit`.
+    """
     layers = [each.layer for each in keys]
     if not facts or not layers or layers != sorted(set(layers)) or not weight > 0:
         raise ValueError(

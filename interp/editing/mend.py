@@ -48,10 +48,10 @@ from interp.weights.matrices import by_head, held, side_by_side
 
 FORMAT = "interp mend 1"
 TRAINING = FineTuning(steps=200, rate=1e-3)
-"""How the networks are trained, unless told otherwise."""
+"""The default training of the networks."""
 TRAINED = ("U", "V", "bias", "scale", "shift", "alpha")
 CONSTANT = 1e-6
-"""A feature whose standard deviation is a smaller share of its mean does not vary."""
+"""Share of a feature's mean below which its standard deviation counts as 0."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,7 +59,7 @@ class GradientNetwork(Brief):
     """The network g of all matrices of one shape `[i o]`, heads side by side; f = i + o features."""
 
     names: tuple[str, ...]
-    """The m matrices that share it."""
+    """The m matrices that share the network."""
     U: Float[Tensor, "2 r f"]
     V: Float[Tensor, "2 f r"]
     bias: Float[Tensor, "f"]
@@ -73,7 +73,7 @@ class GradientNetwork(Brief):
     std: Float[Tensor, "f"]
 
     def __call__(self, name: str, u: Float[Tensor, "n i"], delta: Float[Tensor, "n o"]) -> FactoredMatrix:
-        """- alpha sum_i u~_i^T delta~_i of one matrix, as factors; tokens with delta = 0 change nothing."""
+        """Change of one matrix, - alpha sum_i u~_i^T delta~_i, as factors; tokens with delta = 0 change nothing."""
         m = self.names.index(name)
         z = (torch.cat((u, delta), 1) - self.mean) / self.std
         for k in (0, 1):
@@ -85,7 +85,7 @@ class GradientNetwork(Brief):
         return FactoredMatrix(left.mT, -self.alpha[m] * right)
 
     def normed(self, pairs: Sequence[Mapping[str, FactorPair]]) -> GradientNetwork:
-        """This network with the means and standard deviations of these factors, of the tokens whose delta is not 0."""
+        """This network with means and standard deviations of these factors, over tokens whose delta is not 0."""
         rows = [
             torch.cat(each[name], 1)[(each[name][1] != 0).any(1)] for each in pairs for name in self.names
         ]
@@ -107,12 +107,12 @@ class GradientNetwork(Brief):
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Mend(Brief):
-    """Trained editor networks of some matrices of one model; pass it to `mend_edit(..., mend=...)`."""
+    """MEND: trained networks that turn gradients into edits of some matrices of one model, for `mend_edit`."""
 
     networks: tuple[GradientNetwork, ...]
     """One for each shape of matrix."""
     sample: Float[Tensor, "n"]
-    """Some numbers of every parameter of the model, in order: what it is recognised by."""
+    """Some numbers of every parameter of the model, in order, by which the model is recognised."""
     losses: Float[Tensor, "step 2"] | None = None
     """-log p of the answers and KL of the other prompts, nats, before each step; None if untrained or loaded."""
 
@@ -123,7 +123,9 @@ class Mend(Brief):
         """Networks that are the identity, without norms: `mend_edit` is `gradient_edit` with eta = alpha.
 
         Args:
+            model: the model that is edited.
             names: matrices of blocks, as `WeightEdit` names them.
+            alpha: step size.
             rank: the inner size of V U at most.
             seed: of U.
 
@@ -181,7 +183,7 @@ class Mend(Brief):
         return every | {"sample": self.sample}
 
     def save(self, path: Path | str) -> None:
-        """Write the networks to a safetensors file, with what their model is recognised by."""
+        """Write the networks to a safetensors file, with the numbers by which their model is recognised."""
         from safetensors.torch import save_file
 
         flat = {name: x.detach().cpu().contiguous() for name, x in self.numbers.items()}
@@ -191,7 +193,11 @@ class Mend(Brief):
 
     @classmethod
     def load(cls, path: Path | str, model: Model) -> Mend:
-        """The networks of a file. ValueError if it is none, is damaged, or belongs to another model."""
+        """The networks of a file.
+
+        Raises:
+            ValueError: a file of another kind, a damaged one, or networks of another model.
+        """
         network = as_network(model)
         with fitted_file(path, "MEND", FORMAT, network.device) as (header, stored):
             found = cls.untrained(network, **json.loads(header["mend"]))
@@ -217,11 +223,28 @@ class Mend(Brief):
 def mend_edit(
     model: Model, data: Prompts, *, answer: Answers, mend: Mend, prepend_bos: bool | None = None
 ) -> list[WeightEdit]:
-    """The changes of the matrices of a trained `Mend` that make these prompts give their answers; applied together.
+    """MEND: changes of several matrices that make prompts give their answers, from a trained `Mend`; applied together.
 
     One forward and one backward pass for each kind of matrix, as in `gradient_edit`, and the networks on top. Several
-    prompts add up as their gradients do, which the training has not seen. Errors: as `gradient_edit`; ValueError for a
-    model other than the one that `mend` was trained on.
+    prompts add up as their gradients do, which the training has not seen.
+
+    Args:
+        data: one prompt or several.
+        answer: the token to make likely, one for all prompts or one for each.
+        mend: the trained networks; they say which matrices are changed.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        One `WeightEdit` per matrix.
+
+    Raises:
+        ValueError: as `gradient_edit`; another model than the one that `mend` was trained on.
+
+    Source:
+        Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3.
+
+    See also:
+        `train_mend`: trains the networks. `gradient_edit`: the step without them.
 
     Example:
         >>> mend = Mend.untrained(model, ["blocks.1.mlp.W_out"], alpha=0.1)
@@ -253,22 +276,37 @@ def train_mend(
     seed: int = 0,
     prepend_bos: bool | None = None,
 ) -> Mend:
-    """Train MEND's networks: minimise c_edit L_edit + L_loc, the mean over `batch_size` cases a step, each edit alone.
+    """Train MEND's networks, which turn the gradient of an edit into a change that disturbs less.
 
-    L_edit = -log p'(answer), p' the edited model, mean over the edited prompt and every check that expects the answer
-    (rewordings). L_loc = KL(p || p') of the next token, mean over all other checks (prompts to be left alone; what they
-    expect is not looked at). Every case comes once before any comes again.
+    Minimises c_edit L_edit + L_loc, the mean over `batch_size` cases a step, each edit alone. L_edit = -log p'(answer),
+    p' the edited model, mean over the edited prompt and every check that expects the answer (rewordings). L_loc = KL(p
+    || p') of the next token, mean over all other checks (prompts that should stay as they are; what they expect is not
+    used). Every case comes once before any comes again. The model's parameters are neither written nor given gradients.
 
     Args:
-        cases: as in `edit_table`; inputs, factors and old predictions of all are kept.
+        cases: edits to train on, as in `edit_table`; inputs, factors and old predictions of all are kept.
         names: the matrices, as `WeightEdit` names them; the paper takes the MLPs of the last three layers.
         alpha: the first step size, on normed factors.
-        rank, seed: as in `Mend.untrained`; the seed shuffles the cases too.
-        tuning: 200 steps of Adam at 1e-3 by default, all taken. The model's parameters are neither written nor given
-            gradients.
+        rank: the inner size of the networks at most.
+        c_edit: weight of the edit's loss.
+        tuning: steps, learning rate and optimiser; None: 200 steps of Adam at 1e-3. All steps are taken.
+        batch_size: cases of a step.
+        seed: of the networks' first weights and of the order of the cases.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        Mend, with the losses of the training `[step 2]`: L_edit and L_loc in nats before each step.
 
     Raises:
         ValueError: as `Mend.untrained`; no cases, a case without another prompt, c_edit <= 0, batch_size < 1.
+        NotFiniteError: a loss that is NaN or infinite.
+
+    Source:
+        Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3; the module says where this
+        differs.
+
+    See also:
+        `mend_edit`: makes edits with the result.
 
     Example:
         >>> case = EditCase(prompt, " cat", "John", {"neighbourhood": (("The cat sat on the", " dog"),)})
@@ -297,7 +335,7 @@ def train_mend(
 def _fitted(
     mend: Mend, batches: Iterable[Sequence[_Posed]], model: Transformer, c_edit: float, tuning: FineTuning
 ) -> Float[Tensor, "step 2"]:
-    """L_edit and L_loc before each step of training, one for each batch, which writes into the tensors of `mend`."""
+    """L_edit and L_loc before each step of training; writes into the tensors of `mend`."""
     leaves = [each.numbers[name].requires_grad_() for each in mend.networks for name in TRAINED]
     optimiser, losses = tuning.optimiser_of(leaves), []
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / tuning.steps)
@@ -317,22 +355,26 @@ def _fitted(
 
 @dataclass(frozen=True, eq=False)
 class _Posed:
-    """A case as training asks it: the factors of its gradient, and its prompts from the first changed layer on."""
+    """A case of the training: the factors of its gradient, and its prompts from the first changed layer on."""
 
     pairs: Mapping[str, FactorPair]
     batch: Batch
-    """The edited prompt and its rewordings, then the prompts to be left alone; all with the new answer."""
+    """The edited prompt and its rewordings, then the prompts that should stay as they are; all with the new answer."""
     asking: int
     """How many rows are the edit and its rewordings."""
     layer: int
     begin: Tensor
-    """What the pass from that layer on begins with."""
+    """The input of the pass from that layer on."""
     before: Float[Tensor, "n v"]
     """Log-probabilities of the other prompts' next token without the edit."""
 
     @classmethod
     def of(cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool | None) -> _Posed:
-        """Errors: as `train_mend`."""
+        """The case as tensors.
+
+        Raises:
+            ValueError: as `train_mend`.
+        """
         network = model.transformer
         prompts, tokens = zip((case.prompt, case.answer), *chain(*case.checks.values()), strict=True)
         answer, *_ = expected = model.text.targets(tokens, len(tokens)).tolist()
@@ -370,7 +412,7 @@ def _predicted(
     layer: int,
     parameters: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "b v"]:
-    """Log-probabilities of every row's next token, with these parameters in the place of the model's while it runs."""
+    """Log-probabilities of every row's next token, with these parameters in place of the model's while it runs."""
     inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.last()[:, None]}
     logits = torch.func.functional_call(model, dict(parameters or {}), (begin,), inputs)
     return wide(logits[:, 0]).log_softmax(-1)

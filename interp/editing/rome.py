@@ -41,10 +41,10 @@ from interp.weights.matrices import ends, held
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Keys(Brief):
-    """The uncentred second moment C = E[k^T k] of one MLP's post-activations over the tokens of a text."""
+    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text."""
 
     layer: int
-    """Whose MLP."""
+    """Layer of the MLP."""
     moment: Float[Tensor, "m m"]
     """C, float64."""
     tokens: int
@@ -66,14 +66,14 @@ class Keys(Brief):
 @public()
 @dataclass(frozen=True)
 class Rome:
-    """How the value v* is sought; the defaults are those of the paper's released code for GPT-2 XL."""
+    """Settings of the search for the value v*; the defaults are those of the paper's released code for GPT-2 XL."""
 
     prefixes: tuple[str, ...] = ("",)
-    """Texts put before the prompt, so that k* and v* do not hang on one context; mean over them."""
+    """Texts put before the prompt, so that k* and v* do not depend on one context; they are means over these."""
     essence: str | None = "{subject} is a"
     """A prompt whose next-token distribution should stay as it is (None: no such term)."""
     steps: Count = 20
-    """Adam steps at most; it ends early once the loss is below `enough`."""
+    """Adam steps at most; the search ends early once the loss is below `enough`."""
     rate: float = 0.5
     """Learning rate of the value."""
     kl: float = 0.0625
@@ -98,13 +98,21 @@ def key_moment(
     prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> Keys:
-    """C of one layer's MLP over every real token of the data, accumulated in float64.
+    """Second moment C = E[k^T k] of one MLP's post-activations over every real token, for `rome_edit` and `memit_edit`.
 
     Args:
         data: texts or ids, of any size.
+        layer: whose MLP.
+        edits: interventions that every pass runs under.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: the most rows of a pass, of prompts in memory.
+
+    Returns:
+        Keys, with C [m m], accumulated in float64, and the number of tokens.
 
     Raises:
-        ValueError: as `WeightEdit` for a layer without one MLP matrix.
+        ValueError: a layer without one MLP matrix W_out.
+        IndexError: a layer that does not exist.
 
     Example:
         >>> key_moment(model, [prompt, "The cat sat"], layer=1).moment.shape
@@ -139,19 +147,36 @@ def rome_edit(
     rome: Rome | None = None,
     prepend_bos: bool | None = None,
 ) -> WeightEdit:
-    """The rank-one change of `blocks.<keys.layer>.mlp.W_out` that makes the subject's value give the answer.
+    """ROME: a rank-one change of an MLP's W_out that stores one association and disturbs other keys least.
 
     k*: mean post-activation at the last token of the subject's last mention, over the prefixes. v* = k* W + b + delta,
-    with delta sought by gradient at that token (an `Edit` of the MLP's output; no weight is touched):
-    mean over prefixes of -log P(answer | prefix + prompt), + kl KL(P'(. | essence) || P(. | essence)) (paper, equation
-    4), + decay |delta| / |v|^2; that decay, the clamp and the early end are the released code's. Then k* W' + b = v*
-    exactly, and a key with k C^-1 k*^T = 0 (C with its ridge) keeps its value. Where the family scales what the MLP
-    adds, v is the unscaled output.
+    with delta sought by gradient at that token (an `Edit` of the MLP's output; no weight is touched): mean over
+    prefixes of -log P(answer | prefix + prompt), + kl KL(P'(. | essence) || P(. | essence)), + decay |delta| / |v|^2.
+    That decay, the clamp and the early end are the released code's. Then k* W' + b = v* exactly, and a key with k C^-1
+    k*^T = 0 (C with its ridge) keeps its value. Where the family scales what the MLP adds, v is the unscaled output.
+
+    Args:
+        prompt: the prompt to edit on, which mentions the subject.
+        answer: the token that it should give, as text or id.
+        subject: the entity that the prompt is about, as it stands in the prompt.
+        keys: C of the layer that is changed, from `key_moment`.
+        rome: how the value is sought; None: the defaults of `Rome`.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        WeightEdit of `blocks.<keys.layer>.mlp.W_out`, of rank 1.
 
     Raises:
-        ValueError: as `shift_edit`; a subject that the prompt does not mention, a subject before the last token in
-            the last block (where it reaches no logit), a singular C, keys of another width, and for families that
-            norm what the MLP adds (its raw output is no site).
+        ValueError: as `shift_edit`; a subject that the prompt does not mention, a subject before the last token in the
+            last block (where it reaches no logit), a singular C, keys of another width, and families that norm what the
+            MLP adds (its raw output is no site).
+
+    Source:
+        Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 3.1 and
+        equation 4.
+
+    See also:
+        `memit_edit`: many facts in several layers. `edit_table`: what an edit is worth.
 
     Example:
         >>> keys = key_moment(model, [prompt, "The cat sat on the mat"], layer=1)
@@ -185,12 +210,12 @@ def rome_edit(
 
 @dataclass(frozen=True, eq=False)
 class DeltaSearch:
-    """What the search for delta needs to know besides the batch."""
+    """Settings of the search for delta, besides the batch."""
 
     layer: int
-    """Whose MLP output is changed."""
+    """Layer of the MLP whose output is changed."""
     prompts: int
-    """How many rows ask for the answer; the rest is the essence prompt."""
+    """How many rows end in the answer; the rest is the essence prompt."""
     size: Float[Tensor, ""]
     """|v| before the edit."""
     rome: Rome
@@ -201,10 +226,12 @@ class DeltaSearch:
 def sought(
     model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: DeltaSearch
 ) -> Float[Tensor, "d"]:
-    """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`).
+    """The delta at the MLP's output that makes the rows' answers likely, as in `rome_edit`.
+
+    Once the loss is low enough, no step changes delta; the loop ends when that is seen.
 
     Args:
-        where: on the host. Once the loss is low enough, no step changes delta; the loop ends when that is seen.
+        where: on the host, the tokens of each row at which delta is added.
     """
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)
@@ -256,7 +283,7 @@ def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer
 
 
 def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
-    """True at the last token of each row's last mention of the subject, on the host; ValueError for a row with none."""
+    """The last token of each row's last mention of the subject, on the host; ValueError for a row without one."""
     batch = batch.host()
     found = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row in range(len(batch)):
@@ -273,6 +300,10 @@ def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
 
 
 def mentioned(value: Float[Tensor, "b p m"], where: Bool[Tensor, "b p"]) -> Float[Tensor, "b m"]:
-    """What stands at the mention of each row; where: on the host, one cell of each row."""
+    """The value at the mention of each row.
+
+    Args:
+        where: on the host, one token of each row.
+    """
     rows, columns = (sent(index, value.device) for index in where.nonzero().T)
     return value[rows, columns]

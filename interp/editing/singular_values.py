@@ -27,15 +27,15 @@ from interp.passes.observe import Model, as_model, as_network
 from interp.weights.matrices import by_head, held, side_by_side
 
 LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
-"""From all logits of the prompts to the number that training makes small."""
+"""A function from all logits of the prompts to the number that training minimises."""
 
 
 @dataclass(frozen=True, eq=False)
 class SingularValues:
-    """The singular value decomposition of one matrix, W = U diag(sigma) V^T, and what scaling sigma makes of it."""
+    """Singular value decomposition of one matrix, W = U diag(sigma) V^T, and its change when sigma is scaled by z."""
 
     name: str
-    """As `WeightEdit` names matrices."""
+    """The name of the matrix, as in `WeightEdit`."""
     U: Float[Tensor, "i r"]
     sigma: Float[Tensor, "r"]
     V: Float[Tensor, "o r"]
@@ -46,8 +46,12 @@ class SingularValues:
     def of(cls, model: Model, name: str) -> SingularValues:
         """The decomposition of a matrix as it is now, in float32 at least.
 
+        Args:
+            model: the model with the matrix.
+            name: of the matrix, as in `WeightEdit`.
+
         Raises:
-            KeyError, IndexError, ValueError: a matrix the model lacks.
+            KeyError, IndexError, ValueError: a matrix that the model lacks.
             ValueError: one with NaN or inf.
 
         Example:
@@ -62,10 +66,13 @@ class SingularValues:
         return cls(name, u, sigma, vh.mT, len(weight) if weight.ndim == 3 else None)
 
     def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
-        """What every singular value is multiplied by: z, or with `rescale` z sum(sigma) / sum(sigma z).
+        """The multiplier of every singular value: z, or with `rescale` z sum(sigma) / sum(sigma z).
 
         The paper's formula has no rescale; its released code has: then a constant z changes nothing, and where z >= 0
-        the nuclear norm stays. Errors: ValueError for another number of entries, or a sum of 0 to divide by.
+        the nuclear norm stays.
+
+        Raises:
+            ValueError: another number of entries, or a sum of 0 to divide by.
         """
         if z.shape != self.sigma.shape:
             raise ValueError(
@@ -81,7 +88,7 @@ class SingularValues:
         return z * self.sigma.sum() / total
 
     def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
-        """W' = U diag(sigma z) V^T, heads side by side; to rounding what `edit` makes of the matrix.
+        """W' = U diag(sigma z) V^T, heads side by side; up to rounding the matrix under `edit`.
 
         Example:
             >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
@@ -97,7 +104,7 @@ class SingularValues:
         return by_head(left, self.V.mT, self.name, self.heads)
 
     def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
-        """The scaling as a change that `applied` makes and takes back bit for bit.
+        """The scaling as a `WeightEdit`, which can be applied and taken back bit for bit.
 
         Example:
             >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
@@ -109,10 +116,25 @@ class SingularValues:
 
 @public()
 def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
-    """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
+    """Weighted sum of several trained vectors z as one vector, sum_k alpha_k z_k.
+
+    W' is linear in it without the rescale, not with it.
+
+    Args:
+        vectors: [r] each, vectors z of one matrix.
+        weights: alpha, one number per vector.
+
+    Returns:
+        [r], in the dtype of the vectors.
 
     Raises:
-        ValueError: unless there is one weight per vector, and at least one.
+        ValueError: another number of weights than of vectors, or no vector.
+
+    Source:
+        Sun et al. 2025, Transformer^2.
+
+    See also:
+        `two_passes`: picks one vector per prompt instead.
 
     Example:
         >>> interpolated([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])], [0.5, 0.5]).tolist()
@@ -136,14 +158,32 @@ def train_z(
     tuning: FineTuning | None = None,
     prepend_bos: bool | None = None,
 ) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
-    """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
+    """Train one vector z per matrix, which scales its singular values, by gradient descent on a loss of the logits.
 
-    z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one
-    pass. loss: from their logits, in float32 at least, to a number. names: the matrices, as `WeightEdit` names them.
-    Apply the result with `SingularValues.edit`. Every step of `tuning` is taken.
-    Differs from the paper: plain gradients where it has REINFORCE (`reinforce_z`), and z itself where the released code
-    trains sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
-    names, a model without logits, a loss that is not one finite number.
+    z begin at 1 and are the only leaves: the model's parameters are neither written nor given gradients. Differs from
+    the paper: plain gradients where it has REINFORCE (`reinforce_z`), and z itself where the released code trains
+    sigmoid(p) times a largest value.
+
+    Args:
+        data: prompts, all in one pass.
+        loss: function from their logits [b p v], in float32 at least, to one number.
+        names: the matrices, as `WeightEdit` names them.
+        rescale: whether z is rescaled so that the sum of the singular values stays.
+        tuning: steps, learning rate and optimiser; None: 25 steps of Adam at 1e-3. Every step is taken.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        z [r] by the name of the matrix, for `SingularValues.edit`, and the loss before every step.
+
+    Raises:
+        ValueError: as `SingularValues.of`; no or repeated names, a model without logits, a loss that is not one finite
+            number.
+
+    Source:
+        Sun et al. 2025, Transformer^2 (singular value fine-tuning).
+
+    See also:
+        `reinforce_z`: from a reward without a gradient. `adapted`: the model under z.
 
     Example:
         >>> tokens = model.to_tokens(prompt)

@@ -28,17 +28,30 @@ from interp.passes.question import NotFiniteError
 from interp.passes.sampling import Sampling
 
 Vectors = Mapping[str, Float[Tensor, "r"]]
-"""One z for each of some matrices, by name."""
+"""One z for each of some matrices, by the matrix' name."""
 Reward = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b"]]
-"""From the new tokens of every sample to a number each; the samples of a prompt stand together, prompts in order."""
+"""A function from the new tokens of every sample to a number each, with the samples of a prompt side by side."""
 
 
 @public()
 def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transformer:
-    """The model with the singular values of some matrices scaled by z: another one, all else shared, for any analysis.
+    """A model with the singular values of some matrices scaled by z, all else shared, for any analysis.
+
+    Args:
+        vectors: z [r] by the name of the matrix, as `train_z` gives them.
+        rescale: whether z is rescaled so that the sum of the singular values stays.
+
+    Returns:
+        Another `Transformer`; the given model is not changed.
 
     Raises:
         ValueError: as `SingularValues.of` and `SingularValues.factor`.
+
+    Source:
+        Sun et al. 2025, Transformer^2.
+
+    See also:
+        `SingularValues.edit`: the same change, put into the model and taken back.
 
     Example:
         >>> z = {"blocks.0.mlp.W_out": torch.zeros(24)}
@@ -54,14 +67,17 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dispatch(Brief):
-    """How the first pass decides: by which label the model says after the prompt and a question.
+    """How the first pass decides: by the label that the model says after the prompt and a question.
 
-    Without `z` the model is asked as it is; with one the model under it: a classifier, which `train_z` makes on the
-    prompts of `asked`. Errors: ValueError without labels.
+    Without `z` the model answers as it is; with it the model under z: a classifier, which `train_z` makes on the
+    prompts of `asked`.
+
+    Raises:
+        ValueError: no labels.
     """
 
     question: str | tuple[int, ...]
-    """What follows the prompt: a text or token ids."""
+    """The text or token ids that follow the prompt."""
     labels: Mapping[str, str | int]
     """The label of each kind of prompt, one token."""
     z: Vectors | None = None
@@ -91,7 +107,7 @@ class Dispatch(Brief):
         return Batch(tokens, keep, batch.bos)
 
     def label_ids(self, model: Model) -> Int[Tensor, "t"]:
-        """The token of every label. Errors: ValueError for one that is no single token."""
+        """The token of every label. ValueError for a label that is no single token."""
         text = as_model(model).text
         return torch.tensor(
             [text.single(label) if isinstance(label, str) else label for label in self.labels.values()]
@@ -108,14 +124,14 @@ class Dispatch(Brief):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TwoPasses(Brief):
-    """What the two passes gave."""
+    """Result of `two_passes`: the kind of each prompt, and the logits under that kind's vectors."""
 
     kinds: tuple[str, ...]
-    """The kind that each prompt was taken for."""
+    """The kind of each prompt, by the first pass."""
     probabilities: Float[Tensor, "b t"]
-    """Of every kind, in the order of the labels, from the first pass."""
+    """Probability of every kind from the first pass, in the order of the labels."""
     logits: Float[Tensor, "b v"]
-    """At the last token of each prompt, from the second."""
+    """Logits at the last token of each prompt, from the second pass."""
 
 
 @public()
@@ -128,10 +144,30 @@ def two_passes(
     rescale: bool = False,
     prepend_bos: bool | None = None,
 ) -> TwoPasses:
-    """Each prompt answered under the vectors of the kind that a first pass takes it for (Sun et al. 2025, section 3.2).
+    """Answer each prompt under the vectors z of its kind, which a first pass of the model decides.
 
     A kind that has a label but no vectors is answered by the model as it is (the paper's "others"). The prompts of a
-    kind make one pass. Errors: ValueError for vectors of a kind without a label; as `adapted` and `Dispatch`.
+    kind make one pass.
+
+    Args:
+        prompts: texts, token ids or a batch.
+        vectors: by kind, z [r] by the name of the matrix.
+        dispatch: the question and the label of each kind.
+        rescale: whether z is rescaled so that the sum of the singular values stays.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        TwoPasses: the kind of each prompt, the probabilities of the kinds [b t], and the logits [b v] at the last
+            token.
+
+    Raises:
+        ValueError: vectors of a kind without a label; as `adapted` and `Dispatch`.
+
+    Source:
+        Sun et al. 2025, Transformer^2, section 3.2.
+
+    See also:
+        `train_z`: trains the vectors. `interpolated`: mixes several into one.
 
     Example:
         >>> dispatch = Dispatch((1,), {"a": 5, "b": 6})
@@ -157,7 +193,7 @@ def two_passes(
 
 @torch.no_grad()
 def _last_logits(network: Transformer, batch: Batch) -> Float[Tensor, "b v"]:
-    """At the last column of prompts that are padded on the left; NotFiniteError, a ValueError, for NaN."""
+    """Logits at the last column of prompts that are padded on the left; NotFiniteError, a ValueError, for NaN."""
     batch = batch.to(network.device).left_aligned()
     last = torch.full((len(batch), 1), batch.tokens.shape[1] - 1, device=network.device)
     logits = network(batch.tokens, keep=batch.keep, logits_at=last)[:, 0]
@@ -182,18 +218,39 @@ def reinforce_z(
     seed: int = 0,
     prepend_bos: bool | None = None,
 ) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
-    """One vector z per matrix, trained from z = 1 by REINFORCE on a reward; and the mean reward of every step.
+    """Train one vector z per matrix, which scales its singular values, by REINFORCE on a reward of generated tokens.
 
-    Ascends E[r(y) log p_z(y | x)] - kl KL(p_z || p) (Sun et al. 2025, equation 1; Williams 1992): at every step each
-    prompt is continued `samples` times with `new_tokens` tokens drawn from the model under the present z, and the
-    reward of a sample weighs the gradient of its log-probability. The KL term is exact at every drawn position, over
-    all tokens, in nats per token. Unlike `train_z` this needs no gradient of the reward, which may be right or wrong (1
-    or -1); its gradient is noisy, its mean is that of the expected reward. `tuning`: steps, rate and optimiser.
-    Differs from the paper: z itself is trained, as in `train_z`.
+    Ascends E[r(y) log p_z(y | x)] - kl KL(p_z || p): at every step each prompt is continued `samples` times with
+    `new_tokens` tokens drawn from the model under the present z, and the reward of a sample weighs the gradient of its
+    log-probability. The KL term is exact at every drawn position, over all tokens, in nats per token. Unlike `train_z`
+    this needs no gradient of the reward, which may be right or wrong (1 or -1); its gradient is noisy, its mean is that
+    of the expected reward. Differs from the paper: z itself is trained, as in `train_z`.
+
+    Args:
+        data: prompts, all in one pass.
+        reward: function from the new tokens [b n] of every sample to a number each; the samples of a prompt are
+            adjacent, prompts in order.
+        names: the matrices, as `WeightEdit` names them.
+        new_tokens: how many tokens are drawn per sample.
+        samples: how many samples per prompt and step.
+        kl: weight of the KL from the model as it is.
+        rescale: whether z is rescaled so that the sum of the singular values stays.
+        tuning: steps, learning rate and optimiser; None: 25 steps of Adam at 1e-3. Every step is taken.
+        seed: of the samples.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+    Returns:
+        z [r] by the name of the matrix, from z = 1, and the mean reward of every step.
 
     Raises:
         ValueError: as `train_z`; less than one sample or token, a negative kl, and rewards that are not one finite
             number per sample.
+
+    Source:
+        Sun et al. 2025, Transformer^2, equation 1; Williams 1992.
+
+    See also:
+        `train_z`: from a loss with a gradient.
 
     Example:
         >>> def says_five(new):
@@ -240,9 +297,20 @@ def policy_loss(
     new_tokens: int,
     kl: float,
 ) -> Float[Tensor, "b"]:
-    """-r log p(y) + kl KL(p || base) of the last `new_tokens` tokens of each row, the latter per token.
+    """REINFORCE loss of each sample, -r log p(y) + kl KL(p || base), over its last `new_tokens` tokens.
 
     Over samples y of p the mean of its gradient is that of -E[r] + kl KL at the positions that were drawn.
+
+    Args:
+        logits: [b p v], of the policy.
+        base: [b p v], of the model as it is.
+        tokens: [b p], prompts and samples.
+        reward: [b].
+        new_tokens: how many of the last tokens were drawn.
+        kl: weight of the KL, which is per token.
+
+    Returns:
+        [b], in float32 at least.
     """
     own, other = (wide(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
     said = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)

@@ -35,13 +35,16 @@ WeightChange = FactoredMatrix | Float[Tensor, "*h i o"]
 @public()
 @dataclass(frozen=True, repr=False)
 class WeightEdit(Brief):
-    """W' = W + change, for one matrix of a model.
+    """A change of one weight matrix of a model, W' = W + change, that can be applied and taken back.
 
     Args:
         name: `blocks.<layer>.attn.W_Q|W_K|W_V|W_O`, `blocks.<layer>.mlp.W_in|W_gate|W_out`, `embed.W_E`,
             `pos_embed.W_pos` or `unembed.W_U`; in tied models the last is the first, transposed.
         change: as `FactoredMatrix` A B (A `[.. d_in r]`, B `[.. r d_out]`; rank 0 changes nothing) or dense, in the
             layout of `Weights`: heads in front, `[h d e]` for W_Q.
+
+    Raises:
+        ValueError: a change that is NaN or infinite.
 
     Example:
         >>> edit = WeightEdit("blocks.1.mlp.W_out", FactoredMatrix(torch.ones(40, 1), torch.ones(1, 24)))
@@ -70,14 +73,14 @@ class WeightEdit(Brief):
 
     @contextmanager
     def applied(self, model: Model) -> Iterator[None]:
-        """Inside `with`, the model has the changed weights; afterwards the old ones, bit for bit, whatever happened.
+        """Context in which the model has the changed weights; afterwards the old ones, bit for bit, whatever happened.
 
         The sum is formed in float32 at least and rounded once. Blocks may overlap and be left in any order: the matrix
         has the changes of those that are open, added in the order in which they began. The parameter itself is written,
         so a pass whose graph is still waiting for its backward must not span the block.
 
         Raises:
-            KeyError, IndexError, ValueError: a matrix the model lacks, a change of another shape, NaN or inf.
+            KeyError, IndexError, ValueError: a matrix that the model lacks, a change of another shape, NaN or inf.
         """
         network = as_network(model)
         where = held(network, self.name)
@@ -90,15 +93,18 @@ class WeightEdit(Brief):
             mine.end()
 
     def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
-        """The change as edits, without touching a weight: y' = y + (x A) B at the site of the matrix' output.
+        """The change as edits of activations, without writing a weight: y' = y + (x A) B at the output's site.
 
-        The first edit remembers x, the second adds to y; both belong into the same pass, `rows` limits them to some
-        batch rows, so one batch can hold many edited models. They agree with `applied` to rounding. Edits of y's
-        own site by others come before or after it in the order given.
+        The first edit remembers x, the second adds to y; both belong into the same pass. They agree with `applied` to
+        rounding. Other edits of y's own site come before or after it in the order given.
+
+        Args:
+            model: the model that is edited.
+            rows: batch rows that they are limited to, so that one batch can hold many edited models; None: all.
 
         Raises:
-            ValueError: as `applied`; the embeddings and the unembedding, whose ends are no sites, and for W_out or
-                W_O where the family norms what the sublayer adds (the raw output is no site).
+            ValueError: as `applied`; the embeddings and the unembedding, whose ends are no sites, and W_out or W_O
+                where the family norms what the sublayer adds (the raw output is no site).
         """
         network = as_network(model)
         self._fitting(held(network, self.name).in_(network))
@@ -138,13 +144,13 @@ class _Input:
 
     @property
     def name(self) -> str:
-        """Where the memory of a pass has it: several edits in one pass do not get into each other's way."""
+        """The key of its value in the memory of a pass, different for every edit."""
         return f"the input of weight edit {id(self)}"
 
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The change of a site that adds what a change of the matrix makes of its remembered input."""
+    """The change of a site that adds the product of the remembered input and the change of the matrix."""
 
     input: _Input
     change: FactoredMatrix
@@ -167,7 +173,8 @@ def changed(
 ) -> dict[str, Float[Tensor, "..."]]:
     """Every parameter that holds one of these matrices with all changes in it, differentiable in them.
 
-    For `Transformer.with_parameters`: the model's own are not written. The sums are formed in float32 at least.
+    For `Transformer.with_parameters`: the model's own parameters are not written. The sums are formed in float32 at
+    least.
     """
     found = dict[str, Tensor]()
     for name, change in changes.items():
@@ -179,30 +186,30 @@ def changed(
 
 
 _STANDING: dict[int, list[_Standing]] = {}
-"""The changes that stand in each parameter, in the order in which they began; by the identity of the parameter."""
+"""The changes that are present in each parameter, in the order in which they began; by the parameter's identity."""
 _LOCK = RLock()
 
 
 @dataclass(eq=False)
 class _Standing:
-    """A change that stands in a parameter until its block is left."""
+    """A change that is present in a parameter until its block is left."""
 
     parameter: nn.Parameter
     where: MatrixPlace
     change: Tensor
     before: Tensor = field(init=False)
-    """The matrix without this change and all that came after it."""
+    """The matrix without this change and all later ones."""
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Make the change on top of those that stand."""
+        """Make the change on top of those that are present."""
         with _LOCK:
             self._make()
             _STANDING.setdefault(id(self.parameter), []).append(self)
 
     @torch.no_grad()
     def end(self) -> None:
-        """Take the change away: those that came after it are taken back, and made again without it."""
+        """Take the change away: later ones are taken back, and made again without it."""
         with _LOCK:
             standing = _STANDING[id(self.parameter)]
             place = standing.index(self)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CANDIDATES = 50
-"""Neurons searched, those of the largest mean difference (in standard deviations); the paper's pre-filter."""
+"""How many neurons are searched: those of the largest mean difference in deviations, the paper's pre-filter."""
 RIDGE = 1.0
-"""Weight of |w|^2 beside the sum of squared errors of standardised neurons."""
+"""Weight of |w|^2 against the sum of squared errors of standardised neurons."""
 MOST = 300_000
 """Branches of the largest search that is begun: five of fifty neurons."""
 
@@ -34,7 +34,7 @@ class Subset(NamedTuple):
     """The best neurons of one size."""
 
     neurons: Int[Tensor, "k"]
-    """Best first: the one whose loss would cost most."""
+    """Ordered by how much the loss would rise without each, the most first."""
     loss: float
     """Weighted sum of squared errors plus the ridge, classes weighing the same, per example."""
 
@@ -46,10 +46,20 @@ def best_subsets(
     *,
     candidates: int = CANDIDATES,
 ) -> list[Subset]:
-    """For each size k the k candidates that minimise sum_i c_i (y_i - b - w . z_i)^2 + ridge |w|^2 over w and b.
+    """The best subset of each size: the k candidates that minimise a weighted ridge regression of the labels.
 
-    z: the neurons in standard deviations; y: 1 and -1; c: weights with which both classes weigh the same, of mean 1.
-    Equally good subsets: any one. Errors: ValueError for a size whose search could take more than `MOST` branches.
+    Minimises sum_i c_i (y_i - b - w . z_i)^2 + ridge |w|^2 over w and b. z: the neurons in standard deviations; y: 1
+    and -1; c: weights with which both classes weigh the same, of mean 1. Among equally good subsets any one is
+    returned.
+
+    Args:
+        activations: [n m], of the examples.
+        labels: [n], whether each example has the feature.
+        sizes: how many neurons.
+        candidates: how many neurons are searched, those of the largest mean difference.
+
+    Raises:
+        ValueError: a size whose search could take more than `MOST` branches.
 
     Example:
         >>> labels = torch.arange(20) % 2 == 0
@@ -84,7 +94,7 @@ def best_subsets(
 
 
 def check_sizes(sizes: Sequence[int], candidates: int) -> None:
-    """ValueError for sizes of which a full search could take too long."""
+    """ValueError for sizes whose full search could take too long."""
     for k in sizes:
         if k > candidates or comb(candidates, k - 1) > MOST:
             sizes_in_reach = takewhile(lambda j: comb(candidates, j - 1) <= MOST, range(1, candidates + 1))
@@ -97,13 +107,13 @@ def check_sizes(sizes: Sequence[int], candidates: int) -> None:
 
 @dataclass
 class SubsetSearch:
-    """A search for the k neurons of the largest gain: by how much they lower the loss."""
+    """A search for the k neurons of the largest gain, which is by how much they lower the loss."""
 
     k: int
     gain: float = -1.0
     best: tuple[int, ...] = ()
     branches: int = field(default=0)
-    """How many were looked into."""
+    """How many branches were searched."""
 
     def descend(
         self,
@@ -113,11 +123,14 @@ class SubsetSearch:
         chosen: tuple[int, ...],
         gain: float,
     ) -> None:
-        """Look into all subsets that hold the chosen neurons and some of the free ones.
+        """Search all subsets that hold the chosen neurons and some of the free ones.
 
         Args:
-            gram, response: of the free ones, after the chosen ones have explained what they can (Schur complement):
-                one more neuron j gains response_j^2 / gram_jj, all of them response . gram^-1 response.
+            gram, response: of the free ones, after the chosen ones have explained what they can (Schur complement): one
+                more neuron j gains response_j^2 / gram_jj, all of them response . gram^-1 response.
+            free: the numbers of the neurons that may be added.
+            chosen: those of the neurons that the subsets hold.
+            gain: of the chosen ones.
         """
         self.branches += 1
         single = response**2 / gram.diagonal()

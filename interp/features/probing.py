@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 Labels = Sequence[bool] | Sequence[int] | Tensor
 """Whether each example has the feature: booleans, or 0 and 1."""
 ProbePosition = Literal["mean"] | int
-"""What stands for a text: the mean over its tokens (BOS aside), or one token by number, negative from the end."""
+"""The vector of a text: the mean over its tokens (BOS aside), or that of one token by number, negative from the end."""
 SIZES = (1, 2, 4, 8, 16)
-"""How many neurons the probes read, unless told otherwise."""
+"""How many neurons the probes read by default."""
 Selection = Literal[
     "mean_difference", "f_statistic", "mutual_information", "l1", "svm", "adaptive", "optimal", "random"
 ]
-"""How neurons are chosen; `selected` says what each means."""
+"""How neurons are chosen; `selected` describes each way."""
 WEAKEST = 12
 """Doublings of the strongest L1 penalty's C after which the search for k surviving neurons ends."""
 SCORES = ("f1", "precision", "recall", "accuracy", "balanced_accuracy", "mcc")
-"""What `scores` gives, in order."""
+"""The keys of `scores`, in order."""
 UNITS = {name: "correlation" if name == "mcc" else "share of test examples" for name in SCORES}
 DRAWS = 2000
 """Bootstrap samples of the interval of the correlation (MCC)."""
@@ -60,29 +60,37 @@ DRAWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class ProbeNeurons(Question):
-    """How well a few neurons of each layer tell prompts with a feature from those without.
-
-    Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
-    neurons chosen, where the site holds neurons.
+    """How well a few neurons of each layer tell prompts with a feature from those without, by linear probes.
 
     Args:
-        labels: one per prompt, in the order of the data.
-        site: one with a vector per position in every layer, the neurons ("post") or a stream, whose dimensions then
+        data: prompts, token ids, a batch, files or a stream of any size.
+        labels: whether each prompt has the feature, one per prompt in the order of the data: booleans, or 0 and 1.
+        site: a site with a vector per position in every layer: the neurons ("post") or a stream, whose dimensions then
             are the neurons.
-        pos: the mean over the tokens suits features of a whole text (its language), which is what Gurnee et al. do,
-            and the BOS that a batch has does not count; or one token of each prompt. For labels of single tokens
-            write the activations to a store and `probe` them.
-        sizes: How many neurons the probes read.
-        select: How neurons are chosen.
-        test_share: The share of each class that is set aside for the scores.
-        shuffles: How often the procedure is repeated with shuffled training labels, for the null.
-        seed: Of the split, the shuffles and the bootstrap.
+        pos: the vector of a prompt: "mean", the mean over its tokens, or one token by number, negative from the end.
+            The mean suits features of a whole text (its language), which is what Gurnee et al. do; the BOS that a batch
+            has does not count. For labels of single tokens write the activations to a store and `probe` them.
+        sizes: how many neurons the probes read, one probe for each size.
+        select: how neurons are chosen: "mean_difference", "f_statistic", "mutual_information", "l1", "svm", "adaptive",
+            "optimal" or "random", as in `probe`.
+        test_share: share of each class that is set aside for the scores.
+        shuffles: how often the procedure is repeated with shuffled training labels, for the null.
+        seed: of the split, the shuffles and the bootstrap.
+
+    Returns:
+        Dataset[layer, n_neurons, score], with the variables of `probe` at every layer. The coordinate `part` [layer,
+        n_neurons, rank] names the neurons chosen, where the site holds neurons.
 
     Raises:
-        ValueError: as `probe`.
+        ValueError: as `probe`; packed rows, and sites without one vector per position.
         KeyError: a site that the model lacks.
         IndexError: a position that a prompt lacks.
-        ValueError: packed rows and sites without one vector per position.
+
+    Source:
+        Gurnee et al. 2023, "Finding neurons in a haystack".
+
+    See also:
+        `probe`: the same of activations that are there already.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
@@ -102,7 +110,7 @@ class ProbeNeurons(Question):
     seed: Seed = 0
 
     def bind(self, model: Subject) -> ByRow:
-        """One vector per prompt and layer, reduced where it arises; the probes are made of all of them at the end."""
+        """One vector per prompt and layer, reduced at the site; probes are fitted to all of them at the end."""
         config = model.transformer.config
         layers = range(config.n_layers)
         sites = [
@@ -138,26 +146,52 @@ def probe(
     shuffles: Count = 5,
     seed: Seed = 0,
 ) -> xr.Dataset:
-    """How well probes on a few of the neurons find the feature in examples they were not made from.
+    """How well linear probes on a few neurons find a feature in held-out examples.
 
-    A `test_share` of each class is set aside by `seed`; scaling, choice and fit see the rest. Classes weigh the same.
-    Intervals: Wilson's for the shares (of F1 by 2 j / (1 + j), j = TP / (TP + FP + FN)), Newcombe's for their mean
-    (balanced accuracy), the bootstrap over test examples for MCC, which has no width where no example is wrong. They
-    hold the probe fixed. Caveats: several neurons may carry the feature, and a size alone never says that none other
-    does; what is found is a correlation: ablate the neurons to see whether the model uses them.
+    A probe is a logistic regression on a few chosen neurons. A `test_share` of each class is set aside; scaling, choice
+    and fit see the rest. Classes weigh the same.
+
+    Args:
+        activations: [n m], one row per example, one column per neuron.
+        labels: [n], whether each example has the feature: booleans, or 0 and 1.
+        sizes: how many neurons the probes read, one probe for each size.
+        select: how neurons are chosen, from the training examples alone. "mean_difference": |mean of the positive -
+            mean of the negative examples|; "f_statistic": of the one-way analysis of variance; "mutual_information": of
+            the neuron and the label; "l1": the coefficients that an L1 penalty leaves; "svm": the largest coefficients
+            of a linear support vector machine; "adaptive": all neurons, then half as many, and so on; "optimal": the
+            best subset of 50 candidates, up to 5 neurons; "random": any.
+        test_share: share of each class that is set aside for the scores.
+        shuffles: how often the whole procedure is repeated with shuffled training labels, for the null.
+        seed: of the split, the shuffles and the bootstrap.
 
     Returns:
-        Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
-        `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
-        shuffled, `p`, one-sided, how often these score as high, and `n`, the test examples. p is an exact permutation
-        test, at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`,
-        `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), 0 where undefined.
-        `neuron` and `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per
-        standard deviation); -1 and NaN beyond the last.
+        Dataset[n_neurons, score]. Scores: `f1`, `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc`
+        (Matthews' correlation), 0 where undefined.
+
+        - `value`: the score on the test examples.
+        - `low`, `high`: 95 % interval, with the probe held fixed: Wilson's for the shares (of F1 by 2 j / (1 + j), j =
+          TP / (TP + FP + FN)), Newcombe's for their mean (balanced accuracy), the bootstrap over test examples for MCC,
+          which has no width where no example is wrong.
+        - `null`, `null_sd`: mean and deviation over the `shuffles` repetitions.
+        - `p`: one-sided, how often these score as high. An exact permutation test, at least 1 / (shuffles + 1): .05
+          takes 19 shuffles; equal scores count against the probe.
+        - `n`: number of test examples.
+        - `neuron`, `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per
+          standard deviation); -1 and NaN beyond the last.
 
     Raises:
         ValueError: labels other than true and false or one per example, a class without examples in one of the parts,
             sizes beyond the neurons, activations that are not finite.
+
+    Caveats:
+        Several neurons may carry the feature, and a size alone never says that none other does; what is found is a
+        correlation: ablate the neurons to see whether the model uses them.
+
+    Source:
+        Gurnee et al. 2023, "Finding neurons in a haystack".
+
+    See also:
+        `probe_neurons`: of prompts, at every layer. `interp.ablate`: whether the model uses the neurons.
 
     Example:
         >>> labels = torch.arange(40) % 2 == 0
@@ -195,7 +229,7 @@ def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePos
 
 
 def _shares(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
-    """How much each token counts in the vector of its text; on the host."""
+    """The weight of each token in the vector of its text; on the host."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
     batch = batch.host()
@@ -235,7 +269,7 @@ def _finish(
 
 @dataclass(frozen=True)
 class Procedure:
-    """How probes are made and judged; `probe` says what each field means."""
+    """How probes are made and scored; the fields are arguments of `probe`."""
 
     sizes: tuple[int, ...]
     select: Selection
@@ -274,13 +308,13 @@ class ExampleSplit(NamedTuple):
 
     @classmethod
     def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> ExampleSplit:
-        """A share of each class is set aside at random. Errors: ValueError if that leaves a class without examples."""
+        """A random split that sets aside a share of each class. ValueError if that leaves a class without examples."""
         test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
 
 
 class Probes(NamedTuple):
-    """One probe per size, made from the training examples alone, and how each did on the test examples."""
+    """One probe per size, made from the training examples alone, and its results on the test examples."""
 
     neuron: Int[Tensor, "s k"]
     """The neurons that each reads, best first; -1 after the last."""
@@ -342,7 +376,11 @@ def _table(
     neurons: bool = False,
     **attrs: str | int | float,
 ) -> xr.Dataset:
-    """The probes of the activations of every layer; neurons: whether the site holds neurons, which have names."""
+    """The probes of the activations of every layer, as a Dataset.
+
+    Args:
+        neurons: whether the site holds neurons, which have names.
+    """
     found = [procedure.probed(x, labels) for x in activations]
     neuron, weight, _ = (torch.stack(each) for each in zip(*(probes[0] for probes in found), strict=True))
     confusion = torch.stack([torch.stack([each.confusion for each in probes]) for probes in found], 1)
@@ -376,7 +414,7 @@ def _table(
 def _scores(
     confusion: Int[Tensor, "r l s 4"], seed: int
 ) -> tuple[dict[str, Score], Float[Tensor, "l s score"], Float[Tensor, "l s score"]]:
-    """Every score of the first probes, the null by the others, and the deviation and p of that."""
+    """Every score of the first probes, with the other probes as the null, its deviation, and p."""
     counts, shape = confusion[0], confusion.shape[1:-1]
     low, high = intervals(counts.flatten(0, 1), seed=seed)
     value, shuffled = scores(counts), scores(confusion[1:])
@@ -414,17 +452,28 @@ def selected(
 ) -> list[Int[Tensor, "_"]]:
     """For each size k, the k neurons that tell the labels apart best, best first; equally good ones by their number.
 
-    mean_difference: |mean of the positive - mean of the negative examples|.
-    f_statistic: of the one-way analysis of variance. mutual_information: of the neuron and the label (Kraskov's
-    nearest-neighbour estimate, whose noise `seed` draws; slow, some 10 ms per neuron and thousand examples).
-    l1: the largest coefficients at the strongest L1 penalty (of those that double C) that leaves k neurons.
-    svm: the largest coefficients of a linear support vector machine (squared hinge loss, L2 penalty, C = 1).
-    adaptive: a probe is fitted on all neurons, only the largest coefficients are kept, and so on with half as many,
-    pausing at every size (adaptive thresholding; how fast to shrink is not in the paper).
-    optimal: no other k of the 50 neurons of the largest mean difference (in standard deviations) fit the labels better
-    by least squares (`best_subset.py`); up to k = 5, of fewer neurons more.
-    random: any k. Coefficients are those of activations in standard deviations. A constant neuron has difference,
-    F and coefficient 0. Errors: ValueError for sizes outside 1 to m, an unknown selector, labels that are all the same.
+    Coefficients are those of activations in standard deviations. A constant neuron has difference, F and coefficient 0.
+
+    Args:
+        activations: [n m], of the training examples.
+        labels: [n], whether each example has the feature.
+        sizes: how many neurons.
+        select: the criterion.
+            mean_difference: |mean of the positive - mean of the negative examples|.
+            f_statistic: of the one-way analysis of variance.
+            mutual_information: of the neuron and the label (Kraskov's nearest-neighbour estimate, whose noise `seed`
+                draws; slow, some 10 ms per neuron and thousand examples).
+            l1: the largest coefficients at the strongest L1 penalty (of those that double C) that leaves k neurons.
+            svm: the largest coefficients of a linear support vector machine (squared hinge loss, L2 penalty, C = 1).
+            adaptive: a probe is fitted on all neurons, only the largest coefficients are kept, and so on with half as
+                many, pausing at every size (adaptive thresholding; how fast to shrink is not in the paper).
+            optimal: no other k of the 50 neurons of the largest mean difference (in standard deviations) fit the labels
+                better by least squares (`best_subset.py`); up to k = 5, of fewer neurons more.
+            random: any k.
+        seed: of random choices.
+
+    Raises:
+        ValueError: sizes outside 1 to m, an unknown selector, labels that are all the same.
 
     Example:
         >>> labels = torch.arange(20) % 2 == 0
@@ -447,7 +496,7 @@ def selected(
 
 
 def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
-    """ValueError for sizes of probes that so many neurons do not allow, or an unknown selector."""
+    """ValueError for an unknown selector, or sizes of probes beyond the number of neurons."""
     if select not in get_args(Selection):
         raise ValueError(f"select must be one of {', '.join(get_args(Selection))}, got {select!r}")
     if not sizes or min(sizes) < 1 or max(sizes) > neurons:
@@ -598,7 +647,7 @@ def scores(confusion: Int[Tensor, "... 4"]) -> dict[str, Float[Tensor, "..."]]:
 def intervals(
     confusion: Int[Tensor, "k 4"], *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[dict[str, Float[Tensor, "k"]], dict[str, Float[Tensor, "k"]]]:
-    """The low and the high ends of 95 % intervals of all `scores`, over test examples; `probe` says of which kind.
+    """Low and high ends of the 95 % intervals of all `scores`, over test examples, of the kinds that `probe` names.
 
     F1 is 2 j / (1 + j) with j = TP / (TP + FP + FN), so the ends of j's Wilson interval give those of F1. Resampling
     examples with replacement draws their four counts from a multinomial distribution: that is the bootstrap of MCC.
@@ -627,7 +676,7 @@ def _share(part: Float[Tensor, "..."], whole: Float[Tensor, "..."]) -> Float[Ten
 
 
 def _resampled(counts: Int[Tensor, "4"], draws: int, seed: int) -> Int[Tensor, "draws 4"]:
-    """The counts of bootstrap samples of as many examples."""
+    """The confusion counts of bootstrap samples of as many examples."""
     import numpy as np
 
     n = int(counts.sum())

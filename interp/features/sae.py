@@ -23,19 +23,23 @@ from interp.model.tap import Read
 
 Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
 FeatureChange = Callable[[Tensor], Tensor]
-"""From features `[.. s]` to what they become, in the same shape; it gets a tensor of its own and may write into it."""
+"""A function from features `[.. s]` to features of that shape; it gets a tensor of its own and may write into it."""
 LAYER_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True)
 class ReLU:
-    """f = max(z, 0)."""
+    """Autoencoder kind with f = max(z, 0)."""
 
 
 @public()
 @dataclass(frozen=True)
 class TopK:
-    """f = max(z, 0) for the k largest z of each vector, 0 for the others."""
+    """Autoencoder kind with f = max(z, 0) for the k largest z of each vector, 0 for the others.
+
+    Raises:
+        ValueError: k below 1.
+    """
 
     k: int
 
@@ -47,10 +51,14 @@ class TopK:
 @public()
 @dataclass(frozen=True)
 class JumpReLU:
-    """f = z where z > threshold (one per feature, never below 0), 0 elsewhere."""
+    """Autoencoder kind with f = z where z > threshold (one per feature, never below 0), 0 elsewhere.
+
+    Raises:
+        ValueError: a bandwidth that is not positive.
+    """
 
     bandwidth: float = 0.5
-    """Width of the kernel that stands for the derivative of the jump; training alone uses it."""
+    """Width of the kernel that approximates the derivative of the jump; used in training alone."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0:
@@ -107,7 +115,7 @@ def jump_relu(
 
 
 def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: float) -> Float[Tensor, "*n s"]:
-    """1 where z > threshold, 0 elsewhere: summed over features the L0 that a JumpReLU is trained on.
+    """1 where z > threshold, 0 elsewhere; its sum over features is the L0 that a JumpReLU is trained on.
 
     With g the gradient of the output: the threshold receives -(1 / bandwidth) 1[|z - threshold| < bandwidth / 2] g,
     summed over vectors (Rajamanoharan et al. 2024); z receives none.
@@ -120,7 +128,7 @@ def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: flo
 
 
 class InputScaling(NamedTuple):
-    """How an input was shifted and divided before it was encoded, to be undone by `decode`."""
+    """The shift and the divisor of an input before encoding, to be undone by `decode`."""
 
     shift: Float[Tensor, "*n 1"]
     scale: Float[Tensor, "*n 1"]
@@ -130,19 +138,30 @@ class InputScaling(NamedTuple):
 class SAE(nn.Module):
     """A sparse autoencoder, frozen: `W_enc [d s]`, `b_enc [s]`, `W_dec [s d]`, `b_dec [d]` (and `threshold [s]`).
 
+    f = act((x - b_dec) W_enc + b_enc), x_hat = f W_dec + b_dec.
+
     It intervenes through `Edit` alone: `Edit(site, sae.reconstruct)` puts the reconstruction in place of a site, and
     `Edit(site, sae.on_features(change))` changes features. What goes along decoder directions needs no encoder and is a
     closed change: `Add(sae.W_dec[7], scale=3.0)` steers with feature 7, `Project(sae.W_dec[7])` removes its direction,
     and `Swap(sae.W_dec[[3, 7]], values)` puts other values into the span of two.
 
     Args:
+        kind: the activation function: `ReLU()`, `TopK(k)` or `JumpReLU()`.
+        weights: the weights by name, of the shapes above; `threshold` for JumpReLU alone.
         apply_b_dec_to_input: whether b_dec is subtracted before encoding.
-        normalize_activations: each input by itself is brought to mean 0 and standard deviation 1 ("layer_norm", the n
-            - 1 one, plus 1e-5) or to norm sqrt(d) ("constant_norm_rescale"), and the reconstruction is brought back.
+        normalize_activations: scaling of each input by itself: "none", to mean 0 and standard deviation 1
+            ("layer_norm", the n - 1 one, plus 1e-5) or to norm sqrt(d) ("constant_norm_rescale"). The reconstruction is
+            brought back.
         metadata: where it belongs, as SAELens keeps it (`hook_name`, `model_name`, ...); no number depends on it.
 
     Raises:
-        ValueError: weights that are missing, unknown, of a wrong shape or not finite, and for k > s.
+        ValueError: weights that are missing, unknown, of a wrong shape or not finite, and k > s.
+
+    Source:
+        ReLU: Bricken et al. 2023. TopK: Gao et al. 2024. JumpReLU: Rajamanoharan et al. 2024.
+
+    See also:
+        `train_sae`, `load_sae`: make one. `sae_quality`: what it is worth.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -180,12 +199,12 @@ class SAE(nn.Module):
 
     @property
     def d_in(self) -> int:
-        """How many numbers it reads."""
+        """Width of the vectors that it reads."""
         return self.W_enc.shape[0]
 
     @property
     def d_sae(self) -> int:
-        """How many features it has."""
+        """Number of features."""
         return self.W_enc.shape[1]
 
     def encode(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
@@ -193,7 +212,7 @@ class SAE(nn.Module):
         return self.activate(self.before(x))
 
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
-        """What enters the activation: z = (x - b_dec) W_enc + b_enc. ValueError for x on another device."""
+        """Pre-activations z = (x - b_dec) W_enc + b_enc. ValueError for x on another device."""
         self._check_device(x)
         shift, scale = self._scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
@@ -202,7 +221,7 @@ class SAE(nn.Module):
         return centred @ self.W_enc + self.b_enc
 
     def activate(self, z: Float[Tensor, "*n s"]) -> Float[Tensor, "*n s"]:
-        """The features from what enters the activation."""
+        """The features from the pre-activations."""
         match self.kind:
             case ReLU():
                 return z.relu()
@@ -214,7 +233,7 @@ class SAE(nn.Module):
 
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
-        """The threshold that z must exceed for a feature to be active: 0, but JumpReLU has its own, at least 0."""
+        """Threshold that z must exceed for each feature to be active: 0, but JumpReLU has its own, at least 0."""
         if not isinstance(self.kind, JumpReLU):
             return torch.zeros_like(self.b_enc)
         return self.get_parameter("threshold").clamp_min(0.0)
@@ -222,11 +241,15 @@ class SAE(nn.Module):
     def decode(
         self, features: Float[Tensor, "*n s"], x: Float[Tensor, "*n d"] | None = None
     ) -> Float[Tensor, "*n d"]:
-        """The sum of the features' directions, in the autoencoder's dtype.
+        """The sum of the features' directions plus b_dec, in the autoencoder's dtype.
 
         Args:
-            x: the input that was encoded. An autoencoder that normalises requires it, to bring the result back to its
-                scale (ValueError without it); the others ignore it. ValueError for features on another device.
+            features: [*n s].
+            x: [*n d], the input that was encoded. An autoencoder that normalises requires it, to bring the result back
+                to its scale; the others ignore it.
+
+        Raises:
+            ValueError: no input for an autoencoder that normalises, or features on another device.
         """
         self._check_device(features)
         directions = features @ self.W_dec + self.b_dec
@@ -263,7 +286,7 @@ class SAE(nn.Module):
                 return InputScaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
 
     def read(self, site: str) -> Read:
-        """A read of the features of a site: `[b p s]`, and `[b p h s]` where each head by itself is what it reads.
+        """A read of the features of a site: `[b p s]`, and `[b p h s]` for an autoencoder of single heads.
 
         Of heads' sites it reads all heads of a position side by side (h slowest, as SAELens does) if they fit.
 
@@ -277,13 +300,15 @@ class SAE(nn.Module):
         return Read(site, via=self.features)
 
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
-        """What to do with a site to change its features: the change of an `Edit`, a function of the site's cells.
+        """The change of an `Edit` that changes a site by way of its features.
 
         Args:
-            change: gets the features `[b p s]` and returns them changed. With `error` what the autoencoder does not
-                explain stays as it is: x + decode(changed) - decode(f), so that a change of nothing gives x back bit
-                for bit. Without it, decode(changed) alone. Errors (when it runs): ValueError for a change of another
-                shape, or a site that does not fit.
+            change: gets the features `[b p s]` and returns them changed.
+            error: whether what the autoencoder does not explain stays as it is: x + decode(changed) - decode(f), so
+                that a change of nothing gives x back bit for bit. Without it, decode(changed) alone.
+
+        Raises:
+            ValueError: when it runs, a change to another shape, or a site that does not fit.
 
         Example:
             >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -295,7 +320,7 @@ class SAE(nn.Module):
         return OnFeatures(self, change, error)
 
     def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
-        """The features of a site's value, see `read`."""
+        """The features of a site's value, as `read` takes them."""
         return self.encode(self.vectors(value))
 
     def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
@@ -303,7 +328,7 @@ class SAE(nn.Module):
         return self(self.vectors(value)).view_as(value).to(value.dtype)
 
     def vectors(self, value: Float[Tensor, "b ..."]) -> Float[Tensor, "b ... d"]:
-        """A site's value as the vectors that it reads: heads side by side where together they are as wide as it reads.
+        """A site's value as vectors for the encoder: heads side by side where together they have its width.
 
         Cells of a site, such as one position of it, are read where they are vectors of that width.
 
@@ -319,13 +344,13 @@ class SAE(nn.Module):
         return value
 
     def extra_repr(self) -> str:
-        """What `print` says of it."""
+        """The kind and the widths, for `print`."""
         return f"{self.kind}, d_in={self.d_in}, d_sae={self.d_sae}"
 
 
 @dataclass(frozen=True, eq=False)
 class OnFeatures:
-    """A change of a site by way of the features that an autoencoder finds there; `SAE.on_features` describes it."""
+    """A change of a site by way of the features that an autoencoder finds there, as `SAE.on_features` describes."""
 
     sae: SAE
     change: FeatureChange

@@ -32,7 +32,7 @@ RENAMED = {
     "hook_point": "hook_name", "hook_point_head_index": "hook_head_index", "hook_point_layer": "hook_layer",
     "activation_fn_str": "activation_fn",
 }  # fmt: skip
-"""Keys of older versions, and what they are called now."""
+"""Keys of older versions, and their names now."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ DESCRIPTIVE = _words("""
     exclude_special_tokens neuronpedia_id context_size seqpos_slice dataset_path dataset_trust_remote_code
     sae_lens_version sae_lens_training_version
 """)
-"""Where it belongs and on what it was trained: kept in `SAE.metadata`."""
+"""Keys that say where an autoencoder belongs and on what it was trained: kept in `SAE.metadata`."""
 OF_TRAINING = _words("""
     device seed lr l1_coefficient lp_norm expansion_factor from_pretrained_path is_dataset_tokenized
     use_cached_activations cached_activations_path n_batches_in_buffer total_training_tokens training_tokens
@@ -62,12 +62,16 @@ OF_TRAINING = _words("""
     prefer_streaming streaming autocast autocast_lm compile_llm compile_sae tokens_per_buffer name
     eval_every_n_wandb_logs n_eval_batches eval_batch_size_prompts act_store_device
 """)
-"""How it was trained, in configs of older versions: no number of the finished autoencoder depends on it."""
+"""Keys that say how it was trained, in configs of older versions: no number of the finished autoencoder needs them."""
 
 
 @public()
 def save_sae(sae: SAE, folder: Path | str) -> None:
-    """Write an autoencoder as a folder that SAELens and `load_sae` read; the folder is made if there is none.
+    """Write an autoencoder as a folder that SAELens and `load_sae` read.
+
+    Args:
+        sae: the autoencoder.
+        folder: where it is written; made if there is none.
 
     Example:
         >>> import tempfile
@@ -92,18 +96,24 @@ def load_sae(
     device: Device = "cpu",
     norm_scaling_factor: float | None = None,
 ) -> SAE:
-    """The autoencoder of a SAELens folder, of architecture standard, topk or jumprelu.
+    """Load an autoencoder from a SAELens folder, of architecture standard, topk or jumprelu.
+
+    Decoder norms (`rescale_acts_by_decoder_norm`) and the norm scaling factor are folded into the weights: no number
+    changes. Warns if the model it was trained on had its own weights processed at loading: our models never have.
 
     Args:
-        dtype: None = the one its config says.
-        norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; a folder with `normalize_activations =
-            "expected_average_only_in"` does not hold it and requires it, any other refuses it. It is folded into the
-            weights, and so are decoder norms (`rescale_acts_by_decoder_norm`): no number changes. Warns if the model
-            it was trained on had its own weights processed at loading: our models never have.
+        folder: with `cfg.json` and `sae_weights.safetensors`.
+        dtype: of the weights; None: as its config says.
+        device: where the weights are put.
+        norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; None: no scaling. A folder with
+            `normalize_activations = "expected_average_only_in"` does not hold it and requires it, any other refuses it.
+
+    Returns:
+        The `SAE`.
 
     Raises:
-        ValueError: a folder that is none or is damaged, a key that is neither understood nor known to change no
-            number, an architecture that is not one of these, one head's autoencoder, and everything `SAE` refuses.
+        ValueError: a folder that is none or is damaged, a key that is neither understood nor known to change no number,
+            an architecture that is not one of these, one head's autoencoder, and everything that `SAE` refuses.
 
     Example:
         >>> import tempfile
@@ -185,7 +195,7 @@ def _built(
 
 
 def _metadata(config: Json) -> Json:
-    """What describes the autoencoder, wherever the version keeps it; ValueError for that of one head."""
+    """The keys that describe the autoencoder, wherever the version keeps them; ValueError for that of one head."""
     inner = config.get("metadata") or {}
     if not isinstance(inner, dict):
         raise ValueError(f"metadata must be a JSON object, got {type(inner).__name__}")
@@ -209,7 +219,7 @@ def _refuse_unknown(config: Json) -> None:
 
 
 def _kind(config: Json) -> SaeKind:
-    """What the config's architecture, or in older versions its activation function, computes."""
+    """The activation of the config's architecture, or in older versions of its activation function."""
     activation = config.get("activation_fn", "relu")
     arguments = config.get("activation_fn_kwargs") or {}
     assert isinstance(arguments, Mapping)
@@ -242,7 +252,7 @@ def _normalisation(config: Json) -> str:
 
 
 def _fold_older(weights: dict[str, Tensor], config: Json) -> None:
-    """Bring what older versions stored beside the weights to what is stored now."""
+    """Convert weights of older versions to the ones that are stored now."""
     if "scaling_factor" in weights and bool((weights["scaling_factor"] == 1).all()):
         del weights["scaling_factor"]
     if "log_threshold" in weights and config.get("architecture") == "jumprelu":
@@ -251,7 +261,7 @@ def _fold_older(weights: dict[str, Tensor], config: Json) -> None:
 
 @torch.no_grad()
 def _fold(sae: SAE, config: Json, normalisation: str, factor: float | None) -> None:
-    """Write constants of the config into the weights, so that nothing of them is left to do at run time."""
+    """Write constants of the config into the weights, so that none is applied at run time."""
     if (normalisation == "expected_average_only_in") != (factor is not None):
         raise ValueError(
             "norm_scaling_factor belongs to normalize_activations='expected_average_only_in' and only there; "

@@ -1,4 +1,4 @@
-"""What a sparse autoencoder is worth: how sparse, how exact, what the model loses, which true directions it found.
+"""Metrics of sparse autoencoders: sparsity, reconstruction, loss of the model, match with true directions.
 
 Everything is a sum over vectors that merges: the mean of the explained variance is that of the whole evaluation set,
 whatever the batches.
@@ -44,29 +44,35 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RUNS = ("clean", "sae", "zero", "mean")
+"""The runs by what the site holds: its own value, its reconstruction, 0, or its mean over the reference data."""
 FEWEST_TEXTS = 128
-"""Texts below which a loss gets no interval."""
+"""Fewest texts for an interval of a loss."""
 FEWEST_RECOVERED = 8
-"""Texts below which a recovered share of it gets none (`experiments/bench/coverage_ratio.py`)."""
-"""What stands at the site: itself, its reconstruction, 0, or its mean over the reference data."""
+"""Fewest texts for an interval of a recovered share (`experiments/bench/coverage_ratio.py`)."""
 NO_MEAN = "no reference data to take the mean of"
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Question):
-    """How sparse and how exact an autoencoder is at a site, over data of any size.
+    """How sparse and how exact a sparse autoencoder is at a site, over data of any size.
 
-    Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
-    (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
+    Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
 
     Args:
-        sae: The autoencoder, on the device of the model.
-        site: What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`.
-        skip_bos: Whether a BOS in front of a text does not count.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        sae: the autoencoder, on the device of the model.
+        site: what it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`.
+        skip_bos: whether a BOS in front of a text is left out, as in `sae_quality`.
+
+    Returns:
+        Dataset[score] of `reconstruction_quality`, for the activations of the site at every token that counts.
 
     Raises:
         KeyError: an unknown site.
-        ValueError: where `sae` does not fit the site, and for no vectors.
+        ValueError: an autoencoder that does not fit the site, or no vectors.
+
+    See also:
+        `reconstruction_quality`: of activations that are there already. `sae_quality`: also what the model loses.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -91,34 +97,46 @@ class Reconstruction(Question):
 
 @dataclass(frozen=True, eq=False)
 class SaeQuality(Question):
-    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
-
-    Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
-    `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
-    replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
-    (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
-    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
-    Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
-    `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
+    """Quality of a sparse autoencoder at a site: its reconstruction, and the loss of the model that runs on it.
 
     Args:
-        sae: The autoencoder, on the device of the model.
-        site: the full name of a site, or a part that is a whole one, such as "L1.resid".
-        reference: the data over which the mean is taken; None = the data themselves, which are read twice. (In
-            `interp.run`, without it, there is no mean and attrs["no_mean"] says so.) Padding never counts. With
-            `skip_bos` a BOS in front of a text keeps its value and does not count: its activations are unlike all
+        data: prompts, token ids, a batch, files or a stream of any size.
+        sae: the autoencoder, on the device of the model.
+        site: what it reads: the full name of a site, or a part that is a whole one, such as "L1.resid".
+        reference: data over which the mean of the site is taken; None: the data themselves, which are read twice. (In
+            `interp.run`, without it, there is no mean and attrs["no_mean"] says so.) Padding never counts.
+        skip_bos: whether a BOS in front of a text keeps its value and does not count: its activations are unlike all
             others. It is the first token of a text, where the batch says that one was prepended, or where it has the
             tokenizer's BOS id; attrs["skipped"] says how many there were.
-        skip_bos: Whether a BOS in front of a text keeps its value and does not count.
-        metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
-            `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
-            Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the
-            mean is the stricter null. `density`[feature] and `mean`[coordinate] as there.
+        metric: another number per text in place of the loss, at its own position; None: the next-token loss. For a
+            model that is right at one place only, such as `answer_loss`. The scores are then `metric_clean`, ...,
+            `metric_recovered_zero`, ....
+
+    Returns:
+        Dataset[score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `density` [feature] and
+        `mean` [coordinate], as in `reconstruction_quality`, whose scores come first. Then:
+
+        - `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`: next-token loss in nats per predicted token with the site as it
+          is, replaced by its reconstruction, by 0, or by its mean.
+        - `loss_recovered_zero`, `loss_recovered_mean`: (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either
+          ablation: 1 = nothing is lost, 0 (the null) = as bad as the ablation.
+
+        Intervals are 95 % over texts: of losses that of a ratio of sums, linearised, NaN below 128 texts; of recovered
+        shares Fieller's, NaN below 8. Where an ablation lowers the loss there is nothing to recover: the share is NaN,
+        and attrs such as `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it
+        costs holds 0.
 
     Raises:
-        ValueError: a model that is not causal or has no unembedding, where `sae` does not fit the site, and for an
+        ValueError: a model that is not causal or has no unembedding, an autoencoder that does not fit the site, and an
             iterator without reference data.
         KeyError: an unknown site.
+
+    Caveat:
+        Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is
+        the stricter null.
+
+    See also:
+        `reconstruction`: the reconstruction alone, from one pass.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -152,7 +170,7 @@ class SaeQuality(Question):
         return replace(self, reference=source), source
 
     def bind(self, model: Subject) -> ByRow | Staged:
-        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced; before them the mean."""
+        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced, after the mean is known."""
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
@@ -171,7 +189,7 @@ class SaeQuality(Question):
         return Staged.after(self.name, Ask(reference, source), with_mean)
 
     def _bound(self, text: Text, sums: _Sums, metric: Metric, mean: Float[Tensor, "d"] | None) -> ByRow:
-        """The question with the mean that stands at the site in `ce_mean`, if there is one."""
+        """The question with the mean that replaces the site in `ce_mean`, if there is one."""
         runs = RUNS if mean is not None else RUNS[:3]
         return ByRow(
             self.name,
@@ -207,7 +225,7 @@ class Fit:
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Fit:
-        """The sums over some rows, from those of each (`fitted`)."""
+        """The sums over some rows, from the sums of each row (`fitted`)."""
         vectors, means = values["vectors"], values["mean"]
         total = vectors.sum()
         weight = vectors.to(means.dtype)
@@ -221,12 +239,12 @@ class Fit:
         return Fit.of({name: torch.stack((mine[name], theirs[name])) for name in mine})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return dict(vars(self))
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> Fit:
-        """The sums whose `tensors` these are."""
+        """The sums from what `tensors` returned."""
         return cls(**tensors)
 
     def checked(self) -> Fit:
@@ -249,7 +267,7 @@ class Fit:
         }
 
     def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> xr.Dataset:
-        """The sums as labelled scores with some more, see `reconstruction_quality`; ValueError as in `checked`."""
+        """The sums as labelled scores with some more, as in `reconstruction_quality`; ValueError as in `checked`."""
         self.checked()
         density = self.active.double() / self.vectors
         return scored(
@@ -271,7 +289,7 @@ class Fit:
 
 @torch.no_grad()
 def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
-    """What `Fit` needs of each row: its vectors are those of `x` where `row` says so. Sums in float64."""
+    """The sums of each row for `Fit`: its vectors are those of `x` where `row` has its number. In float64."""
     features = sae.encode(x)
     error = (x.double() - sae.decode(features, x).double()).square().sum(1)
     wide, count = x.double(), torch.bincount(row, minlength=rows)
@@ -291,17 +309,27 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
 
 @public()
 def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
-    """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
+    """How sparse and how exact a sparse autoencoder is on given activations.
+
+    Args:
+        sae: the autoencoder.
+        activations: [n d], a tensor or a stream of chunks.
 
     Returns:
-        Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
-        mean squared error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with
-        the mean over all vectors (null: 0); `dead_fraction`, the share of features active on none. They have no
-        interval: `low` and `high` are NaN. Besides, `density`[feature], the share of vectors on which it is active,
-        and `mean`[coordinate].
+        Dataset[score] with the coordinate `unit`. The scores are `l0`, active features per vector; `mse`, mean squared
+        error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean over all
+        vectors (null: 0); `dead_fraction`, the share of features active on none.
+
+        - `value`, `n`: the score and the number of vectors (of features for `dead_fraction`). They have no interval:
+          `low` and `high` are NaN.
+        - `density` [feature]: share of vectors on which the feature is active.
+        - `mean` [coordinate]: mean of the activations.
 
     Raises:
-        ValueError: no vectors, and NaN.
+        ValueError: no vectors, vectors of another width, and NaN.
+
+    See also:
+        `reconstruction`: at a site of a model. `sae_quality`: also what the model loses.
 
     Example:
         >>> eye, zero = torch.eye(3), torch.zeros(3)
@@ -326,13 +354,21 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
 
 @public()
 def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> xr.Dataset:
-    """Which feature is which true direction, by the cosine of their directions.
+    """Match learned features with true directions, by the cosine of their directions.
+
+    Args:
+        W_dec: [s d], the features' directions.
+        truth: [t d], the true directions.
 
     Returns:
-        Dataset[true]: `feature` and `cosine` of the one-to-one assignment with the greatest sum (Hungarian method; -1
-        and NaN for true directions left without a feature), `best_feature` and `best_cosine` of the nearest one,
-        which several may share. Cosines have a sign: features are active upwards only. Errors: ValueError for a zero
-        vector.
+        Dataset[true]. Cosines have a sign: features are active upwards only.
+
+        - `feature`, `cosine`: the one-to-one assignment with the greatest sum of cosines (Hungarian method); -1 and NaN
+          for true directions left without a feature.
+        - `best_feature`, `best_cosine`: the nearest feature, which several may share.
+
+    Raises:
+        ValueError: directions of another width, a zero vector, or numbers that are not finite.
 
     Example:
         >>> dictionary_match(torch.eye(3).flip(0), torch.eye(3)).feature.values.tolist()
@@ -414,7 +450,7 @@ def recovered_share(
 
 
 def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
-    """A number of which nobody knows an interval."""
+    """A score without an interval."""
     none = torch.full_like(value, torch.nan)
     return Score(value, none, none, torch.tensor(n), torch.full_like(value, null), unit)
 
@@ -430,7 +466,11 @@ class _Sums:
 
     @classmethod
     def of(cls, asked: Reconstruction | SaeQuality, model: Subject) -> _Sums:
-        """The sums that a question asks for. Errors: those of `as_site`."""
+        """The sums for a question.
+
+        Raises:
+            KeyError, ValueError: as `as_site`.
+        """
         site = as_site(asked.site, model.transformer.config)
         return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
 
@@ -444,7 +484,7 @@ class _Sums:
 
 @dataclass(frozen=True, eq=False)
 class _Quality:
-    """The sums of every text, and what its tokens cost with the site replaced.
+    """The sums of every text, and the metric of the text with the site replaced.
 
     `losses`: the summed next-token losses of the runs, how many tokens were predicted, and how many BOS were skipped.
     """

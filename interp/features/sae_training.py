@@ -1,4 +1,4 @@
-"""Training a sparse autoencoder on activations: one loop for the three kinds, which differ in what they pay for.
+"""Training a sparse autoencoder on activations: one loop for the three kinds, which differ in their penalty.
 
 Inside, activations are scaled to a mean square norm of d_in, so that a sparsity, a bandwidth or a learning rate means
 the same at every layer of every model (Anthropic, April 2024); the factor is divided out of the result.
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 WARM_UP, DECAY = 0.05, 0.2
 """Shares of the steps: the rate and the sparsity grow over the first, the rate falls to 0 over the last."""
 AUX_COEFFICIENT = 1 / 32
-"""What the dead features' reconstruction of the error weighs (Gao et al. 2024)."""
+"""Weight of the dead features' reconstruction of the error (Gao et al. 2024)."""
 RESAMPLED = 0.2
-"""Norm of a resampled feature's encoder, in that of the mean living one (Bricken et al. 2023)."""
+"""Norm of a resampled feature's encoder, as a share of the mean norm of living ones (Bricken et al. 2023)."""
 UNITS = {
     **dict.fromkeys(("loss", "error", "penalty"), "unit of training, per vector"),
     "l0": "active features per vector", "dead": "share of features",
 }  # fmt: skip
-"""Of the numbers of the history."""
+"""Units of the numbers of the history."""
 SAMPLE = 4096
 """Vectors from which the scale and the first b_dec are estimated."""
 
 
 class Terms(NamedTuple):
-    """What one batch costs, in the unit of training."""
+    """The terms of the loss of one batch, in the unit of training."""
 
     loss: Float[Tensor, ""]
     error: Float[Tensor, ""]
@@ -70,26 +70,49 @@ def train_sae(
     device: Device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[SAE, xr.Dataset]:
-    """A sparse autoencoder of activations `[n d]`, and Dataset[step], the history of its training.
+    """Train a sparse autoencoder on activations.
 
     Minimises, per vector and with E ||x||^2 = d, ||x - x_hat||^2 + sparsity * P, where P is the L1 norm of the features
-    (ReLU; Bricken et al. 2023) or their number (JumpReLU; Rajamanoharan et al. 2024). TopK takes no sparsity, its k is
-    one; there 1/32 of the error that dead features leave of the error is added (Gao et al. 2024). Adam; the decoder's
-    columns have norm 1, and the gradient along them is removed; b_dec begins at the geometric median.
-    A feature that was silent for `dead_after` steps is dead. In the first half of training, every `dead_after` steps,
-    dead ReLU and JumpReLU features restart at inputs drawn with probability ~ (squared error)^2 (Bricken et al. 2023).
+    (ReLU) or their number (JumpReLU). TopK takes no sparsity, its k is one; there 1/32 of the error that dead features
+    leave of the error is added. Adam; the decoder's directions have norm 1, and the gradient along them is removed;
+    b_dec begins at the geometric median. In the first half of training, every `dead_after` steps, dead ReLU and
+    JumpReLU features restart at inputs drawn with probability ~ (squared error)^2. The same seed gives the same bits on
+    the same machine.
 
     Args:
-        activations: a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a
+        activations: [n d], a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a
             generator), each shuffled when it comes; they are gone through again if they can be.
-        device: None = that of the activations. The result is in the unit of the activations; the history is in that
-            of training: `loss`, `error` (of d_in), `penalty` before its weight, `l0` (active features per vector),
-            `dead` (share of features); attrs["scale"] is the factor. The bandwidth of a JumpReLU and the threshold it
-            begins with, as large, are in training's unit too. The same seed gives the same bits on the same machine.
+        kind: the activation function: `ReLU()`, `TopK(k)` or `JumpReLU()`. The bandwidth of a JumpReLU and the
+            threshold it begins with, as large, are in training's unit.
+        d_sae: number of features.
+        steps: number of batches.
+        sparsity: weight of the penalty; None: of TopK, which takes none.
+        lr: learning rate.
+        batch_size: vectors of a step.
+        dead_after: steps of silence after which a feature is dead.
+        seed: of the initial directions, the shuffles and the restarts.
+        device: where it is trained; None: that of the activations.
+        dtype: in which it is trained.
+
+    Returns:
+        The `SAE`, in the unit of the activations, and Dataset[step], the history of its training in training's unit;
+        attrs["scale"] is the factor between them.
+
+        - `loss`: what is minimised.
+        - `error`: mean ||x - x_hat||^2, of d_in.
+        - `penalty`: P, before its weight.
+        - `l0`: active features per vector.
+        - `dead`: share of features that are dead.
 
     Raises:
-        ValueError: a missing or surplus sparsity, no steps, activations of a wrong shape, a stream that ends before
-            the steps do, and losses that are NaN or infinite.
+        ValueError: a missing or surplus sparsity, no steps, activations of a wrong shape, a stream that ends before the
+            steps do, and losses that are NaN or infinite.
+
+    Source:
+        Bricken et al. 2023 (ReLU, restarts); Gao et al. 2024 (TopK); Rajamanoharan et al. 2024 (JumpReLU).
+
+    See also:
+        `sae_quality`: what a trained one is worth. `save_sae`: keeps it.
 
     Example:
         >>> sae, history = train_sae(torch.randn(256, 8), TopK(2), 16, steps=3)
@@ -122,7 +145,7 @@ def train_sae(
 
 
 def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
-    """What a batch costs: the mean of ||x - x_hat||^2 and what its kind adds. Differentiable."""
+    """The loss of a batch: the mean of ||x - x_hat||^2 plus the penalty of its kind. Differentiable."""
     if isinstance(sae.kind, TopK):
         return _topk_objective(sae, sae.kind.k, x, dead)
     z = sae.before(x)
@@ -138,7 +161,7 @@ def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Ten
 
 
 def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]) -> Terms:
-    """The TopK objective with k rows of each matrix per vector, both ways: of the dense products only z is left."""
+    """The TopK objective with k rows of each matrix per vector, both ways: of the dense products only z is computed."""
     with torch.no_grad():
         z = sae.before(x)
         index = z.topk(k, sorted=False).indices
@@ -315,13 +338,13 @@ def _train(
 
 
 def _rate(n: int, steps: int) -> float:
-    """The share of the learning rate at a step."""
+    """The factor on the learning rate at a step."""
     return min(1.0, (n + 1) / (WARM_UP * steps), (steps - n) / (DECAY * steps))
 
 
 @torch.no_grad()
 def _drop_radial_gradient(sae: SAE) -> None:
-    """Remove the decoder gradient's part along each direction: norms are not for training to change."""
+    """Remove the decoder gradient's part along each direction, since norms stay 1."""
     grad = sae.W_dec.grad
     assert grad is not None
     grad -= (grad * sae.W_dec).sum(1, keepdim=True) * sae.W_dec
@@ -344,7 +367,7 @@ def _resample(
     dead_after: int,
     generator: torch.Generator,
 ) -> Int[Tensor, "s"]:
-    """Let dead features restart at badly explained inputs; returns for how long each was idle."""
+    """Restart dead features at badly explained inputs; returns for how many steps each feature has been silent."""
     dead = (idle >= dead_after).nonzero()[:, 0]
     if len(dead) == 0:
         return idle

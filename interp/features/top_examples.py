@@ -1,4 +1,4 @@
-"""Maximum-activating examples: the texts on which a neuron, a head or a feature is largest, and how it runs there.
+"""Maximum-activating examples: the texts on which a neuron, a head or a feature is largest, and its values there.
 
 The lists are a reduction: any amount of text leaves k entries per cell with their contexts, so memory is constant and
 every split of the data gives the same list. Beside them stands the distribution they are the end of: a largest value
@@ -42,60 +42,74 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CELLS = {"m": "neuron", "d": "coordinate", "h": "head", "g": "kv_head", "x": "expert", "v": "logit"}
-"""What the cells of a site are called, by the letter of their axis."""
+"""Names of the cells of a site, by the letter of their axis."""
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 RELATIVE_ERROR = 0.05
 FEWEST_TEXTS, FEWEST_SUMS = 256, 16
 """Texts below which a density and a mean per token get no interval (`docs/intervals.md`)."""
 _BOTH = " + counted"
 MARKS = ("«", "»")
-"""What stands around the token of an entry in its text."""
+"""Signs around the token of an entry in its text."""
 IN_CONTEXT = ("tokens", "activation")
-"""What is kept along the context of every entry."""
+"""Variables that are kept along the context of every entry."""
 
 
 @dataclass(frozen=True)
 class TopExamples(Question):
-    """The places where each cell of a site is largest, with their contexts, and the distribution they end.
+    """Tokens at which each neuron, head or feature of a site is largest, with their contexts and its distribution.
 
-    What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
-    itself. Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`,
-    ||z W_O||, is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which
-    `key`. With `sae`: its features of the site.
-    Returns Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ...
-    [neuron, rank]: `peak`, the value there; `row` of the data and `pos` of the token, counted in its text with BOS as 0
-    (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
-    `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
-    [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
-    over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
-    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
-    `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
+    The value of a cell at a token depends on the site. Neurons, coordinates of the stream, logits: the number itself.
+    Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`, ||z W_O||,
+    is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which `key`.
+    With `sae`: its features of the site.
 
     Args:
-        site: The full name of a site, or a part that is a whole one, such as `L1.post`.
-        cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few
-            cells of a wide site cost little.
-        top: How many places are listed for each cell.
-        context: how many tokens before and after.
-        sae: An autoencoder of the site, on the device of the model: its features are the cells.
-        skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the
-            tokenizer's, does not count, as a query or as a key: attention and activations there are unlike all
-            others.
-        largest: Whether the largest values are listed; otherwise the smallest.
-        once_per_row: a row is listed at its best token only. largest=False lists the smallest. Ties go to the smaller
-            row, then to the smaller position.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        site: the full name of a site, or a part that is a whole one, such as `L1.post`.
+        cells: which neurons (heads, features), in this order; None: all. Only these leave their layer, so a few cells
+            of a wide site cost little.
+        top: how many tokens are listed for each cell.
+        context: how many tokens before and after each one are kept.
+        sae: an autoencoder of the site, on the device of the model, whose features are the cells; None: the site's own
+            cells.
+        skip_bos: whether a BOS in front of a text is left out, as a query and as a key: attention and activations there
+            are unlike all others. It is the first token if the batch says that it has one or if it is the tokenizer's.
+        largest: whether the largest values are listed; False: the smallest.
+        once_per_row: whether a row is listed at its best token only. Ties go to the smaller row, then to the smaller
+            position.
+
+    Returns:
+        Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ..., here neuron; `part` names the cells
+        where they are parts of the model. `examples_table` gives the tidy table of the lists,
+        `interp.pages.top_examples.top_examples_page` a page.
+
+        - `peak` [neuron, rank]: the value there.
+        - `row`, `pos` [neuron, rank]: row of the data and position of the token, counted in its text with BOS as 0; -1
+          where there are fewer than `top`.
+        - `text` [neuron, rank]: the context with the token between «».
+        - `tokens`, `piece` [neuron, rank, offset]: ids and texts of the context; -1 beyond the ends of the text.
+        - `activation` [neuron, rank, offset]: the value at each token; NaN where it does not count.
+        - `value`, `low`, `high`, `n` [neuron, score]: of `density`, the share of tokens with a value above 0, of `mean`
+          (95 % over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval.
+        - `quantiles` [neuron, q]: to 5 % of the value, those below 1e-4 in size as 0.
+        - `key`, `key_token`, `key_piece` [neuron, rank], of patterns: position, id and text of the key.
 
     Raises:
         KeyError: an unknown site.
-        ValueError: one that has no such cells, a cell twice or (when it runs) not there, numbers that are not finite,
-            and if no text has a token that counts.
-
-    Memory:
-        What `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
+        ValueError: a site that has no such cells, a cell twice or (when it runs) not there, numbers that are not
+            finite, and data in which no text has a token that counts.
 
     Caveats:
-        The top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
-        BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
+        The top of a distribution is not a summary of it (Bolukbasi et al. 2021,
+        "An interpretability illusion for BERT"): look at the quantiles, and at texts in the middle, before naming a
+        cell.
+
+    Memory:
+        Constant in the size of the data: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per
+        cell for the quantiles.
+
+    See also:
+        `interp.weights.neurons`: what neurons read and write, without data.
 
     Example:
         >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
@@ -117,7 +131,7 @@ class TopExamples(Question):
     once_per_row: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """The values of the cells, chosen at the site, and lists that merge."""
+        """The values of the cells, chosen at the site, reduced to lists that merge."""
         site = as_site(self.site, model.transformer.config)
         axes = find(site, model.transformer.config)[0].axes
         dim = _dim(site, axes, self.sae)
@@ -150,7 +164,7 @@ class TopExamples(Question):
         )
 
     def _reduction(self, attended: tuple[str, ...]) -> Several:
-        """The lists, the distribution that they end, and the sums of density and mean."""
+        """The lists, the distribution of all values, and the sums of density and mean."""
         before, after = self.context
         top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
         sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
@@ -167,7 +181,14 @@ top_examples = of_data(TopExamples)
 
 @public()
 def examples_table(result: xr.Dataset) -> pd.DataFrame:
-    """The lists of a result as a table: cell, rank, peak, row, pos, text; without empty places.
+    """The lists of a `top_examples` result as a tidy table, without empty places.
+
+    Args:
+        result: what `top_examples` returned.
+
+    Returns:
+        A data frame with the columns cell (neuron, head, ...), rank, peak, row, pos, text; of patterns also key and
+        key_piece.
 
     Example:
         >>> table = examples_table(top_examples(model, [prompt], "blocks.0.attn.hook_pattern", cells=[2], top=1))
@@ -228,7 +249,7 @@ def _chosen(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -> Floa
 
 
 def _dim(site: str, axes: str, sae: SAE | None) -> str:
-    """What the cells of a site are called; ValueError for one that has none."""
+    """The name of a site's cells; ValueError for a site that has none."""
     if sae is not None:
         return "feature"
     if re.fullmatch(r"b h q k", axes) and site.endswith("hook_pattern"):
@@ -328,7 +349,7 @@ def _finish(
 
 
 def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
-    """The names of the cells as parts of the model, where they are such."""
+    """The names of the cells as parts of the model, if they are parts."""
     kinds = {
         ("neuron", "mlp"): "neuron", ("neuron", "mlp_before"): "neuron_before", ("head", "attn"): "head",
         ("head", "cross_attn"): "cross_head", ("expert", "mlp"): "expert",
@@ -339,7 +360,7 @@ def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
 
 
 def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
-    """With the text of every token, and whole contexts with their token marked; what several share shows as �."""
+    """The result with the text of every token, and contexts with their token marked; shared characters show as �."""
     found = text.worded(
         result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
     )
@@ -351,9 +372,17 @@ def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
 
 
 def per_token(sums: Means, part: str, unit: str) -> Score:
-    """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
+    """A sum over tokens that count, per token, with its 95 % interval over texts (linearised, Student's t).
 
     Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
+
+    Args:
+        sums: of every text.
+        part: which sum: "active" or "total".
+        unit: of the result.
+
+    Returns:
+        A `Score` over cells, without a null.
     """
     top, number, both = (sums.moments[name] for name in (part, "counted", f"{part}{_BOTH}"))
     fewest, within = (FEWEST_TEXTS, (0.0, 1.0)) if part == "active" else (FEWEST_SUMS, ANYWHERE)

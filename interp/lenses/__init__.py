@@ -1,4 +1,4 @@
-"""What the model would say at each depth, and what gradients would write: lenses, plain and fitted, and factors."""
+"""Lenses, plain and fitted, which read states as tokens, and the factors of gradients, read likewise."""
 
 from interp.lenses.backward_lens import (
     BackwardLens,

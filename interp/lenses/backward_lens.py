@@ -1,4 +1,4 @@
-"""The backward lens: what one training step towards an answer would write into each matrix, token by token, in words.
+"""The backward lens: one training step towards an answer, read as tokens at each matrix and each token of the prompt.
 
 The gradient of a matrix is sum_i x_i^T delta_i over tokens. One side of each outer product lives in the residual
 stream: x for matrices that read it (W_in, W_gate, W_Q, W_K, W_V), delta for those that write it (W_out, W_O). That
@@ -61,16 +61,14 @@ _CELL = ("prompt", "matrix", "layer", "pos")
 
 @dataclass(frozen=True, eq=False)
 class _OfGradients(Question):
-    """What the backward lens and both questions about the shape of gradients share: which gradients they are about.
+    """Questions about the factors of weight gradients, with the fields that choose which gradients.
 
     Args:
-        answer: The token trained towards, as text or id, one for all prompts or one for each; None = that of the
-            data.
-        wrong: The token trained away from; with it the loss is the difference of both logits.
-        matrices: Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors.
-        layers: Which layers; None = all.
-        rules: Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it
-            is.
+        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        wrong: token trained away from; None: none. With it the loss is the difference of both logits.
+        matrices: which matrices of each layer, of `interp.lenses.factors.MATRICES`; None: all that have factors.
+        layers: which layers; None: all.
+        rules: backward rules under which the gradient is taken, or the name of a preset; none: the gradient as it is.
     """
 
     answer: Answers | None = None
@@ -81,7 +79,7 @@ class _OfGradients(Question):
     rules: Rules = field(default=(), kw_only=True)
 
     def bind(self, model: Subject) -> ByRow:
-        """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
+        """A forward and a backward pass per batch, reduced to numbers of the factors of each matrix."""
         config = under_rules(model.transformer, self.rules).config
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
         return ByRow(
@@ -93,9 +91,9 @@ class _OfGradients(Question):
         )
 
     def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
-        """The matrices that it is about: of those that stand at the tokens of the prompt; None = all there are.
+        """The matrices that it is about: of those at the tokens of the prompt; None = all there are.
 
-        W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError if they are asked for.
+        W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError for them.
         """
         if not config.cross_attention:
             return self.matrices
@@ -111,13 +109,13 @@ class _OfGradients(Question):
     def of_matrix(
         self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
-        """What is asked of the factors of one matrix in these layers, per row."""
+        """The numbers of one matrix in these layers, per row, from its factors."""
         raise NotImplementedError
 
     def labelled(
         self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
     ) -> xr.Dataset:
-        """The result of all rows: what `of_matrix` gave, and each one's tokens as `token`."""
+        """The result of all rows: the numbers of `of_matrix`, and each prompt's tokens as `token`."""
         raise NotImplementedError
 
 
@@ -141,47 +139,67 @@ def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Tex
 
 @dataclass(frozen=True, eq=False)
 class BackwardLens(_OfGradients):
-    """What a training step towards the answer at the last token would write into each matrix, in words.
+    """Tokens that a training step towards an answer would write into each matrix, read off its gradient's factors.
 
-    Trained on this answer, each matrix would change: the change is read as tokens, position by position.
-
-    The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
-    over tokens i, x_i what it reads and delta_i = d loss / d (x_i W); each prompt's loss is its own. One forward and
-    one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).
-    Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
-    outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
-    most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
-    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
-    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
-    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
-    `bottom_word`.
-    `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
-    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix (in
-    half precision a quarter of eps, the rounding of a pass), ids and ranks are -1 and the word is "no update": even
-    zero projects to some tokens, those of the final norm's beta.
+    The gradient of -log p(answer) at a matrix is sum_i x_i^T delta_i over tokens i, x_i what it reads and delta_i = d
+    loss / d (x_i W). One side of each product lives in the residual stream: x for matrices that read it, delta for
+    those that write it. That vector is projected on the vocabulary: read the most probable tokens of x, and the least
+    probable of delta, because the step subtracts it. Each prompt's loss is its own. One forward and one backward pass
+    per batch, no weight gradient.
 
     Args:
-        top: How many of the most and of the least probable tokens are listed; None = 5, or all of fewer.
-        projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
-            "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary
-            logits are streamed.
-        threshold: Share of a prompt's largest update of a matrix up to which a token counts as not updated.
-        matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before
-            attention, "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on
-            `model.given(source, target)`, also "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has
-            (of a mixture of experts: attention only).
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
+        matrices: which matrices, of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None: all that the model has (of a mixture
+            of experts: attention only). In Macaron blocks also those of the MLP before attention, "mlp_before.W_in" and
+            so on; in the decoder of an encoder-decoder, on `model.given(source, target)`, also "cross_attn.W_Q" and
+            "cross_attn.W_O".
+        layers: which layers; None: all.
         rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`;
-            they are then no gradients of a loss, but what relevance propagation would send back.
+            none: the gradient as it is. With rules they are no gradients of a loss, but what relevance propagation
+            would send back.
+        top: how many of the most and of the least probable tokens are listed; None: 5, or all of fewer.
+        projection: how a vector v is read in the vocabulary: "normalised", "final_norm" or "raw". "final_norm": as the
+            model would read it out, N_f(v) W_U + b_U with gamma and beta; "normalised": that of v / ||v||, so that
+            neither eps nor beta decides; "raw": v W_U alone.
+        threshold: share of a prompt's largest update of a matrix up to which a token counts as not updated; in half
+            precision at least a quarter of eps, the rounding of a pass.
+
+    Returns:
+        Dataset[prompt, matrix, layer, pos]. Coordinates: `part` [matrix, layer], the sublayer of each matrix; `side`
+        [matrix], x or delta; `token`, the text of every token. Padding holds NaN, -1 and "". Where a token counts as
+        not updated, ids and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the
+        final norm's beta.
+
+        - `x`, `delta`: lengths of both vectors.
+        - `relative_update`: length of their outer product, 1 at the prompt's largest of this matrix over all layers and
+          tokens.
+        - `target_rank`: rank of the answer, 0 = most probable, V - 1 = least. An unrelated vector gives (V - 1) / 2 on
+          average over all answers, which is a level and not chance: the answer is the least probable of the delta of
+          W_out and W_O in a model that nobody trained too.
+        - `word`: how the cell is read: the most probable token of x, or the least probable of delta.
+        - `top_token`, `bottom_token` [prompt, matrix, layer, pos, rank]: the most and the least probable tokens in
+          order, with the texts `top_word`, `bottom_word`.
 
     Raises:
         ValueError: answers that are not one token of the vocabulary, matrices the model does not have, W_K and W_V of
-            cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
-            of what a matrix gives.
+            cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, edits of
+            what a matrix gives, and a threshold outside [0, 1).
         IndexError: a layer that does not exist.
 
     Caveats:
-        A first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
-        weights, not where the model keeps what it knows.
+        A first-order picture of one SGD step, without an optimiser's statistics; it shows where the loss would change
+        the weights, not where the model keeps what it knows.
+
+    Memory:
+        Logits over the vocabulary are computed tile by tile.
+
+    Source:
+        Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865.
+
+    See also:
+        `gradient_factors`: the factors themselves. `gradient_rank`, `gradient_cosines`: the shape of the gradients.
 
     Example:
         >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
@@ -195,7 +213,7 @@ class BackwardLens(_OfGradients):
     threshold: float = THRESHOLD
 
     def bind(self, model: Subject) -> ByRow:
-        """A forward and a backward pass per batch, and what the unembedding says of the factors."""
+        """A forward and a backward pass per batch, and the factors projected on the vocabulary."""
         listed(self.top, 5, model.transformer.config.n_outputs)
         if not 0 <= self.threshold < 1:
             raise ValueError(
@@ -248,19 +266,36 @@ class BackwardLens(_OfGradients):
 
 @dataclass(frozen=True, eq=False)
 class GradientRank(_OfGradients):
-    """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
-
-    Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
-    upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
-    rank 1 there. Of cross-attention's W_K and W_V the tokens of the source bound it.
+    """Rank of each prompt's weight gradients X^T Delta: how many singular values are above the tolerance.
 
     Args:
-        tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
-            `torch.linalg.matrix_rank` of the gradient takes it.
-        answer, wrong, matrices, layers, rules: as in `backward_lens`.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
+        matrices: which matrices of each layer, as in `backward_lens`, and "cross_attn.W_K" and "cross_attn.W_V"; None:
+            all that have factors.
+        layers: which layers; None: all.
+        rules: backward rules under which gradients are taken, or the name of a preset; none: the gradient as it is.
+        tolerance: share of the largest singular value above which one counts; None: max(rows, columns) times the
+            epsilon of the model's dtype, as `torch.linalg.matrix_rank` of the gradient takes it.
+
+    Returns:
+        Dataset[prompt, matrix, layer]:
+
+        - `value`: the rank, from the factors alone in float64. In the last block only the last token reaches the loss,
+          so that the gradient of all but W_K and W_V has rank 1 there.
+        - `tokens` [prompt]: number of tokens, its upper bound. Of cross-attention's W_K and W_V the tokens of the
+          source bound it.
 
     Raises:
         ValueError: as `backward_lens`; a tolerance outside [0, 1].
+        IndexError: a layer that does not exist.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", section 4.
+
+    See also:
+        `backward_lens`: the same gradients as tokens. `gradient_cosines`: how alike those of two layers are.
 
     Example:
         >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
@@ -279,7 +314,7 @@ class GradientRank(_OfGradients):
         return super().bind(model)
 
     def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
-        """Any: a rank needs no stream."""
+        """All matrices that were named: a rank needs no stream."""
         return self.matrices
 
     def of_matrix(
@@ -298,7 +333,7 @@ class GradientRank(_OfGradients):
     def labelled(
         self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
     ) -> xr.Dataset:
-        """The ranks, and how many tokens bound them."""
+        """The ranks, and the numbers of tokens that bound them."""
         tokens = (rows["token"] >= 0).sum(1)
         return labelled(
             self.name,
@@ -310,18 +345,35 @@ class GradientRank(_OfGradients):
 
 @dataclass(frozen=True, eq=False)
 class GradientCosines(_OfGradients):
-    """How alike what two layers' gradients hold at the last token is, as a cosine.
-
-    Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
-    both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
-    directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
-    about .9 in a model that nobody trained.
+    """Cosine between two layers' gradient vectors in the residual stream, at the last token.
 
     Args:
-        answer, wrong, matrices, layers, rules: as in `backward_lens`.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
+        matrices: which matrices of each layer, as in `backward_lens`; None: all that have factors.
+        layers: which layers; None: all.
+        rules: backward rules under which gradients are taken, or the name of a preset; none: the gradient as it is.
+
+    Returns:
+        Dataset[prompt, matrix, layer, other_layer]:
+
+        - `value`: cosine between -1 and 1, of delta for W_out and W_O, of x for the others: both live in the stream,
+          where layers can be compared. NaN where a vector is zero.
 
     Raises:
         ValueError: as `backward_lens`.
+        IndexError: a layer that does not exist.
+
+    Caveat:
+        There is no null: unrelated directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the
+        layers, so that neighbours have about .9 in a model that nobody trained.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", section 4.
+
+    See also:
+        `backward_lens`: the same vectors as tokens. `gradient_rank`: how many directions a gradient has.
 
     Example:
         >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
@@ -362,7 +414,7 @@ gradient_cosines = of_data(GradientCosines)
 def norms(
     found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
 ) -> dict[str, Float[Tensor, "b l p"]]:
-    """Lengths of `x` and `delta`, and that of their outer product relative to the prompt's largest; NaN at padding."""
+    """Lengths of `x` and `delta`, and of their outer product relative to the prompt's largest; NaN at padding."""
     pairs, hidden = [found[full_name(layer, matrix)] for layer in layers], ~found.batch.real[:, None]
     x, delta = (
         torch.stack([wide(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(hidden, torch.nan)
@@ -394,7 +446,7 @@ def _read_off(
 def _projected(
     vectors: Float[Tensor, "n d"], model: Transformer, projection: Projection
 ) -> Float[Tensor, "n d"]:
-    """Vectors of the stream as the unembedding reads them."""
+    """Vectors of the stream as they enter the unembedding."""
     v = wide(vectors)
     if projection == "raw":
         return v

@@ -36,28 +36,36 @@ UNITS = {
     "stability": "share of tokens",
 }
 FEWEST_DIVERGENCES = 16
-"""Prompts from which the mean of a divergence, which is skewed, gets an interval."""
+"""Fewest prompts for an interval of the mean of a divergence, which is skewed."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompareLenses(Question):
     """How far several lenses are from the model's own answer at every depth, on the same prompts.
 
-    Returns Dataset[lens, depth, score]: `value`, the mean over each prompt's tokens and then over prompts, with the
-    ends `low` and `high` of its 95 % interval and `n`. Scores: `kl`, KL(final || lens) in nats, with an interval from
-    16 prompts on; `cross_entropy`, that plus the entropy of the final distribution; `top_agreement`, the share of
-    tokens whose most probable next token is the model's; `stability`, the share where it is that of the lens' other
-    fit (NaN where there is none).
-
     Args:
-        lenses: by name, what states go through before the final norm reads them: None (the logit lens), a
-            `TunedLens`, a `FittedJacobianLens`.
-        others: another fit of some of these, on other prompts, by the same names.
-        sites: as in `logit_lens`; a Jacobian lens is of `resid_post`, a tuned lens of the sites it was trained for.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        lenses: by name, the lenses to compare: None (the logit lens), a `TunedLens`, a `FittedJacobianLens`.
+        others: by the same names, another fit of some of these lenses, on other prompts, for `stability`; None: no
+            other fits.
+        sites: states to read, as in `logit_lens`. A Jacobian lens reads `resid_post`, a tuned lens the sites that it
+            was trained for.
+
+    Returns:
+        Dataset[lens, depth, score]. The scores are `kl`, KL(final || lens) in nats; `cross_entropy`, that plus the
+        entropy of the final distribution; `top_agreement`, the share of tokens whose most probable next token is the
+        model's; `stability`, the share where it is that of the lens' other fit (NaN where there is none).
+
+        - `value`: mean over each prompt's tokens, then over prompts.
+        - `low`, `high`: 95 % interval over prompts; of `kl` from 16 prompts on.
+        - `n`: number of prompts.
 
     Raises:
-        ValueError: as `logit_lens`.
-        KeyError: another fit of a lens that is not there.
+        ValueError: as `logit_lens`; no lens.
+        KeyError: another fit of a lens that is not there; a site that the model or a lens lacks.
+
+    See also:
+        `logit_lens`: what one lens says of each prompt.
 
     Example:
         >>> fit = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -73,7 +81,7 @@ class CompareLenses(Question):
     sites: str | Sequence[str] = "resid_post"
 
     def bind(self, model: Subject) -> ByRow:
-        """The states, and what every lens makes of them."""
+        """The states, read by every lens."""
         if not self.lenses:
             raise ValueError("lenses requires at least one, by name, got none")
         given = self.others or {}

@@ -1,4 +1,4 @@
-"""The two thin factors of every weight gradient: what a matrix read, and the gradient at what it gave.
+"""The two thin factors of every weight gradient: the input of the matrix, and the gradient at its output.
 
 A matrix acts as z_i = x_i W on every token i, so dL/dW = sum_i x_i^T delta_i with delta_i = dL/dz_i, the VJP (Katz et
 al. 2024, "Backward Lens", section 4). One forward and one backward pass with frozen parameters give both factors of
@@ -49,7 +49,7 @@ LensMatrix = Literal[
     "cross_attn.W_Q", "cross_attn.W_K", "cross_attn.W_V", "cross_attn.W_O",
 ]  # fmt: skip
 MATRICES: tuple[LensMatrix, ...] = get_args(LensMatrix)
-"""Those of the MLP, those of attention, those of the MLP before attention in Macaron blocks, and of cross-attention.
+"""Matrices of the MLP, of attention, of the MLP before attention in Macaron blocks, and of cross-attention.
 
 A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down).
 """
@@ -61,25 +61,25 @@ _UNSEEN = {
     "W_O": ("attn.hook_result", "ln1_post.hook_scale", "ln1_post.hook_normalized"),
     "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
 }
-"""Sites between what is recorded of a matrix and the matrix itself."""
+"""Sites between the recorded output of a matrix and the matrix itself."""
 GradientPair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 
 
 @dataclass(frozen=True, eq=False)
 class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
-    """x `[b p i]` and delta `[b p o]` of each matrix by its name; what heads read or give stands side by side.
+    """Both factors of each weight gradient by the matrix' name: x `[b p i]`, what it read, and delta `[b p o]`.
 
     The gradient of `blocks.3.mlp.W_in` is the sum over rows and tokens of the outer products of both.
 
-    `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of W_Q, W_K, W_V (W_K and W_V: key/value heads)
-    and x of W_O. Deltas are those of the row's own loss, 0 at padding.
+    What heads read or give stands side by side: `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of
+    W_Q, W_K, W_V (W_K and W_V: key/value heads) and x of W_O. Deltas are those of the row's own loss, 0 at padding.
     """
 
     model: Transformer
     batch: Batch
     pairs: Mapping[str, GradientPair]
     loss: Objective
-    """What was differentiated, a function of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
+    """The function that was differentiated, of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
     everywhere: bool = False
     """Whether the loss is a function of the logits at every token instead, `[b p v]`."""
 
@@ -108,9 +108,9 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         return found
 
     def in_stream(self, layer: int, matrix: LensMatrix) -> Float[Tensor, "b p d"]:
-        """The factor of a matrix that lives in a residual stream: delta of W_out and W_O, x of the others.
+        """The factor of a matrix in a residual stream: delta of W_out and W_O, x of the others.
 
-        x of cross-attention's W_K and W_V lives in the encoder's, at source positions.
+        x of cross-attention's W_K and W_V is in the encoder's stream, at source positions.
         """
         return self[full_name(layer, matrix)][1 if matrix in WRITERS else 0]
 
@@ -123,7 +123,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         return einsum(wide(x), wide(delta), "b p i, b p o -> i o")
 
     def error(self, name: str) -> float:
-        """The largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
+        """Largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
 
         Takes a pass of its own, and as much memory as the matrix.
         """
@@ -160,14 +160,37 @@ def gradient_factors(
     prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> GradientFactors:
-    """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.
+    """Both thin factors of each weight gradient of -log p(answer) at the last token, for prompts in memory.
 
-    With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
-    `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and
-    token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and `gradient_cosines` are.
+    A matrix acts as z_i = x_i W on every token i, so dL/dW = sum_i x_i^T delta_i with delta_i = dL/dz_i. Each prompt's
+    loss is its own. One forward and one backward pass give all factors; no weight gradient is formed. It keeps vectors
+    of every prompt and token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and
+    `gradient_cosines` are.
+
+    Args:
+        data: prompts in memory: texts, token ids or a batch.
+        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the batch.
+        wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
+        matrices: which matrices of each layer, such as "W_in" or "W_O"; None: all that the model has.
+        layers: which layers; None: all.
+        rules: backward rules under which gradients are taken, or the name of a preset, as in `backward_lens`.
+        edits: interventions that every pass runs under.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: the most rows of a pass.
+
+    Returns:
+        GradientFactors: by name, such as "blocks.3.mlp.W_in", x `[b p i]` and delta `[b p o]`.
 
     Raises:
-        ValueError: as `factors`; answers that are not one token, or none.
+        ValueError: matrices that the model does not have, no logits, packed rows, edits of what a matrix gives, and
+            answers that are not one token, or none.
+        IndexError: a layer that does not exist.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", section 4.
+
+    See also:
+        `backward_lens`: the factors as tokens, for data of any size.
 
     Example:
         >>> found = interp.lenses.gradient_factors(model, prompt, " Mary", matrices=["W_out"])
@@ -221,19 +244,25 @@ def factors(
     loss: Objective | None = None,
     everywhere: bool = False,
 ) -> GradientFactors:
-    """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
+    """Both factors of the gradients of these matrices in these layers, in one pass.
+
+    The backward pass goes through the norms, their scales included, as training would. A mixture's experts have no
+    factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16. A decoder with
+    cross-attention takes a batch that brings its memory (`HookedEncoderDecoder.given`); W_K and W_V there have x and
+    delta at source positions.
 
     Args:
-        loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number,
-            a sum over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states `[b
-            p d]`, and is required. The backward pass goes through the norms, their scales included, as training
-            would. A mixture's experts have no factors here, its attention has. In float16, VJPs below 6e-8 are lost:
-            prefer bfloat16. A decoder with cross-attention takes a batch that brings its memory
-            (`HookedEncoderDecoder.given`); W_K and W_V there have x and delta at source positions.
+        batch: prompts, with answers unless `loss` is given.
+        matrices: which matrices; None: all that the model has.
+        layers: which layers; None: all.
+        loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number, a
+            sum over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states
+            `[b p d]`, and is required.
+        everywhere: whether the loss is of the logits at every token.
 
     Raises:
-        ValueError: matrices that the model does not have, no logits, packed rows, a batch without answers or memory,
-            or edits of what a matrix gives.
+        ValueError: matrices that the model does not have, no logits, packed rows, a batch without answers or memory, or
+            edits of what a matrix gives.
         IndexError: a layer that does not exist.
 
     Example:
@@ -256,10 +285,10 @@ def factor_steps(
     everywhere: bool = False,
     rules: Rules = (),
 ) -> Steps[GradientFactors]:
-    """Inputs and output VJPs of these matrices, from a pass that questions about the same answers share.
+    """Both factors of the gradients of these matrices, from a pass that questions about the same answers share.
 
     Args:
-        rules: backward rules under which the model runs. Others and errors: those of `factors`.
+        rules: backward rules under which the model runs. Other arguments and errors as in `factors`.
     """
     every = chosen(model.config, matrices, layers, logits=loss is None)
     check_differentiable(model, every)
@@ -281,7 +310,7 @@ def factor_steps(
 
 
 def _of_logits(logits: Tensor, batch: Batch, loss: Objective) -> Float[Tensor, ""]:
-    """A loss that knows its rows already."""
+    """The value of a loss that needs no batch."""
     return loss(logits)
 
 
@@ -293,13 +322,13 @@ def _not_finite(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> NotFiniteError | 
 
 
 def _states(batch: Batch) -> Float[Tensor, "b s d"]:
-    """What cross-attention reads."""
+    """The encoder's states that cross-attention reads."""
     assert batch.memory is not None
     return batch.memory.states.detach()
 
 
 def _columns(model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
-    """Where logits are asked for: at the last token. None for an encoder, all of whose states are read."""
+    """The columns whose logits are computed: the last token's. None for an encoder, all of whose states are read."""
     return batch.host().last()[:, None] if model.config.unembed else None
 
 
@@ -310,7 +339,7 @@ def encoder_factors(
     matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
 ) -> GradientFactors:
-    """Inputs and output VJPs of the encoder's matrices, of the answer's loss at the target's last token.
+    """Both factors of the encoder's weight gradients, for the answer's loss at the target's last token.
 
     The target is a batch with answers; its rows belong to those of the source. Names are those of the encoder alone
     (`blocks.0.mlp.W_in`). The unembedding does not read the encoder's stream, so there is no lens of these vectors:
@@ -343,9 +372,12 @@ def encoder_factors(
 
 
 def answer_loss(batch: Batch) -> Objective:
-    """The sum over rows of -log p(answer) at the last token, in nats.
+    """The function from logits at the last token to the sum over rows of -log p(answer), in nats.
 
     With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).
+
+    Raises:
+        ValueError: a batch without answers.
     """
     if batch.answer is None:
         raise ValueError(
@@ -356,7 +388,7 @@ def answer_loss(batch: Batch) -> Objective:
 
 
 def loss_of_answers(logits: Float[Tensor, "b 1 v"], batch: Batch) -> Float[Tensor, ""]:
-    """The number that `answer_loss` gives, for a batch with answers."""
+    """The value of `answer_loss` for a batch with answers."""
     answer, wrong = batch.answer, batch.wrong
     assert answer is not None
     last = wide(logits[:, -1])
@@ -371,7 +403,7 @@ def full_name(layer: int, matrix: LensMatrix) -> str:
 
 
 def sublayer_of(matrix: LensMatrix) -> str:
-    """Which sublayer of a block a matrix belongs to: `mlp`, `attn`, `mlp_before` or `cross_attn`."""
+    """The sublayer of a block that a matrix belongs to: `mlp`, `attn`, `mlp_before` or `cross_attn`."""
     return matrix.rpartition(".")[0] or ("mlp" if matrix in MATRICES[:3] else "attn")
 
 
@@ -381,7 +413,7 @@ def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[L
 
 
 def why_not(config: ModelConfig, matrix: LensMatrix, layers: Sequence[int] | None = None) -> str | None:
-    """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
+    """The reason why a model has no factors of a matrix in these layers (None: in all); None if it has them."""
     if config.block.why_not("matrices"):
         return config.block.unusual
     sublayer = sublayer_of(matrix)
@@ -409,9 +441,9 @@ def part_of(layer: int, matrix: LensMatrix) -> Part:
 
 
 def check_differentiable(model: Transformer, every: Sequence[tuple[int, LensMatrix]]) -> None:
-    """ValueError for a model that is edited where one of these matrices gives its output: its gradient ends there.
+    """ValueError for a model with an edit where one of these matrices gives its output: its gradient ends there.
 
-    What is added there changes no gradient.
+    Edits that add there change no gradient.
     """
     for layer, matrix in every:
         output = given_at(model.config, full_name(layer, matrix))
@@ -431,10 +463,13 @@ def chosen(
     *,
     logits: bool = True,
 ) -> list[tuple[int, LensMatrix]]:
-    """The layers and matrices asked for, checked; `logits`: whether the model must have them.
+    """The layers and matrices to differentiate, checked.
+
+    Args:
+        logits: whether the model must have logits.
 
     Raises:
-        ValueError: as `factors`.
+        ValueError, IndexError: as `factors`.
     """
     if logits and not config.unembed:
         raise ValueError("a backward lens requires logits; this model ends in its residual stream")

@@ -1,4 +1,4 @@
-"""A fitted Jacobian lens: what it reads, the directions of tokens, the edits along them, and its files.
+"""A fitted Jacobian lens: reading states, directions of tokens, edits along them, and files.
 
 logits_l = unembed(LN_f(J_l x)). How sure a word of it is: the prompts that J was averaged over are kept as means of
 some groups, and groups drawn with replacement make other lenses that the same corpus could have given (the bootstrap
@@ -47,27 +47,27 @@ if TYPE_CHECKING:
 
 FORMAT = "interp Jacobian lens 1"
 ABOUT = ("skip", "precision", "ended", "left_out", "rules")
-"""What a result says of its fit."""
+"""Attributes of a result that describe its fit."""
 
 
 @public()
 @dataclass(frozen=True, eq=False)
 class FittedJacobianLens:
-    """J of some layers of one model, as `jacobian_lens` fits it or a file holds it.
+    """Jacobian lens of one model: the mean Jacobian J of some layers, as `jacobian_lens` fits it or a file holds it.
 
     `logit_lens(model, data, sites="resid_post", translators=lens)` reads any data with it.
     """
 
     model: Model
-    """The model that it is of."""
+    """The model that it belongs to."""
     layers: tuple[int, ...]
     """The blocks after which the stream is read."""
     jacobian: Float[Tensor, "l r d"]
     """J of every layer: a change of the stream `[d]` to one of the final stream, or of the tokens' logits, `[r]`."""
     prompts: int = 0
-    """How many prompts it is the mean of; 0 = nobody knows."""
+    """How many prompts it is the mean of; 0 = unknown."""
     tokens: tuple[int, ...] | None = None
-    """The tokens of the rows, where it was fitted for some tokens alone."""
+    """The tokens of the rows, where it was fitted for some tokens only; None = J as a whole."""
     error: Float[Tensor, "l"] | None = None
     """The standard error of J over prompts, relative to its norm."""
     by_group: Float[Tensor, "g l r d"] | None = None
@@ -96,6 +96,10 @@ class FittedJacobianLens:
     @classmethod
     def of_result(cls, result: xr.Dataset, model: Model) -> FittedJacobianLens:
         """The lens of a result of the question, `interp.run([JacobianLens(...)], model, data)["jacobian_lens"]`.
+
+        Args:
+            result: the Dataset.
+            model: the model that was asked.
 
         Raises:
             ValueError: another result, or one of a model of another width.
@@ -146,25 +150,30 @@ class FittedJacobianLens:
         resamples: Count = 100,
         seed: int = 0,
     ) -> xr.Dataset:
-        """What the lens reads after each of its layers, at every position, and how sure that is.
+        """Predictions of the lens after each of its layers, at every position, and how sure their tokens are.
 
         Args:
-            answer, top, pos: as in `logit_lens`.
-            seed: of the draws.
+            data: prompts, token ids, a batch, files or a stream of any size.
+            answer: target at every position, as in `logit_lens`; None: each position's next token.
+            top: how many of the most probable tokens are listed; None: 10, or all of a smaller vocabulary.
+            pos: which of each prompt's tokens, as in `logit_lens`; None: all.
+            resamples: how many resampled lenses the ranks are taken under.
+            seed: of the resampling.
 
         Returns:
-            What `logit_lens` does, Dataset[prompt, depth, pos], with three more variables for every listed token [..,
-            rank]: `low` and `high`, the ends of its rank in 95 % of the resampled lenses, and `stays`, the share of
-            them in which it is among the listed ones. A resampled lens is the mean of as many groups of the corpus'
-            prompts as there are, drawn with replacement. The last depth, the model's own answer, is what it is. All
-            three are NaN for fewer than three groups (files of others have none).
+            Dataset[prompt, depth, pos] of `logit_lens`, with three more variables for every listed token. A resampled
+            lens is the mean of as many groups of the corpus' prompts as there are, drawn with replacement. The last
+            depth is the model's own answer, which does not vary. All three are NaN for fewer than three groups (files
+            of others have none).
+
+            - `low`, `high` [prompt, depth, pos, rank]: ends of its rank in 95 % of the resampled lenses.
+            - `stays` [prompt, depth, pos, rank]: share of them in which it is among the listed ones.
 
         Raises:
             ValueError: as `logit_lens`; a lens of some tokens alone, or no resample.
 
         Caveat:
-            They say how much the words depend on which prompts the corpus happened to have, not on what corpus it
-            was.
+            They say how much the words depend on which prompts the corpus happened to have, not on which corpus it was.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -188,10 +197,15 @@ class FittedJacobianLens:
         return found.assign_attrs(prompts_of_lens=self.prompts, resamples=resamples)
 
     def directions(self, token: Answers) -> Float[Tensor, "l *n d"]:
-        """The direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
+        """Direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
 
         u is the token's column of the unembedding with the final norm at scale 1 (gamma in, centred if LayerNorm).
-        Of several tokens one each, `[layer token d]`; of one, given as a text or an id, `[layer d]`.
+
+        Args:
+            token: one token as text or id, or several.
+
+        Returns:
+            [l d] of one token given as a text or an id, [l n d] of several.
 
         Raises:
             ValueError: what is no single token, or a token that the lens was not fitted for.
@@ -214,7 +228,18 @@ class FittedJacobianLens:
         return found[:, 0] if isinstance(token, str | int) else found
 
     def steer(self, token: str | int, scale: float, *, layers: Sequence[int] | None = None) -> list[Edit]:
-        """Edits that add a vector of length `scale` along the token's direction after each layer (None: of the lens).
+        """Edits that add a vector of length `scale` along the token's direction after each layer.
+
+        Args:
+            token: a single token, as text or id.
+            scale: length of the vector, in units of the stream; negative: against the direction.
+            layers: after which layers; None: all of the lens.
+
+        Returns:
+            One `Edit` per layer.
+
+        Raises:
+            ValueError: as `directions`; a layer that the lens does not have.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -230,6 +255,13 @@ class FittedJacobianLens:
         """Edits that exchange the coordinates of the stream along two tokens' directions after each layer.
 
         With V = [v_a v_b] and c = V^+ x: x + V (c_b - c_a, c_a - c_b); what is orthogonal to both stays.
+
+        Args:
+            a, b: two single tokens, as texts or ids.
+            layers: after which layers; None: all of the lens.
+
+        Returns:
+            One `Edit` per layer.
 
         Raises:
             ValueError: one token twice, or tokens of one direction.
@@ -249,7 +281,7 @@ class FittedJacobianLens:
     # --- files ----------------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str) -> None:
-        """Write the lens to a safetensors file, its groups and what its model is recognised by included."""
+        """Write the lens to a safetensors file, its groups and the numbers that identify its model included."""
         from safetensors.torch import save_file
 
         tensors = {"jacobian": self.jacobian, "sample": sample_of(as_network(self.model))}
@@ -262,7 +294,11 @@ class FittedJacobianLens:
 
     @classmethod
     def load(cls, path: Path | str, model: Model) -> FittedJacobianLens:
-        """The lens of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model."""
+        """The lens of a file that `save` wrote.
+
+        Raises:
+            ValueError: a file of another kind, a damaged one, or a lens of another model.
+        """
         network = as_network(model)
         with fitted_file(path, "Jacobian lens", FORMAT, network.device) as (header, tensors):
             said = json.loads(header["lens"])
@@ -274,7 +310,11 @@ class FittedJacobianLens:
             return cls(model, layers, jacobian, prompts, tokens, **tensors, about=said["about"])
 
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
-        """Write J in the format of Neuronpedia's files, which TransformerLens reads; groups and errors are not in it.
+        """Write J in the format of Neuronpedia's files, which TransformerLens reads; without groups and errors.
+
+        Args:
+            path: of the file.
+            dtype: of the numbers in it.
 
         Raises:
             ValueError: a lens of some tokens alone, of the last layer only, or of numbers too large for `dtype`.
@@ -294,14 +334,18 @@ class FittedJacobianLens:
 
     @classmethod
     def from_neuronpedia(cls, path: Path | str, model: Model) -> FittedJacobianLens:
-        """The lens of one of Neuronpedia's files; nothing in it is run.
+        """The lens of one of Neuronpedia's files; no code in it is run.
+
+        Args:
+            path: of the file.
+            model: the model that it was fitted on.
 
         Raises:
-            ValueError: a file that is damaged, of another format, width or depth, not finite, or towards another
-                stream than the final one.
+            ValueError: a file that is damaged, of another format, width or depth, not finite, or towards another stream
+                than the final one.
 
         Caveat:
-            Such a file does not say which model it is of beyond layers and width: that is for you to know. It is of
+            Beyond layers and width such a file does not say which model it belongs to: you have to know. It holds for
             the raw weights, as checkpoints hold them.
         """
         network = as_network(model)
@@ -329,7 +373,7 @@ class FittedJacobianLens:
             )
 
     def place(self, site: str) -> int:
-        """Which of the matrices a site has: that of the block it leaves, or of the one before the block it enters."""
+        """The index of a site's matrix: of the block that the state leaves, or of that before the block it enters."""
         config = as_network(self.model).config
         _, layer = find(site, config)
         if layer is not None:
@@ -352,7 +396,7 @@ class FittedJacobianLens:
         return {stream_after(config, layer): found[self.layers.index(layer)] for layer in wanted}
 
     def draws(self, resamples: int, seed: int) -> Float[Tensor, "n g"] | None:
-        """How much every group weighs in each resampled lens; None for too few groups."""
+        """The weight of every group in each resampled lens; None for too few groups."""
         if self.by_group is None or self.sizes is None or len(self.sizes) < FEWEST:
             return None
         g = len(self.sizes)
@@ -367,7 +411,7 @@ class FittedJacobianLens:
 
 @dataclass(frozen=True, eq=False)
 class CoordinateExchange:
-    """A change of cells: their coordinates along two vectors, exchanged."""
+    """A change of an edit that exchanges the coordinates of cells along two vectors."""
 
     pair: Float[Tensor, "2 d"]
 
@@ -402,7 +446,7 @@ def _with_ranks(
     pos: Places | None,
     weights: Float[Tensor, "n g"] | None,
 ) -> Mapping[str, Tensor]:
-    """What the lens reads, and the ranks of its words under resampled lenses `[b depth pos rank]`."""
+    """The predictions of the lens, and the ranks of their tokens under resampled lenses `[b depth pos rank]`."""
     values = dict(inner.compute(trace, batch, model))
     tokens = values["top_token"]
     nothing = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device=tokens.device)
@@ -452,7 +496,7 @@ def lens_ranks(
 
 
 def _unpickled(path: Path) -> object:
-    """What a torch file holds, tensors and plain values alone. ValueError for anything else."""
+    """The content of a torch file, tensors and plain values alone. ValueError for anything else."""
     try:
         return torch.load(regular(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as cause:

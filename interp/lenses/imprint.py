@@ -1,4 +1,4 @@
-"""What one step along a weight gradient does to the tokens it came from, in closed form.
+"""Effects of one step along a weight gradient on the tokens that it came from, in closed form.
 
 W <- W + eta sum_i x_i^T delta_i, with eta < 0 for descent (Katz et al. 2024, "Backward Lens", sections 5 and 6). Each
 function speaks of the outer product of one token, x^T delta, and of the matrix run again on the same x.
@@ -18,10 +18,24 @@ from interp.residual.decomposition import not_linear
 
 @public()
 def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b o"]:
-    """By how much x W changes: eta ||x||^2 delta.
+    """Change of a matrix' output x W after one step along x^T delta: eta ||x||^2 delta.
 
     Of W_in: pre-activation j moves by eta ||x||^2 delta[j]; for eta < 0 neurons with delta[j] > 0 answer x less, the
     others more: x is printed into them. Of W_out: the whole shift of the output, along -delta.
+
+    Args:
+        x: [*b i], what the matrix reads at a token.
+        delta: [*b o], the gradient at what it gives there.
+        eta: learning rate, negative for descent.
+
+    Returns:
+        [*b o], in float32 at least.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", sections 5 and 6.
+
+    See also:
+        `shift`: the same change, neuron by neuron.
 
     Example:
         >>> imprint(torch.tensor([3.0, 4.0]), torch.tensor([1.0]), -0.1)
@@ -33,11 +47,20 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
 
 @public()
 def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
-    """By how much each neuron's part of the output changes: eta x[j]^2 delta; over neurons the sum is `imprint`.
+    """Change of each neuron's part of an MLP's output after one step: eta x[j]^2 delta, which sums to `imprint`.
+
+    For eta < 0 every neuron shifts the output along -delta, whatever the sign of its activation.
 
     Args:
-        x: what W_out reads, one number per neuron. For eta < 0 every neuron shifts the output along -delta, whatever
-            the sign of its activation. One vector per neuron: ask for single tokens in large models.
+        x: [*b i], what W_out reads at a token, one number per neuron.
+        delta: [*b o], the gradient at what it gives there.
+        eta: learning rate, negative for descent.
+
+    Returns:
+        [*b i o], in float32 at least. One vector per neuron: use single tokens in large models.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", sections 5 and 6.
 
     Example:
         >>> shift(torch.tensor([-2.0, 1.0]), torch.tensor([1.0]), -0.5).flatten().tolist()
@@ -47,7 +70,14 @@ def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) ->
 
 
 def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
-    """The gradient of -log p(answer) at the logits: p_k - 1[k = answer]; sums to 0, negative at the answer only.
+    """Gradient of -log p(answer) at the logits: p_k - 1[k = answer]; sums to 0, negative at the answer only.
+
+    Args:
+        logits: [*b v].
+        answer: [*b], the ids of the answers.
+
+    Returns:
+        [*b v], in float32 at least.
 
     Example:
         >>> logit_vjp(torch.zeros(4), torch.tensor(2)).tolist()
@@ -58,13 +88,23 @@ def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float
 
 
 def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
-    """The gradient of -log p(answer) at the output of the final norm: sum_k (p_k - 1[k = answer]) u_k.
+    """Gradient of -log p(answer) at the output of the final norm: sum_k (p_k - 1[k = answer]) u_k.
 
-    u_k: column k of W_U; every unembedding enters with a positive weight but the answer's (Lemma 5.1). The factor on
-    the logits, and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
+    u_k: column k of W_U; every unembedding enters with a positive weight but the answer's. The factor on the logits,
+    and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
+
+    Args:
+        logits: [*b v], of the model.
+        answer: [*b], the ids of the answers.
+
+    Returns:
+        [*b d], in float32 at least.
 
     Raises:
         ValueError: a model whose logits are not linear in the normed stream, or edited after its last block.
+
+    Source:
+        Katz et al. 2024, "Backward Lens", Lemma 5.1.
     """
     network = as_model(model).transformer
     if what := not_linear(network.config):

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FEWEST = 16
-"""Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
-fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
+"""Prompts below which J never counts as precise. Where a quarter of them has a J ten times as large as the others', a
+fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`).
+"""
 TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
 """Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); the
 second number, for accelerators, is not measured."""
@@ -55,16 +56,60 @@ second number, for accelerators, is not measured."""
 
 @dataclass(frozen=True)
 class JacobianLens(Question):
-    """How a change of the stream after each block arrives at the final one; `jacobian_lens` describes the result.
+    """Fit the Jacobian lens: the mean Jacobian from the stream after each block to the final stream.
+
+    J_l = mean over prompts and source positions s of sum_t d x_final[t] / d x_l[s]; s and t are the positions from
+    `skip` on but for the last. It is in the column convention, so that the lens reads unembed(LN_f(J_l x)). Every
+    prompt counts the same, however long; prompts without a position that counts are left out.
 
     Args:
-        layers: The blocks after which the stream is read; None = all but the last, whose J is the identity.
-        tokens: Only what J says of these tokens, one row for each, as texts or ids; None = the whole of J.
-        precision: The standard error of J relative to its norm, in every layer, at which no more prompts are asked
-            for; None = all prompts are used.
-        skip: How many of each prompt's first positions do not count; the last never does.
-        groups: Into how many groups the prompts go, by their numbers; resampling draws groups.
-        rules: Backward rules under which it is differentiated, or the name of a preset; none = as it is.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        layers: the blocks after which the stream is read; None: all but the last, whose J is the identity.
+        tokens: only the rows of J for these tokens, as texts or ids; None: the whole of J. That is one vector-Jacobian
+            product for each token, the gradient of its logit at final norm scale 1, instead of one for each dimension:
+            enough for `directions`, `steer` and `swap`.
+        precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
+            It is that over prompts, sqrt(sum of squares), as a share of J's norm in every layer, looked at after every
+            8 prompts and from 16 on (in a stream after each of its windows). Where the data end before,
+            `about["ended"]` says so, and `error` how precise it is.
+        skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
+            last never does.
+        groups: as how many sums prompts are kept, by their numbers modulo `groups`; resampling draws groups.
+        rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`;
+            none: as it is.
+
+    Returns:
+        FittedJacobianLens. The question `interp.run([JacobianLens(...)], model, data)` gives the same as a Dataset, of
+        data of any size, resumable and in shards; `FittedJacobianLens.of_result` makes the lens of it.
+
+    Raises:
+        ValueError: no prompt with a position that counts, or tokens in a model without an unembedding.
+        IndexError: a layer that does not exist.
+        NotFiniteError: a prompt whose J is NaN or infinite.
+
+    Caveats:
+        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
+        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
+        prompt's own if it had.
+
+    Memory:
+        8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
+
+    Cost:
+        A backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
+        for every prompt: a fit of more than about a minute says before it begins how many.
+
+    Source:
+        Gurnee et al. 2026, transformer-circuits.pub/2026/workspace.
+
+    See also:
+        `train_tuned_lens`: an affine lens trained on the model's own answers. `compare_lenses`: how far lenses are from
+        them.
+
+    Example:
+        >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)
+        >>> lens.read("The cat sat on").top_token.dims
+        ('prompt', 'depth', 'pos', 'rank')
     """
 
     rows_together: ClassVar[int] = 8
@@ -113,37 +158,52 @@ def jacobian_lens(
     """Fit the Jacobian lens: the mean Jacobian from the stream after each block to the final stream.
 
     J_l = mean over prompts and source positions s of sum_t d x_final[t] / d x_l[s]; s and t are the positions from
-    `skip` on but for the last. Every prompt counts the same, however long; prompts without a position that counts are
-    left out. `interp.run([JacobianLens(...)], model, data)` gives the same as a Dataset, of data of any size,
-    resumable and in shards, and `FittedJacobianLens.of_result` makes the lens of it.
+    `skip` on but for the last. It is in the column convention, so that the lens reads unembed(LN_f(J_l x)). Every
+    prompt counts the same, however long; prompts without a position that counts are left out.
 
     Args:
-        layers: the blocks after which the stream is read; None = all but the last, whose J is the identity.
-        tokens: one vector-Jacobian product for each of these tokens, the gradient of its logit at final norm scale 1,
-            instead of one for each dimension: enough for `directions`, `steer` and `swap`.
-        precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this
-            share of J's norm in every layer, looked at after every 8 prompts and from 16 on (in a stream after each
-            of its windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and
-            `error` how precise it is.
-        rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
-        groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        layers: the blocks after which the stream is read; None: all but the last, whose J is the identity.
+        tokens: only the rows of J for these tokens, as texts or ids; None: the whole of J. That is one vector-Jacobian
+            product for each token, the gradient of its logit at final norm scale 1, instead of one for each dimension:
+            enough for `directions`, `steer` and `swap`.
+        precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
+            It is that over prompts, sqrt(sum of squares), as a share of J's norm in every layer, looked at after every
+            8 prompts and from 16 on (in a stream after each of its windows). Where the data end before,
+            `about["ended"]` says so, and `error` how precise it is.
+        skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
+            last never does.
+        groups: as how many sums prompts are kept, by their numbers modulo `groups`; resampling draws groups.
+        rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`;
+            none: as it is.
+
+    Returns:
+        FittedJacobianLens. The question `interp.run([JacobianLens(...)], model, data)` gives the same as a Dataset, of
+        data of any size, resumable and in shards; `FittedJacobianLens.of_result` makes the lens of it.
 
     Raises:
-        ValueError: if no prompt has a position that counts, for tokens in models without an unembedding.
+        ValueError: no prompt with a position that counts, or tokens in a model without an unembedding.
         IndexError: a layer that does not exist.
         NotFiniteError: a prompt whose J is NaN or infinite.
+
+    Caveats:
+        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
+        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
+        prompt's own if it had.
+
+    Memory:
+        8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
 
     Cost:
         A backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
         for every prompt: a fit of more than about a minute says before it begins how many.
 
-    Memory:
-        8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
+    Source:
+        Gurnee et al. 2026, transformer-circuits.pub/2026/workspace.
 
-    Caveats:
-        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
-        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be
-        that prompt's own if it had.
+    See also:
+        `train_tuned_lens`: an affine lens trained on the model's own answers. `compare_lenses`: how far lenses are from
+        them.
 
     Example:
         >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)
@@ -160,7 +220,7 @@ def jacobian_lens(
 
 
 def _announce(asked: JacobianLens, subject: Subject, prompts: Batch) -> None:
-    """A `Note` of a fit that takes more than about a minute: what it will do, and what does less."""
+    """Note before a fit of more than about a minute: how much work it is, and what makes it less."""
     model, layers = subject.transformer, chosen(subject.transformer.config, asked.layers)
     n_layers, d = model.config.n_layers, model.config.d_model
     products = d if asked.tokens is None else len(subject.text.outputs(asked.tokens))
@@ -179,7 +239,19 @@ def _announce(asked: JacobianLens, subject: Subject, prompts: Batch) -> None:
 
 
 def chosen(config: ModelConfig, layers: Sequence[int] | None) -> tuple[int, ...]:
-    """The layers asked for, in order. IndexError for one that does not exist, ValueError for none or one twice."""
+    """The layers to fit, in order.
+
+    Args:
+        config: of the model.
+        layers: numbers of the layers; None: all but the last.
+
+    Returns:
+        The numbers, ascending.
+
+    Raises:
+        IndexError: a layer that does not exist.
+        ValueError: no layer, or one twice.
+    """
     if layers is None:
         return tuple(range(max(1, config.n_layers - 1)))
     if bad := [layer for layer in layers if not 0 <= layer < config.n_layers]:
@@ -202,8 +274,8 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     """The Jacobian of every text, and how many of its positions count.
 
-    Its passes are no other question's: each text runs by itself, in as many copies as rows are differentiated at once,
-    from the keys and values of what is skipped on, and goes back towards one cotangent after the other.
+    Its passes are shared with no other question: each text runs by itself, in as many copies as rows are differentiated
+    at once, starting from the keys and values of the skipped positions, with one backward pass per cotangent.
     """
     model = under_rules(model, rules)
     d = model.config.d_model
@@ -247,7 +319,17 @@ def prompt_jacobian(
     """Rows of the Jacobian of one text: mean over source positions s of sum_t rows . d x_final[t] / d x_l[s].
 
     One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part. Both
-    have the columns that count alone where that can be (`_differentiated`). done: told of the rows of every part.
+    have the columns that count alone where that can be (`_differentiated`).
+
+    Args:
+        text: a batch of one text, without padding.
+        layers: the blocks after which the stream is differentiated.
+        rows: [r d], directions of the final stream.
+        skip: how many of the first positions do not count; the last never does.
+        done: called with the number of rows of every part that is finished.
+
+    Returns:
+        [l r d], in float32 at least.
     """
     room = TOGETHER if model.device.type == "cpu" else TOGETHER_ON_GPU
     columns, before = _differentiated(model, text, skip)
@@ -280,8 +362,8 @@ def prompt_jacobian(
 def _differentiated(model: Transformer, text: Batch, skip: int) -> tuple[slice, KVCache | None]:
     """The columns of a text that a derivative passes through, and keys and values of those before them.
 
-    Where no column sees a later one these are the columns that count: what is skipped is a constant to them, and the
-    last one reaches none of them.
+    Where no column sees a later one these are the columns that count: the skipped ones are constants, and no derivative
+    reaches the last one.
     """
     whole, config, n = slice(0, text.tokens.shape[1]), model.config, text.tokens.shape[1]
     if model.edits or text.memory is not None or not continues(config, n):
@@ -329,7 +411,7 @@ class JacobianSums:
         )
 
     def mean(self) -> Float[Tensor, "l r d"]:
-        """J."""
+        """J, the mean over prompts."""
         return self.total.sum(0) / self.prompts.sum()
 
     def error(self) -> Float[Tensor, "l"]:
@@ -339,7 +421,7 @@ class JacobianSums:
         return (spread / norm).sqrt().masked_fill(n < 2, torch.nan)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return dict(vars(self))
 
 
@@ -362,7 +444,7 @@ class JacobianGroups:
         return JacobianSums(group, prompts, total, found.square().sum((0, 2, 3)), (~counts).sum())
 
     def load(self, tensors: Mapping[str, Tensor]) -> JacobianSums:
-        """The sums whose `tensors` these are."""
+        """The sums from what `tensors` returned."""
         return JacobianSums(**tensors)
 
 

@@ -1,4 +1,4 @@
-"""Does the last layer hold the answer back? Its attention and MLP, their heads, and what happens without them.
+"""Does the last layer lower the right answer? Effects of its attention, its MLP and its heads.
 
 Lv et al. 2024 (arXiv:2403.19521), "anti-overconfidence": the last layer lowers the probability of the right answer, its
 heads by looking at the first position and copying what stands there, its MLP by pushing the stream towards the average
@@ -57,55 +57,77 @@ if TYPE_CHECKING:
 PERMUTATIONS = 200
 """Random assignments of the frequencies to the words, for the null of the cosine."""
 GIVEN = "given"
-"""What results say of frequencies that are not the model's own prediction."""
+"""Attribute of results whose frequencies are not the model's own prediction."""
 RANKS = "ranks"
 SCORES = {
     "attribution": "logits relative to the vocabulary's mean", "cosine": "cosine", "log_prob_change": "nats",
     "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
-"""What is measured, each with its unit."""
+"""The scores, each with its unit."""
 FEWEST_PROMPTS = {
     "attribution": 32, "log_prob_change": FEWEST_LOSSES, "log_prob": FEWEST_PROBABILITIES,
 }  # fmt: skip
-"""Prompts below which a score gets no interval, where they are more than usual."""
+"""Fewest prompts for an interval, of scores that need more than the usual number."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LateLayers(Brief, Question):
-    """What the last layer does to the right answer at the last token of each prompt, part by part.
+    """Effect of each part of the last layer on the right answer at the last token of each prompt.
 
-    Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd`, `p` and
-    `n`; NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron:
-    and `L3.mlp_before`) and the whole layer `L3` have
-    `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0);
-    `cosine` of the output with the average token (null: under permuted frequencies, with its standard deviation, and
-    `p`, two-sided, the share of the permutations that are as far out; NaN unless frequencies are given, for the model's
-    own prediction is made of what its last layer writes, so that a model nobody trained has p <= .05 in a fifth);
-    `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero (null 0): positive and
-    negative, respectively, where the part held the answer back; heads also
-    `first_attention`, from the last token to the first (`signed_shares` where weights are none).
-    The states `L3.resid`, `L3.resid_mid` (those that the layer has) and the final stream `L3.resid_post` have
-    `log_prob` and `rank` (0 = most probable) of the answer by the logit lens, the last one those of the model itself.
-    Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t], or the same of W_E's rows with words="embedding" (one and
-    the same in tied models); outputs are compared with it as the unembedding reads them, after the final norm's linear
-    part. The mean is removed because any model's words share a direction.
+    It asks whether the last layer holds the answer back: its heads by looking at the first position and copying what
+    stands there, its MLP by pushing the stream towards the average token. The average token is sum_t p(t) W_U[:, t] -
+    mean_t W_U[:, t]; the mean is removed because any model's words share a direction. Outputs are compared with it as
+    the unembedding reads them, after the final norm's linear part.
 
     Args:
-        answer: The right next token, as text or id, one for all prompts or one for each; None = that of the data.
-        frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`,
-            which is the data itself unless given (then the data are read twice). Ranks have no interval: few prompts
-            decide their mean, which Student's t of 4 to 32 prompts rarely holds.
-        reference: The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None =
-            the data.
-        words: Whose directions of the words the average token is made of: W_U or W_E.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: right next token, as text or id, one for all prompts or one for each; None: that of the data.
+        frequencies: [v], counts p(t) of a corpus; None: the model's own mean prediction over the tokens of `reference`.
+        reference: prompts over whose tokens the mean prediction is taken, where no frequencies are given; None: the
+            data, which are then read twice.
+        words: directions of the words, of which the average token is made: "unembedding" (W_U) or "embedding" (W_E).
+            One and the same in tied models.
+
+    Returns:
+        Dataset[part, score]; NaN where a part has no such score.
+
+        - `value`: mean over prompts.
+        - `low`, `high`: 95 % interval over prompts; ranks have none: few prompts decide their mean, which Student's t
+          of 4 to 32 prompts rarely holds.
+        - `null`, `null_sd`: level without the effect, and of `cosine` its standard deviation.
+        - `p`: of `cosine`, two-sided, the share of the permutations that are as far out. NaN unless frequencies are
+          given, for the model's own prediction is made of what its last layer writes, so that a model nobody trained
+          has p <= .05 in a fifth.
+        - `n`: number of prompts.
+
+        Scores of the last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron: and `L3.mlp_before`) and
+        the whole layer `L3`:
+
+        - `attribution`: to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0).
+        - `cosine`: of the output with the average token (null: under permuted frequencies).
+        - `log_prob_change` (nats), `rank_change`: change of the answer's when the output is replaced by zero (null 0):
+          positive and negative, respectively, where the part held the answer back.
+        - `first_attention`, of heads: attention from the last token to the first (`signed_shares` where weights are
+          none).
+
+        Scores of the states `L3.resid`, `L3.resid_mid` (those that the layer has) and the final stream `L3.resid_post`:
+
+        - `log_prob`, `rank` (0 = most probable): of the answer by the logit lens, the last ones those of the model
+          itself.
 
     Raises:
-        ValueError: answers that are not one token, frequencies that do not fit, an iterator without frequencies,
-            models without logits linear in the normed stream, and edits that change what the last layer's parts
-            wrote.
+        ValueError: answers that are not one token, frequencies that do not fit, frequencies and a reference, an
+            iterator without frequencies, models without logits linear in the normed stream, and edits that change what
+            the last layer's parts wrote.
 
     Caveats:
         Zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
+
+    Source:
+        Lv et al. 2024 (arXiv:2403.19521), "anti-overconfidence".
+
+    See also:
+        `logit_lens`: the answer at every depth. `interp.attribute`: attribution to parts of all layers.
 
     Example:
         >>> found = late_layers(model, ["The capital of France is", "The cat sat on"], [" Paris", " the"])
@@ -128,7 +150,7 @@ class LateLayers(Brief, Question):
             )
 
     def bind(self, model: Subject) -> ByRow | Staged:
-        """The last layer's parts, and one planned sweep without each; before them the mean prediction, where needed."""
+        """A sweep over the last layer without each of its parts, after the mean prediction where that is needed."""
         network = model.transformer
         config = network.config
         _check(config)
@@ -169,14 +191,14 @@ def _mean_prediction(config: ModelConfig) -> ByRow:
 
 
 def _mean_of(kept: Partial) -> Float[Tensor, "v"]:
-    """The mean prediction, of what is kept of all rows."""
+    """The mean prediction, from the sums over all rows."""
     assert isinstance(kept, Means)
     return kept.moments["sum"].mean / kept.moments["count"].mean
 
 
 @torch.no_grad()
 def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
-    """The sum of the predictions at each row's tokens, and how many those are."""
+    """The sum of the predictions at each row's tokens, and the number of tokens."""
     cells = batch.real.nonzero()
     state = trace[read][batch.real]
     total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
@@ -200,14 +222,24 @@ def average_token(
     share: Float[Tensor, "*n v"],
     words: Literal["unembedding", "embedding"] = "unembedding",
 ) -> Float[Tensor, "*n d"]:
-    """sum_t p(t) w_t - mean_t w_t, w_t = W_U[:, t] or W_E[t]: where the stream goes when it says the frequent words."""
+    """Direction of the average token, sum_t p(t) w_t - mean_t w_t with w_t = W_U[:, t] or W_E[t].
+
+    It is where the stream goes when it says the frequent words.
+
+    Args:
+        share: [*n v], p(t), which sums to 1.
+        words: whose directions w_t are: "unembedding" or "embedding".
+
+    Returns:
+        [*n d], in float32 at least.
+    """
     weights = Weights(model)
     each = wide(weights.W_U.mT if words == "unembedding" else weights.W_E)
     return (share.to(each) - 1 / share.shape[-1]) @ each
 
 
 def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
-    """The parts of the last layer, and what each consists of."""
+    """The parts of the last layer, and the sublayers that each consists of."""
     last = config.n_layers - 1
     heads = [Part("head", last, h) for h in range(config.n_heads)]
     sublayers = [Part(name.removesuffix("_out"), last) for name in config.sublayers]
@@ -283,7 +315,7 @@ def _steps(
 def _without(
     batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]
 ) -> Steps[Mapping[str, Tensor]]:
-    """By how much log probability and rank of the answer change when the output of each group is zero.
+    """Changes of the answer's log probability and rank when the output of each group is zero.
 
     All groups are rows of one pass through the last block (`Sweep`).
     """

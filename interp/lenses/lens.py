@@ -1,4 +1,4 @@
-"""The logit lens: what the model would answer if it stopped at each depth.
+"""The logit lens: the next-token prediction of the stream at each depth, as if the model stopped there.
 
 logits_l = LN_f(x_l) W_U, the final norm RECOMPUTED on the state (nostalgebraist 2020); at the last depth these are the
 model's own logits, their factor and soft cap included. It shows what a linear read-out finds, not what later layers
@@ -48,10 +48,10 @@ COLUMNS = 1024
 
 
 class LogitTiles:
-    """The logits of up to `rows` states: `values[t, r, c]` is that of token `t * width + c`, in float32 at least.
+    """Logits of up to `rows` states: `values[t, r, c]` is that of token `t * width + c`, in float32 at least.
 
     Exactly what the model does after the stream: final norm, masked-LM head, factor, soft cap, of the widened state.
-    After the last token stands -inf.
+    Places after the last token hold -inf.
     """
 
     def __init__(self, model: Transformer, rows: int) -> None:
@@ -66,7 +66,7 @@ class LogitTiles:
         """The largest logit of each row in each tile."""
 
     def fill(self, state: Float[Tensor, "r d"]) -> None:
-        """Compute the logits of these states; those before are overwritten."""
+        """Compute the logits of these states; earlier ones are overwritten."""
         rows = len(state)
         logits_of = self._columns(state)
         self.values = self._memory[: self.count * rows * self.width].view(self.count, rows, self.width)
@@ -80,7 +80,7 @@ class LogitTiles:
             torch.amax(logits.to(self.largest.dtype), 1, out=self.largest[:, t])
 
     def tile(self, t: int) -> Float[Tensor, "r c"]:
-        """The logits of one tile, without what stands after the last token."""
+        """The logits of one tile, without the places after the last token."""
         return self.values[t, :, : self.model.config.n_outputs - t * self.width]
 
     def of(self, token: Int[Tensor, "r"]) -> Float[Tensor, "r"]:
@@ -100,7 +100,7 @@ class LogitTiles:
         return found.values, tile * self.width + found.indices % self.width
 
     def _columns(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
-        """From some tokens to their logits; those of another output layer than an unembedding come all at once."""
+        """A function from a range of tokens to their logits; without an unembedding all are computed at once."""
         model = self.model
         if model.unembed is None:
             logits = model.read_out(wide(state))
@@ -141,12 +141,12 @@ def statistics(
     *,
     is_reference: bool = False,
 ) -> dict[str, Tensor]:
-    """What the logits say, per row; they are overwritten on the way.
+    """Top tokens, entropy, KL to a reference, and rank and probability of a target, per row of logits.
 
-    The rows are those of the reference, in its order, once or several times. `top_token`, `top_prob`, `entropy` and
-    `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative).
-    With `is_reference` the reference is written instead of compared with.
-    Sums over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
+    The logits are overwritten on the way. The rows are those of the reference, in its order, once or several times.
+    `top_token`, `top_prob`, `entropy` and `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1
+    and NaN where the target is negative). With `is_reference` the reference is written instead of compared with. Sums
+    over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
     """
     several = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
@@ -194,7 +194,7 @@ STATES = (
 
 @runtime_checkable
 class Translators(Protocol):
-    """What a state goes through before the final norm reads it; a `TunedLens` is one, or a `FittedJacobianLens`."""
+    """A map from the state of a site to what the final norm reads: a `TunedLens`, or a `FittedJacobianLens`."""
 
     def __call__(self, site: str, state: Float[Tensor, "r d"]) -> Float[Tensor, "r d"]:
         """The state of a site in the terms of the last one."""
@@ -207,34 +207,52 @@ class Translators(Protocol):
 
 @dataclass(frozen=True)
 class LogitLens(Question):
-    """What the model would answer if it stopped at each depth, at every position.
+    """Next-token prediction at every depth and position, as if the model stopped there.
 
-    Each layer's state is read as if it were the last one: where does the answer first appear?
-
-    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
-    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
-    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
-    positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
-    answer. `token` is the text of every token read.
+    Each layer's state is read as if it were the last one: logits_l = LN_f(x_l) W_U, with the final norm computed on the
+    state itself. At the last depth these are the model's own logits, their factor and soft cap included.
 
     Args:
-        answer: The target at every position, as text or id, one for all prompts or one for each; None = each
-            position's next token.
-        top: How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary.
-        sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums
-            before their norm), or full names such as `blocks.3.hook_resid_mid`.
-        pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt,
-            and their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the
-            coordinate `position`.
-        translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
-            `sites="resid_post"`. No more than 128 rows of logits, and as many of the last depth's, exist at a time.
-            Caveat: in float32 `kl` is exact to about 1e-6 nats.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        answer: target at every position, as text or id, one for all prompts or one for each; None: each position's next
+            token.
+        top: how many of the most probable tokens are listed; None: 10, or all of a smaller vocabulary.
+        sites: states to read in every block, such as "resid_pre" or "resid_mid", or full names such as
+            `blocks.3.hook_resid_mid`. A post-norm block's `resid_mid` and `resid_post` are sums before their norm.
+        pos: which of each prompt's tokens, one or several, negative from its end; None: all. Several are several of
+            every prompt, and their numbers become the coordinate `pos`; `PerRow([3, 4])` is one for each prompt,
+            numbered by the coordinate `position`.
+        translators: a lens that states go through before the final norm: a `TunedLens`, or a `FittedJacobianLens` with
+            `sites="resid_post"`; None: the logit lens.
+
+    Returns:
+        Dataset[prompt, depth, pos]. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one
+        the model's own answer. The coordinate `token` is the text of every token read. Padded positions hold NaN.
+
+        - `top_token`, its text `word`, `top_prob` [prompt, depth, pos, rank]: the most probable tokens, in order.
+        - `entropy`: of the distribution, in nats.
+        - `kl`: KL(final || depth) in nats.
+        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of the target; -1 and NaN where there
+          is none.
 
     Raises:
         ValueError: a site that does not hold the stream, translators of another model, or a model without an
             unembedding.
         KeyError: a site that the model lacks.
         IndexError: a position that a prompt lacks.
+
+    Caveats:
+        It shows what a linear read-out finds, not what later layers use. In float32 `kl` is exact to about 1e-6 nats.
+
+    Memory:
+        No more than 128 rows of logits, and as many of the last depth's, exist at a time.
+
+    Source:
+        nostalgebraist 2020, "interpreting GPT: the logit lens".
+
+    See also:
+        `by_depth`: curves over depth of many prompts. `train_tuned_lens`, `jacobian_lens`: lenses that translate states
+        first. `output_lens`: what a single head or MLP writes.
 
     Example:
         >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
@@ -252,7 +270,7 @@ class LogitLens(Question):
     translators: Translators | None = None
 
     def bind(self, model: Subject) -> ByRow:
-        """The states to read and what to make of them."""
+        """The states to read, and the statistics of their logits."""
         config, rows = model.transformer.config, self.reading(model)
         chosen = None if self.pos is None else several(self.pos)
         sites = tuple(read.site for read in rows.reads)
@@ -266,7 +284,11 @@ class LogitLens(Question):
         )
 
     def reading(self, model: Subject) -> Reading:
-        """What is read of a pass, and the numbers of every state. Errors: those of the fields for this model."""
+        """The reads of a pass, and the numbers of every state.
+
+        Raises:
+            ValueError, KeyError: as `logit_lens`.
+        """
         config = model.transformer.config
         top = listed(self.top, 10, config.n_outputs)
         if not config.unembed:
@@ -306,12 +328,18 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
 
 @public()
 def by_depth(result: xr.Dataset) -> xr.Dataset:
-    """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
+    """Logit lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
+
+    Args:
+        result: what `logit_lens` returned.
 
     Returns:
-        Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, but of
-        `target_prob`, a share) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number
+        Dataset[depth, score] for the scores `kl`, `entropy` (nats) and `target_prob`. Positions without the number
         (padding, no target) and prompts that have none are left out.
+
+        - `value`: the mean.
+        - `low`, `high`: 95 % over prompts; NaN for fewer than three, but of `target_prob`, a share.
+        - `n`: number of prompts.
 
     Example:
         >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")
@@ -371,7 +399,7 @@ def _compute(
 
 
 def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
-    """What to raise for states of which one is NaN or infinite; None where all are finite."""
+    """The error for states of which one is NaN or infinite; None where all are finite."""
     if all(bool(x.isfinite().all()) for x in states.values()):
         return None
     return NotFiniteError("the residual stream of some prompt is NaN or infinite")
@@ -400,7 +428,7 @@ def _read_out(
 
 
 def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """The column of every position asked for, and whether there is a token."""
+    """The column of every chosen position, and whether there is a token."""
     tokens = batch.tokens
     if positions is None:
         return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), batch.real

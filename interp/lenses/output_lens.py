@@ -1,4 +1,4 @@
-"""The output lens: what one head, MLP, attention layer or neuron wrote at each position, in words.
+"""The output lens: the write of one head, MLP, attention layer or neuron at each position, read as tokens.
 
 The part's write is carried to the logits by the linear part of every norm on its way, at the scale that norm really had
 (a lens of a whole state recomputes the norm, a part of a state may not). So the logits of all parts and the biases sum
@@ -44,28 +44,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OutputLens(Question):
-    """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
+    """Tokens that one part of the model promotes and suppresses at each position, by its direct effect on the logits.
 
-    Returns Dataset[prompt, pos]: `norm` of the write as the unembedding reads it, `target_logit` (of `answer`, else of
-    the next token; NaN where there is none), `vocabulary_mean` (what was subtracted), and [.., rank] `top_token`,
-    `top_logit`, `bottom_token`, `bottom_logit` (what it promotes and what it suppresses, strongest first) with the
-    texts `top_word`, `bottom_word`. `token` is the text of every token. Padded positions hold NaN and token -1.
+    The part's write is carried to the logits by the linear part of every norm on its way, at the scale that the norm
+    really had. So the logits of all parts and the biases sum to the model's: it is direct logit attribution to every
+    word of the vocabulary at once. target_logit + vocabulary_mean at the last position is the part's number in
+    `attribute`. Logits are those before a soft cap.
 
     Args:
-        part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
+        data: prompts, token ids, a batch, files or a stream of any size.
+        part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases). Of the MLP before
             attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
-        answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
-        top: How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer.
-        source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved
-            from there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not
-            look there. target_logit + vocabulary_mean at the last position is the part's number in `attribute`.
-            Logits are those before a soft cap, norms frozen at their real scale.
+        answer: target at every position, as text or id, one for all prompts or one each; None: the data's answers, else
+            the next tokens.
+        top: how many of the most promoted and of the most suppressed tokens are listed; None: 10, or all of fewer.
+        source: of a head, the one token of each prompt from which its write is taken (0 the first, negative from the
+            end); None: all tokens. Only what the head moved from there counts, a_qs v_s W_O; the writes from all tokens
+            sum to the head's. Nothing (norm 0) where it does not look there.
+
+    Returns:
+        Dataset[prompt, pos]; the coordinate `token` is the text of every token. Padded positions hold NaN and token -1.
+
+        - `norm`: length of the write as the unembedding reads it.
+        - `target_logit`: logit of the target, relative to the mean; NaN where there is none.
+        - `vocabulary_mean`: the mean that was subtracted, in logits.
+        - `top_token`, `top_logit`, `bottom_token`, `bottom_logit` [prompt, pos, rank]: what it promotes and what it
+          suppresses, strongest first, with the texts `top_word`, `bottom_word`.
 
     Raises:
         KeyError, IndexError: a part that the model lacks, and a source that a prompt lacks.
-        ValueError: a part that does not write on its own, without logits linear in the stream, under edits that
-            change what the part wrote on its way, and for a source of anything but a head whose z is pattern @
-            values.
+        ValueError: a part that does not write on its own, a model without logits linear in the stream, edits that
+            change what the part wrote on its way, and a source of anything but a head whose z is pattern @ values.
+
+    Caveat:
+        It shows what a part says directly, not what later parts make of it.
+
+    Source:
+        Geva et al. 2022; Elhage et al. 2021.
+
+    See also:
+        `interp.attribute`: the logit of one answer, split over all parts. `logit_lens`: what a whole state says.
 
     Example:
         >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
@@ -127,7 +145,7 @@ def _compute(
 
 @dataclass(frozen=True)
 class _One:
-    """One entry of an axis: what a read keeps of a site."""
+    """Reads one entry of an axis of a site."""
 
     axis: int
     index: int
@@ -137,7 +155,7 @@ class _One:
 
 
 def _moving(part: Part, model: Transformer) -> tuple[Read, Read]:
-    """The head's pattern and the values that it moves. ValueError for what is no head, or moves otherwise."""
+    """The head's pattern and the values that it moves. ValueError for all but a head whose z is pattern @ values."""
     if part.kind != "head" or part.layer is None or part.index is None:
         raise ValueError(f"a source requires a head, which moves something from a token, got {part}")
     require("additive", model.config.mixers[part.layer : part.layer + 1], "what a head moved from a token")
@@ -150,7 +168,7 @@ def _moving(part: Part, model: Transformer) -> tuple[Read, Read]:
 
 
 def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transformer) -> Trace:
-    """The trace in which the head's z is what it moved from one token."""
+    """The trace with the head's z reduced to what it moved from one token."""
     length = batch.lengths[:, None]
     if batch.documents is not None:
         raise ValueError("a source requires one text per row, this batch is packed")
@@ -168,9 +186,20 @@ def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transforme
 def spoken(
     written: Float[Tensor, "n d"], model: Transformer, target: Tensor, top: int
 ) -> dict[str, Float[Tensor, "n ..."] | Tensor]:
-    """The vocabulary's logits of writes that stand before the unembedding, and what `output_lens` says of them.
+    """Logits of writes over the vocabulary, and what `output_lens` reports of them.
 
-    No more than 64 MiB of logits exist at a time.
+    Args:
+        written: [n d], writes as they stand before the unembedding.
+        model: the model with the unembedding.
+        target: [n], the token whose logit is reported; negative: none.
+        top: how many tokens are listed at each end.
+
+    Returns:
+        By name, per write: `top_token`, `top_logit`, `bottom_token`, `bottom_logit` [n top]; `vocabulary_mean`,
+        `target_logit` and `norm` [n]. Logits are relative to the vocabulary's mean.
+
+    Memory:
+        No more than 64 MiB of logits exist at a time.
     """
     unembedding = Weights(model).W_U
     chunks: list[dict[str, Tensor]] = []

@@ -1,4 +1,4 @@
-"""Patchscopes: what another prompt makes of a state.
+"""Patchscopes: a state is put into the run of another prompt, whose next token is read.
 
 A state of a source run (at one position and depth) takes the place of the state at one position and depth of the run
 of a target prompt, and what the model then says at the end of that prompt is read (Ghandeharioun et al. 2024,
@@ -55,32 +55,46 @@ Mapped = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Patchscope(Question):
-    """What a target prompt makes of a state of each prompt, for every depth that it is taken at and put at.
+    """Next-token prediction of a target prompt that holds a state of each source prompt, by source and target depth.
 
     The stream at token `pos` of the source run, as it enters a block, takes the place of the stream at `target_pos` of
-    the target run, as it enters another, and the target run goes on from there. Its next token is read.
-    Returns Dataset[prompt, depth, target_depth]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy`
-    and `kl` = KL(the source run's own next token || these) in nats, `target_rank` (0 = most probable) and
-    `target_prob` of `answer`, by default of the token that the source run finds most probable itself; and over prompts
-    `value` [depth, target_depth], the share of prompts whose answer comes first, with the ends `low` and `high` of its
-    95 % interval and `n`. The last target depth is the final stream: the logit lens of the state, with no
-    target prompt in it.
-    Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
-    the target run as it is.
+    the target run, as it enters another, and the target run goes on from there. Its next token is read. A target prompt
+    that repeats what it is given ("cat -> cat; ...") asks which token the state stands for.
 
     Args:
-        target: The prompt that a state is put into, and at whose last token the answer is read.
-        pos: Which token of the source prompts the state is taken at.
-        target_pos: Which token of the target prompt it is put at.
-        answer: The token that is looked for, one for all prompts or one for each; None = what the source run says
-            itself.
-        into: the model of the target prompt, with the same output tokens;
-        mapping: from states of the source model to states of that one, where their widths or their meanings differ.
-        top: How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary.
+        data: source prompts, token ids, a batch, files or a stream of any size.
+        target: prompt that a state is put into, and at whose last token the answer is read; by default the identity
+            prompt of the paper.
+        pos: token of the source prompts at which the state is taken, negative from the end.
+        target_pos: token of the target prompt at which it is put, negative from the end.
+        answer: token that is looked for, one for all prompts or one for each; None: what the source run says itself.
+        into: model of the target prompt, with the same output tokens; None: that of the source prompts.
+        mapping: function from states [b d] of the source model to states of the target's, where their widths or their
+            meanings differ; None: as they are.
+        top: how many of the most probable tokens are listed; None: 10, or all of a smaller vocabulary.
+
+    Returns:
+        Dataset[prompt, depth, target_depth]. The last target depth is the final stream: the logit lens of the state,
+        with no target prompt in it. Two baselines to compare with are that column and `unpatched_prob`.
+
+        - `top_token`, its text `word`, `top_prob` [prompt, depth, target_depth, rank]: the most probable next tokens.
+        - `entropy`, `kl`: in nats, KL(the source run's own next token || these).
+        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of `answer`, by default of the token
+          that the source run finds most probable itself.
+        - `value` [depth, target_depth]: share of prompts whose answer comes first, with the ends `low` and `high` of
+          its 95 % interval and `n`.
+        - `unpatched_prob` [prompt]: probability of the answer in the target run as it is.
 
     Raises:
         ValueError: models of other output tokens, or states of another width than the target's model has.
         IndexError: a position that a prompt lacks.
+
+    Source:
+        Ghandeharioun et al. 2024, "Patchscopes", arXiv:2401.06102.
+
+    See also:
+        `logit_lens`: reads a state without a target prompt. `interp.patch`: patches between a prompt and its
+        corruption.
 
     Example:
         >>> found = interp.lenses.patchscope(model, [prompt], prompt, top=3)
@@ -168,7 +182,7 @@ def _wide(column: Int[Tensor, "b n"], stream: Float[Tensor, "b p d"]) -> Int[Ten
 
 
 def _mapped(state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transformer) -> Float[Tensor, "b e"]:
-    """What is put in a state's place. ValueError for another width than the model's."""
+    """The states that are put in place of the target's. ValueError for another width than the model's."""
     found = state if mapping is None else mapping(state)
     wanted = (len(state), model.config.d_model)
     if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
@@ -188,7 +202,7 @@ def _read_out(
     answer: Int[Tensor, "b"] | None,
     top: int,
 ) -> dict[str, Tensor]:
-    """What every final state says, beside the final state of its prompt's own run: `[b, c, ...]` each."""
+    """The statistics of every final state, with the final state of its prompt's own run as reference: `[b, c, ...]`."""
     parts = []
     for some in torch.arange(len(own), device=own.device).split(CHUNK):
         tiles = LogitTiles(model, len(some))

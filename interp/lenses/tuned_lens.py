@@ -43,7 +43,7 @@ MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
 @public()
 @dataclass(frozen=True, eq=False, repr=False)
 class TunedLens(Brief):
-    """A translator for each of some states of one model; pass it to `logit_lens(..., translators=...)`."""
+    """Tuned lens: an affine translator for each of some states of one model, for `logit_lens(..., translators=...)`."""
 
     sites: tuple[str, ...]
     """Full names of the states."""
@@ -51,13 +51,17 @@ class TunedLens(Brief):
     """A of every state: it becomes x + x A + b."""
     bias: Float[Tensor, "l d"]
     sample: Float[Tensor, "n"]
-    """Some numbers of every parameter of the model, in order: what it is recognised by."""
+    """Some numbers of every parameter of the model, in order, by which the model is recognised."""
     losses: Float[Tensor, "step l"] | None = None
     """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
 
     @classmethod
     def untrained(cls, model: Model, *, sites: str | Sequence[str] = "resid_pre") -> TunedLens:
-        """Translators that change nothing: the logit lens. sites: as in `logit_lens`.
+        """Translators that change nothing, which is the logit lens.
+
+        Args:
+            model: the model whose states they translate.
+            sites: states to translate, as in `logit_lens`.
 
         Example:
             >>> float(TunedLens.untrained(model).weight.abs().max())
@@ -72,7 +76,7 @@ class TunedLens(Brief):
         return cls(names, weight, weight[:, 0].clone(), sample_of(network))
 
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """The state of a site in the terms of the last one, in the state's dtype. KeyError for a site without one."""
+        """The state of a site translated for the final norm, in the state's dtype. KeyError for an unknown site."""
         if site not in self.sites:
             raise KeyError(f"no translator for {site!r}; there are: {', '.join(self.sites)}")
         i, x = self.sites.index(site), state.to(self.weight.dtype)
@@ -88,7 +92,7 @@ class TunedLens(Brief):
             raise KeyError(f"no translator for {missing[0]!r}; there are: {', '.join(self.sites)}")
 
     def save(self, path: Path | str) -> None:
-        """Write the translators to a safetensors file, with what their model is recognised by."""
+        """Write the translators to a safetensors file, with the numbers by which their model is recognised."""
         from safetensors.torch import save_file
 
         tensors = {"weight": self.weight, "bias": self.bias, "sample": self.sample}
@@ -98,7 +102,15 @@ class TunedLens(Brief):
 
     @classmethod
     def load(cls, path: Path | str, model: Model) -> TunedLens:
-        """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
+        """The translators of a file.
+
+        Args:
+            path: a file that `save` wrote.
+            model: the model that they were trained on.
+
+        Raises:
+            ValueError: a file of another kind, a damaged one, or translators of another model.
+        """
         network = as_network(model)
         with fitted_file(path, "tuned lens", FORMAT, network.device) as (header, stored):
             tensors = {name: stored[name] for name in ("weight", "bias", "sample")}
@@ -128,22 +140,47 @@ def train_tuned_lens(
     prepend_bos: bool | None = None,
     batch_size: int = 16,
 ) -> TunedLens:
-    """Train a tuned lens: minimise KL(final || lens), each state's mean over the tokens of a batch, summed over states.
+    """Train a tuned lens: affine translators that bring each depth's prediction close to the model's own.
 
-    A step is one batch: of prompts in memory `batch_size` rows, shuffled anew in every epoch; of a stream or of files
-    the next batch of the data, whose windows come in a new order in every epoch. Its activations are computed when it
-    comes and then dropped, and no more than 128 rows of logits exist at a time. The rate falls linearly to 0.
+    Minimises KL(final || lens), each state's mean over the tokens of a batch, summed over states, where logits_l =
+    LN_f(x_l + x_l A_l + b_l) W_U; A and b begin at zero, which is the logit lens. The model is frozen: its parameters
+    get no gradient. A step is one batch: of prompts in memory `batch_size` rows, shuffled anew in every epoch; of a
+    stream or of files the next batch of the data, whose windows come in a new order in every epoch. The learning rate
+    falls linearly to 0. The same seed gives the same bits on the same machine.
 
     Args:
-        optimiser: makes the torch optimiser of the parameters; None = Adam at 1e-3. Belrose et al. use SGD with
-            Nesterov momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
-        edits: the lens of the model under these interventions. It knows its model by the parameters, not by the
-            edits: ask it under the same. The model's parameters get no gradient. The same seed gives the same bits on
-            the same machine.
+        data: prompts, token ids, a batch, files or a stream of any size.
+        steps: how many batches it is trained on.
+        sites: states to translate in every block, as in `logit_lens`.
+        optimiser: makes the torch optimiser of the parameters; None: Adam at 1e-3. Belrose et al. use SGD with Nesterov
+            momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
+        seed: of the order of rows or windows.
+        edits: interventions that the model runs under. The lens knows its model by the parameters, not by the edits:
+            use it under the same ones.
+        prepend_bos: whether texts begin with BOS; None: as the model does by default.
+        batch_size: rows of a step, of prompts in memory; other data come in batches of their own.
+
+    Returns:
+        TunedLens, with the losses of the training `[step l]`: KL(final || lens) in nats of each state before each step.
 
     Raises:
         ValueError: no steps, a model without an unembedding, a site that does not hold the stream, data without a
             usable row, or an iterator that ends before the steps do.
+        NotFiniteError: a loss that is NaN or infinite.
+
+    Caveat:
+        It finds what an affine map can read out; a trained probe may find what the model itself never uses.
+
+    Memory:
+        A batch's activations are computed when it comes and then dropped; no more than 128 rows of logits exist at a
+        time.
+
+    Source:
+        Belrose et al. 2023.
+
+    See also:
+        `logit_lens`: reads with the lens, or without any training. `jacobian_lens`: a linear lens fitted from
+        gradients.
 
     Example:
         >>> tuned = train_tuned_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], steps=2)
@@ -234,10 +271,10 @@ def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
 
 
 def _rounds(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
-    """The batches of a data source without end, its windows in a new order in every round; those of an iterator once.
+    """Batches of a data source without end, its windows in a new order in every round; those of an iterator once.
 
     Raises:
-        ValueError: a source without a usable row, and at the end of an iterator.
+        ValueError: a source without a usable row, or the end of an iterator.
     """
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -254,7 +291,7 @@ def _rounds(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
 
 
 def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
-    """The columns that any of these rows uses: none is computed for the sake of longer rows elsewhere."""
+    """The columns that any of these rows uses, so that none is computed for the length of rows elsewhere."""
     if keep is None:
         return slice(None)
     columns = keep.any(0).nonzero()[:, 0]

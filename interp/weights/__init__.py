@@ -1,4 +1,4 @@
-"""What the weights say: QK and OV circuits of heads, composition, copying, directions, spectra.
+"""Analyses of the weights alone: QK and OV circuits of heads, composition, copying, directions, spectra.
 
 All of it is about the weights as they are: edits and hooks of activations do not concern it, so that of an edited
 model, and inside `with model.hooks(...)`, they give the same numbers.

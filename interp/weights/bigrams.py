@@ -1,4 +1,4 @@
-"""What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
+"""The direct path, embedding to unembedding, as a bigram table, compared with that of a corpus."""
 
 from __future__ import annotations
 
@@ -32,25 +32,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BigramTable(Question):
-    """How well the direct path E W_U tells the next token of a corpus, token by token.
+    """How well the direct path E W_U predicts the next token of a corpus, for every token.
 
-    Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
-    unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
-    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
-    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
-    of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
-    Transformers": kl = 0 is the best one can do.
+    For a token a, p(. | a) are the corpus' frequencies of what follows it, and softmax(E_a W_U) is the prediction of a
+    model without layers.
 
     Args:
         data: texts or ids, of any size; prompts and packed texts are not joined.
-        folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
-        embedding: What a vocabulary entry puts on the stream, as in `HeadCircuits`.
+        folded: whether the final norm is part of the path, at each row's own scale (a softmax has a temperature). beta
+            and b_U are left out.
+        embedding: what a vocabulary entry puts on the stream: "token" or "effective", as in `HeadCircuits`.
+
+    Returns:
+        Dataset[token, score] over every token a that something follows; coordinates `token` and `token_id`, its text
+        and id, and `unit` of each score. Scores are `kl`, KL(p(. | a) || softmax(E_a W_U)) in nats, at best 0, and
+        `correlation`, Pearson's of both over the vocabulary (NaN where one of them is uniform).
+
+        - `value`: the score of the direct path.
+        - `null`: the same score of the corpus' unigram frequencies.
+        - `n`: how often a is followed by a token.
+        - `overall`, `null_overall` [score]: means weighted by `n`. That of `kl` under the null is the mutual
+          information of neighbours.
 
     Raises:
-        ValueError: no two neighbours, or a model without logits that are linear in the stream.
+        ValueError: data without two neighbouring tokens, or a model whose logits are not linear in the stream.
 
     Caveat:
         Rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Zero-Layer Transformers".
+
+    See also:
+        `HeadCircuits.direct`: the table itself, as a product of thin matrices.
 
     Example:
         >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
@@ -83,15 +97,16 @@ bigram_table = of_data(BigramTable, renamed={"circuits": "model", "tokens": "dat
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """How often each pair of neighbours came, the pair as first * d_vocab + second; a reduction of `pair`."""
+    """Counts of pairs of neighbouring tokens, a pair as first * d_vocab + second; a reduction of the values `pair`."""
 
     codes: Int[Tensor, "n"]
-    """Sorted."""
+    """The pairs, sorted."""
     counts: Int[Tensor, "n"]
+    """How often each pair occurred."""
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> PairCounts:
-        """The pairs of one batch; -1 is none."""
+        """The pairs of one batch; -1 stands for no pair."""
         given = values["pair"]
         return cls(*given[given >= 0].unique(return_counts=True))
 
@@ -102,12 +117,12 @@ class PairCounts:
         return PairCounts(codes, counts)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
+        """All tensors, by name."""
         return {"codes": self.codes, "counts": self.counts}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> PairCounts:
-        """The counts whose `tensors` these are."""
+        """The counts from what `tensors` returned."""
         return cls(**tensors)
 
 

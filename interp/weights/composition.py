@@ -1,4 +1,4 @@
-"""Which heads read what earlier heads write: Q-, K- and V-composition of all pairs, from the weights, as effect sizes.
+"""Q-, K- and V-composition of all pairs of heads, from the weights, as effect sizes.
 
 Elhage et al. 2021, "Composition of attention heads": a pair's score is ||W1 W2|| / (||W1|| ||W2||), Frobenius norms, in
 row convention with W1 = OV of the source and W2 = QK (Q), QK^T (K) or OV (V) of the destination. A ratio says little by
@@ -45,40 +45,49 @@ FACTOR = "times the medians of the two layers"
 
 @dataclass(frozen=True)
 class Composition(Question):
-    """How strongly every head composes with every head of a later layer, beside other heads of the same two layers.
+    """Composition score of every head with every head of a later layer, from the weights alone.
 
     Two heads compose if one reads what the other writes; the weights alone say how well that fits.
 
-    Returns Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is
-    not in an earlier layer:
-    `value` in [0, 1], ||W1 W2|| / (||W1|| ||W2||), as in `composition_scores`;
-    `null` = 1 / sqrt(d_model), the root mean square of that ratio between random directions, exact whatever the heads'
-    singular values; `excess` = value - null;
-    `relative`, value times the median of its two layers, by the medians of both heads in them (what medians of rows and
-    columns leave, as in Tukey 1977, *median polish*): 1 for a pair as its heads are with the others of these layers.
-
-    All are sizes, none is a test. Above the null is every pair of a model whose stream has a few large dimensions, for
-    all heads write and read those; `relative` leaves out what is common to the heads of a layer, and cannot see a head
-    that composes with more than half of them, nor anything with one head a layer: read both.
-
     Args:
-        kind: What the destination reads the source with: its queries, keys or values.
-        folded: norms are part of the heads, as in `HeadCircuits`.
-        offset: under rotary positions QK, and with it Q- and K-composition, holds for a key that many tokens before
-            the query (None: 0). A previous-token head's is 1; an induction head's distance is that between repeats,
-            so look at several. Grouped queries: every query head counts, with the key and value weights of its group.
+        kind: what the destination reads the source with: its queries ("Q"), keys ("K") or values ("V").
+        folded: whether norms are part of the heads, as in `HeadCircuits`.
+        offset: under rotary positions, how many tokens before the query the key of QK stands, for kinds Q and K; None:
+            0. A previous-token head's is 1; an induction head's distance is that between repeats, so look at several.
+
+    Returns:
+        Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is not
+        in an earlier layer. Of grouped queries every query head counts, with the key and value weights of its group.
+
+        - `value`: ||W1 W2|| / (||W1|| ||W2||), between 0 and 1, as in `composition_scores`.
+        - `null`: 1 / sqrt(d_model), the root mean square of that ratio between random directions, exact whatever the
+          heads' singular values.
+        - `excess`: value - null.
+        - `relative`: value times the median of its two layers, divided by the medians of both heads in them (what
+          medians of rows and columns leave, Tukey's median polish): 1 for a pair as its heads are with the others of
+          these layers.
+
+        All are effect sizes, none is a test. In a model whose stream has a few large dimensions every pair is above the
+        null, for all heads write and read those. `relative` leaves out what is common to the heads of a layer; it
+        cannot see a head that composes with more than half of them, nor anything with one head a layer. Read both.
 
     Raises:
-        ValueError: an unknown kind, a single layer, and an offset for V, outside the context, or under other
-            positions.
+        ValueError: an unknown kind, a single layer, and an offset for V, outside the context, or under other positions.
         AttributeError: a layer whose heads have no such circuit.
 
     Caveats:
         It says what can be read, not what is: attention may never look there. A pair below the null can still be the
-        mechanism, where the directions that matter are a small part of both norms: look at the circuit between
-        tokens. Only self-attention within one stack composes here; of an encoder-decoder, ask about one side. In
-        post-norm models the stream also passes norms between the layers, which belong to no head and are left out.
-        Everything is NaN for a head of zeros.
+        mechanism, where the directions that matter are a small part of both norms: look at the circuit between tokens.
+        Only self-attention within one stack composes here; of an encoder-decoder, ask about one side. In post-norm
+        models the stream also passes norms between the layers, which belong to no head and are left out. Everything is
+        NaN for a head of zeros.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Composition of attention
+        heads". Tukey 1977, median polish.
+
+    See also:
+        `composition_scores`: the ratios as a tensor. `composition_directions`: which directions carry one pair.
 
     Example:
         >>> scores = interp.composition(model, "K")
@@ -109,18 +118,30 @@ composition = of_weights(Composition)
 def composition_scores(
     circuits: Model | HeadCircuits, kind: CompositionKind, *, offset: int | None = None
 ) -> Float[Tensor, "l h l h"]:
-    """||W1 W2|| / (||W1|| ||W2||) of every pair: source layer and head, destination layer and head.
+    """Ratios ||W1 W2|| / (||W1|| ||W2||) of every source head and destination head.
 
-    W1 = OV; W2 = QK for Q, QK^T for K, OV for V. NaN where the source is not in an earlier layer, or a head is zero.
-    With W = A B, ||A1 B1 A2 B2|| = ||(R B1) (A2 S^T)|| for the triangular factors R of A1 and S of B2^T: one product
-    of thin matrices per pair of layers, and nothing of size d x d. 15 times as fast as TransformerLens'
-    all_composition_scores (experiments/bench/composition.py).
+    W1 = OV of the source; W2 = QK of the destination for Q, QK^T for K, OV for V. With W = A B, ||A1 B1 A2 B2|| = ||(R
+    B1) (A2 S^T)|| for the triangular factors R of A1 and S of B2^T: one product of thin matrices per pair of layers,
+    and nothing of size d x d. 15 times as fast as TransformerLens' all_composition_scores
+    (experiments/bench/composition.py).
 
     Args:
         circuits: a model (norms folded in), or circuits under other conventions.
+        kind: what the destination reads the source with: its queries ("Q"), keys ("K") or values ("V").
+        offset: under rotary positions, how many tokens before the query the key of QK stands; None: 0.
+
+    Returns:
+        [l h l h], source layer and head, then destination layer and head, between 0 and 1. NaN where the source is not
+        in an earlier layer, or a head is zero.
 
     Raises:
         ValueError: as in `composition`, and for circuits with biases, whose last row is no direction of the stream.
+
+    Source:
+        Elhage et al. 2021, "Composition of attention heads".
+
+    See also:
+        `composition`: the same ratios with their chance level, as a table.
 
     Example:
         >>> composition_scores(model, "V").shape
@@ -132,11 +153,11 @@ def composition_scores(
 
 
 def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]:
-    """Every ratio by what the medians of its two heads in their two layers give: ratio x median / (median x median).
+    """Each ratio divided by what the medians of its two heads predict: ratio x median / (median x median).
 
-    The medians are of logarithms, for each head over those of the other layer, for the layers over the heads' (the mean
-    of those of both). So it is 1 throughout where every ratio is a factor of its source times one of its destination.
-    NaN where a ratio is, and where a median is 0.
+    The medians are of logarithms: of a head over the heads of the other layer, of a pair of layers over their heads
+    (the mean of those of both). So it is 1 throughout where every ratio is a factor of its source times one of its
+    destination. NaN where a ratio is, and where a median is 0.
 
     Example:
         >>> alike = torch.tensor([0.1, 0.2, 0.4])[:, None] * torch.tensor([1.0, 2.0])
@@ -152,17 +173,23 @@ def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]
 
 @public()
 def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) -> FactoredMatrix:
-    """OV1 @ OV2 of two heads: what the pair moves when the second attends to what the first moved.
+    """The virtual head OV1 @ OV2 of two heads: what moves when the second attends to what the first moved.
 
-    Elhage et al. 2021, "Virtual attention heads"; its pattern is A2 A1. In float32 at least.
+    Its attention pattern is A2 A1.
 
     Args:
         circuits: a model (norms folded in), or circuits under other conventions.
-        src, dst: heads by name.
+        src, dst: heads by name, such as "L0H1"; the source in an earlier layer than the destination.
+
+    Returns:
+        FactoredMatrix [d d], what the source reads on the rows, in float32 at least.
 
     Raises:
         IndexError: a head that does not exist.
-        ValueError: unless the source is in an earlier layer.
+        ValueError: a source that is not in an earlier layer.
+
+    Source:
+        Elhage et al. 2021, "Virtual attention heads".
 
     Example:
         >>> virtual_heads(model, "L0H1", "L2H3").trace()
@@ -172,20 +199,20 @@ def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SingularTriples(Brief):
-    """The singular triples of W1 W2, strongest first; every direction has length 1.
+    """Singular triples of the product W1 W2 of two heads, strongest first; every direction has length 1.
 
-    The three directions of a row have one arbitrary sign in common (`between` follows `left`); rows of equal share
-    may be rotated among each other.
+    The three directions of a row have one arbitrary sign in common (`between` follows `left`); rows of equal share may
+    be rotated among each other.
     """
 
     left: Float[Tensor, "k d"]
-    """What the source has to read."""
+    """Directions that the source reads."""
     between: Float[Tensor, "k d"]
-    """What it then writes: left @ W1, as a direction. Not orthogonal to each other."""
+    """What the source then writes: left @ W1, as directions. They are not orthogonal to each other."""
     right: Float[Tensor, "k d"]
     """What the destination makes of it: Q, the key it then looks for; K, the query that finds it; V, what it writes."""
     share: Float[Tensor, "k"]
-    """Of ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
+    """Share of each triple in ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
 
 
 @public()
@@ -198,16 +225,27 @@ def composition_directions(
     top: int | None = None,
     offset: int | None = None,
 ) -> SingularTriples:
-    """Which directions carry the composition of two heads: the strongest singular triples of W1 W2 (top=None: all).
+    """Directions that carry the composition of two heads: the strongest singular triples of W1 W2.
 
-    They are tensors, so that they can be read on: `directions(model, found.between)` says them in tokens.
+    They are tensors, so that they can be read on: `directions(model, found.between)` lists them as tokens.
 
     Args:
         circuits: a model (norms folded in), or circuits under other conventions.
-        src, dst: heads by name.
+        kind: what the destination reads the source with: its queries ("Q"), keys ("K") or values ("V").
+        src, dst: heads by name, such as "L0H1"; the source in an earlier layer than the destination.
+        top: how many triples, at most d_head; None: all.
+        offset: under rotary positions, how many tokens before the query the key of QK stands; None: 0.
+
+    Returns:
+        SingularTriples, [k d] each: what the source reads, what it then writes, what the destination makes of it, and
+        the share of each triple in ||W1 W2||^2.
 
     Raises:
+        IndexError: a head that does not exist.
         ValueError: as in `virtual_heads` and `composition`; a `top` that is not 1 to d_head.
+
+    See also:
+        `composition`: the scores of all pairs.
 
     Example:
         >>> composition_directions(model, "K", "L0H1", "L1H2", top=3).share
@@ -229,7 +267,7 @@ def composition_directions(
 
 
 def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
-    """The ratio of every pair and the others of its layers, heads by name."""
+    """The ratio of every pair of heads with its null and its relative size, heads by name."""
     ratio = composition_scores(circuits, asked.kind, offset=asked.offset).double()
     null = torch.full_like(ratio, circuits.config.d_model**-0.5)
     values = {"value": ratio, "null": null, "excess": ratio - null, "relative": relative_scores(ratio)}
@@ -263,7 +301,7 @@ def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
 
 
 def _check(circuits: HeadCircuits, kind: CompositionKind, offset: int | None) -> None:
-    """Refuse what no composition is of."""
+    """Refuse kinds, circuits and offsets that have no composition."""
     if kind not in get_args(CompositionKind):
         raise ValueError(f"kind must be one of {', '.join(get_args(CompositionKind))}, got {kind!r}")
     if circuits.biases:
@@ -276,7 +314,7 @@ def _check(circuits: HeadCircuits, kind: CompositionKind, offset: int | None) ->
 def _product(
     circuits: HeadCircuits, kind: CompositionKind, src: PartName, dst: PartName, offset: int | None
 ) -> FactoredMatrix:
-    """W1 W2 of one pair."""
+    """W1 W2 of one pair of heads."""
     _check(circuits, kind, offset)
     source, destination = (_head(circuits, head) for head in (src, dst))
     assert source.layer is not None and destination.layer is not None
@@ -296,7 +334,7 @@ def _head(circuits: HeadCircuits, given: PartName) -> Part:
 
 
 def _read(circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: int | None) -> FactoredMatrix:
-    """W2: what the destination reads with, the side in question on the rows."""
+    """W2, the matrix that the destination reads with, rows on the side that reads the source."""
     if kind == "V":
         return circuits.ov(heads)
     qk = circuits.qk(heads, offset=offset)

@@ -1,4 +1,4 @@
-"""What heads copy and whom they match, over the whole vocabulary, read off the weights and never `vocab x vocab`.
+"""Copying and matching scores of heads over the whole vocabulary, from the weights, without a `vocab x vocab` matrix.
 
 Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
 key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
@@ -58,21 +58,24 @@ if TYPE_CHECKING:
 STEPS = 4096
 """Points of the integral that gives the chance level; its error is below 1e-6."""
 Back = Callable[[Tensor], Tensor]
-"""Takes what heads write back to the directions that they read."""
+"""A function from the writes of heads, through the vocabulary, to the directions that heads read."""
 
 
 def copying_scores(
     values: Sequence[Float[Tensor, "b s g e"]], tokens: Int[Tensor, "b s"], model: Transformer
 ) -> Float[Tensor, "b l h"]:
-    """The copying score of each row and head: 1 for a head that raises only what it attends to, -1 if never that.
+    """Copying score of each row and head: 1 for a head that raises only the token it attends to, -1 if never that one.
+
+    Of each sampled token the direct path is followed: value W_O, the final norm's linear part, W_U, minus the mean over
+    the vocabulary, ReLU. With a the rise of the attended token and S that of the whole sample (a included), r = a / (a
+    + S) lies in [0, 1/2]; the score is 4 r - 1, averaged over the sample's tokens. 0 is not chance: `chance_copying`
+    is. A token at which nothing in the sample is raised counts as chance. The norm's scale cancels, and so does every
+    other positive factor on what a head writes.
 
     Args:
-        values: of each layer, at each of the distinct tokens of a sample. Direct path: value W_O, the final norm's
-            linear part, W_U, minus the mean over the vocabulary, ReLU. With a the rise of the attended token and S
-            that of the whole sample (a included), r = a / (a + S) lies in [0, 1/2]; the score is 4 r - 1, averaged
-            over the sample's tokens. 0 is not chance: `chance_copying` is. A token at which nothing in the sample is
-            raised counts as chance. The norm's scale cancels, and so does every other positive factor on what a head
-            writes.
+        values: of each layer, the values at each of the distinct tokens of a sample, per key/value head.
+        tokens: the tokens of the sample of each row.
+        model: the network that the values are of.
     """
     weights, circuits = Weights(model), HeadCircuits(model, folded=True)
     direction = unembedding_rows(model, tokens)
@@ -87,7 +90,7 @@ def copying_scores(
 
 
 def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
-    """What each token's logit reads of the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
+    """Direction of each token's logit in the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
     weights = Weights(model)
     columns = wide(weights.W_U.mT[tokens])
     columns = columns - weights.W_U.mean(1, dtype=columns.dtype)
@@ -120,7 +123,7 @@ HEADS = (256, 1024)
 PARTNERS = 4
 """How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
 KEPT = 2**22
-"""The most numbers in frames that are kept for the next model of the same shape."""
+"""The most numbers of frames in the cache, which serves the next model of the same shape."""
 RANKING = 4e11
 """FLOPs that ranking may take unasked: some seconds of a processor core."""
 FEWEST_RANKED = 128
@@ -135,29 +138,44 @@ class Copying(Question):
 
     A head copies if looking at a token makes that very token more probable as the next one.
 
-    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
-    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
-    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
-    none exceeds in their row of the full OV circuit (with its interval); `mean_rank`, how many exceed it (0 =
-    copies; no interval: a few tokens far down decide such a mean).
-    `previous` adds `matching` (see `matching_scores`; exact).
-    NaN: the circuit is zero.
-
     Args:
-        folded, embedding: as in `HeadCircuits`.
-        ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
-        sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or
-            "all". None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says
+        folded: whether norms are part of the circuits, as in `HeadCircuits`.
+        embedding: what a vocabulary entry puts on the stream: "token" or "effective", as in `HeadCircuits`.
+        ranks: whether tokens are ranked, for `top1` and `mean_rank`: 2 V^2 d_head FLOPs per head, nearly all of the
+            work.
+        sample: how many tokens are ranked, drawn without replacement from a fixed seed, against the whole vocabulary,
+            or "all". None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says
             how many. Of a sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
-        previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
-        random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so
-            many per head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is
-            NaN. Ranks of a random head are not uniform where the embeddings are trained or tied, so that no interval
-            over tokens tells.
+        previous: weight of each head as a previous-token head, dims layer and head, such as the score `previous_token`
+            of `interp.heads`. It adds the score `matching`.
+        random: how many random heads per head `top1` and `mean_rank` are compared with, for their `p`
+            (`interp.weights.random_heads`); each takes as much work as the head's own ranks. With 0 that `p` is NaN.
+            Ranks of a random head are not uniform where the embeddings are trained or tied, so that no interval over
+            tokens tells.
+
+    Returns:
+        Dataset[layer, head, score] with the coordinates `unit` of each score and `part`, the heads' names. NaN where
+        the circuit is zero.
+
+        - `value`: the score. `eigenvalue`: as `eigenvalue_scores`, -1 to 1. `top1`: share of tokens whose own logit no
+          other exceeds in their row of the full OV circuit. `mean_rank`: how many exceed it, mean over tokens; 0
+          copies. `matching`, if `previous` is given: as `matching_scores`.
+        - `low`, `high`: 95 % interval over the vocabulary's tokens. `eigenvalue` and `matching` are exact: both ends
+          are the value. `mean_rank` has none: a few tokens far down decide such a mean.
+        - `null`: chance level.
+        - `p`: two-sided, against random heads: of `top1` and `mean_rank` how often one of the same layer is as far out.
+        - `n`: number of tokens; 0 of exact scores.
 
     Raises:
-        ValueError: a sample that is not 2 to V tokens, or weights that are not one per head.
-        ValueError, AttributeError: where no circuit ends in the logits (masked-LM head, no unembedding).
+        ValueError: a sample that is not 2 to V tokens, weights that are not one per head, or `sample` and `random`
+            without ranks.
+        ValueError, AttributeError: a model in which no circuit ends in the logits (masked-LM head, no unembedding).
+
+    Source:
+        Elhage et al. 2021, "Summarizing OV/QK Matrices". Olsson et al. 2022.
+
+    See also:
+        `eigenvalue_scores`: the first score alone, as a tensor. `interp.heads`: copying on prompts.
 
     Example:
         >>> previous = interp.heads(model).value.sel(score="previous_token")
@@ -204,16 +222,27 @@ copying = of_weights(Copying)
 def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     """Eigenvalue positivity of every head's full OV circuit: 1 copies, -1 does the opposite, 0 is chance.
 
-    sum(lambda) / sum(|lambda|) over the eigenvalues of E W_V W_O U (Elhage et al. 2021, "Summarizing OV/QK
-    Matrices"), which are those of the small W_O (U E) W_V; U E is one product over the vocabulary for all heads. The
-    same for W_V M and M^-1 W_O. NaN for a circuit that is zero. Caveat: eigenvectors need not be orthogonal, so a
-    positive score is no proof of copying.
+    sum(lambda) / sum(|lambda|) over the eigenvalues of E W_V W_O U, which are those of the small W_O (U E) W_V; U E is
+    one product over the vocabulary for all heads. W_V M and M^-1 W_O give the same score.
 
     Args:
         circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
 
+    Returns:
+        [l h], between -1 and 1; NaN for a circuit that is zero.
+
     Raises:
         ValueError: circuits with biases, which have no square form.
+
+    Caveat:
+        Eigenvectors need not be orthogonal, so a positive score is no proof of copying.
+
+    Source:
+        Elhage et al. 2021, "Summarizing OV/QK Matrices".
+
+    See also:
+        `copying`: the same scores with their chance level, and ranks. `matching_scores`: the QK circuit of induction
+        heads.
 
     Example:
         >>> eigenvalue_scores(model).shape
@@ -232,7 +261,7 @@ def _check_square(circuits: HeadCircuits) -> None:
 
 
 def _cycled(circuits: HeadCircuits, ov: FactoredMatrix) -> Float[Tensor, "h e e"]:
-    """Of each head's OV circuit a small matrix with the eigenvalues of the full one."""
+    """Small matrices with the eigenvalues of each head's full OV circuit."""
     return FactoredMatrix(wide(ov.A), circuits.around(ov.B)).wide().BA
 
 
@@ -250,22 +279,30 @@ def _spectra(cores: Iterable[Float[Tensor, "h e e"]]) -> Float[Tensor, "n e"]:
 @public()
 @torch.no_grad()
 def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
-    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.
-
-    NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k: they have no QK circuit.
+    """Eigenvalue positivity of "attend where the token before was this token": near 1 for induction heads.
 
     A head of layer l scores query token a against a key whose predecessor was b by E_a W_QK (E_b P)^T, P = the sum over
     the heads i of layers below l of previous[i] W_OV_i: what they wrote about b, as far as they attend to the previous
-    token. Row form of Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E), summed over heads as in Olsson et
-    al. 2022 (QK eigenvalue trace). The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head.
+    token. The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head. Under rotary positions QK is the content
+    term at offset 0. Norms between the two heads are at scale 1, if folded at all.
 
     Args:
         circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
-        previous: the weight of each head, such as its previous-token score. Under rotary positions QK is the content
-            term at offset 0. Norms between the two heads are at scale 1, if folded at all.
+        previous: [l h], the weight of each head, such as its previous-token score.
+
+    Returns:
+        [l h], between -1 and 1. NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k:
+        they have no QK circuit.
 
     Raises:
         ValueError: circuits with biases, or weights of another shape or that are not finite.
+
+    Source:
+        Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E, in row form), summed over heads as in Olsson et al.
+        2022 (QK eigenvalue trace).
+
+    See also:
+        `copying`: with `previous=`, the same scores with their chance level.
     """
     circuits = as_circuits(circuits)
     found = torch.stack([scores for scores, _ in _matching(circuits, previous)])
@@ -275,7 +312,7 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
 def _matching(
     circuits: HeadCircuits, previous: Float[Tensor, "l h"], draws: int | None = 0
 ) -> list[tuple[Float[Tensor, "h"], RandomHeads]]:
-    """The matching scores of each layer, and those of random heads in their place: on the host."""
+    """The matching scores of each layer, and those of random heads in its place: on the host."""
     _refuse_biases(circuits)
     config = circuits.config
     if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
@@ -312,7 +349,7 @@ def _matching(
 
 @dataclass(frozen=True, eq=False)
 class RandomHeads:
-    """The eigenvalue scores of random heads among this model's embeddings: what a score of its own heads is held to.
+    """Eigenvalue scores of random heads among this model's embeddings: the null distribution of its own heads' scores.
 
     A random head has the singular values of one of the model's (that is not zero) between directions that are uniformly
     random: Haar frames of the stream, drawn with a fixed seed, on either side. Trained embeddings share large
@@ -329,14 +366,16 @@ class RandomHeads:
         draws: int | None = None,
         seed: int = 0,
     ) -> dict[int, RandomHeads]:
-        """Scores of random circuits A B, of each of some kinds; what is made of them on a device is fetched once.
+        """Scores of random circuits A B of several kinds; what is made of them on a device is fetched once.
 
         Args:
-            given: `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the directions
-                that are read, so that the small product is `back(B) A`; and the singular values of the model's own
-                circuits.
-            draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues
-                take longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
+            given: by kind, `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the
+                directions that are read, so that the small product is `back(B) A`; and the singular values of the
+                model's own circuits.
+            circuits: of the model among whose embeddings the heads are drawn.
+            draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
+                longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
+            seed: of the draws.
         """
         model = circuits.network
         small = {
@@ -355,7 +394,7 @@ class RandomHeads:
 
     @property
     def mean(self) -> float:
-        """Their mean: the chance level. NaN where there are none."""
+        """The mean of the scores, which is the chance level. NaN where there are none."""
         return float(self.scores.mean()) if len(self.scores) else math.nan
 
     def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
@@ -398,7 +437,7 @@ def _random_frames(
 
 
 def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
-    """`positivity` of the eigenvalues, looked for once: a model is asked repeatedly, and they are most of the work."""
+    """`positivity` of the eigenvalues, cached by content: they are most of the work, and models are analysed again."""
     slot = _slot(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
     if not slot:
         slot.append(positivity(torch.linalg.eigvals(small)))
@@ -407,7 +446,7 @@ def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
 
 @functools.lru_cache(maxsize=64)
 def _slot(content: bytes) -> list[Float[Tensor, "n"]]:
-    """Where the scores of random heads of this content are kept; empty at first."""
+    """The cached scores of random heads of this content; empty at first."""
     return []
 
 
@@ -419,9 +458,12 @@ def random_copying(
     *,
     without: Bool[Tensor, "l h"] | None = None,
 ) -> RandomHeads:
-    """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together.
+    """`eigenvalue_scores` of random heads with the spectra of the model's OV circuits, all layers together.
 
     Args:
+        circuits: of the model.
+        draws: how many; None: as in `RandomHeads.several`.
+        seed: of the draws.
         without: heads whose spectra do not count.
     """
     layers = range(circuits.config.n_layers)
@@ -436,10 +478,12 @@ def against_random(
     without: Bool[Tensor, "l h"] | None = None,
     beside: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
-    """`eigenvalue_scores` and `random_copying`, both on the host: what they take of a device is fetched together.
+    """`eigenvalue_scores` and `random_copying`, both on the host, from one transfer.
 
     Args:
-        beside: what else is fetched with it; it comes last.
+        circuits: of the model.
+        without: heads whose spectra do not count.
+        beside: other tensors to fetch in the same transfer; they come last.
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
@@ -524,7 +568,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
 
 
 def _ranked(config: ModelConfig, sample: int | Literal["all"] | None) -> int | None:
-    """How many tokens are ranked: those asked for, or as many as `RANKING` allows; None = all."""
+    """How many tokens are ranked: `sample`, or as many as `RANKING` allows; None = all."""
     if isinstance(sample, int):
         return sample
     of_token = 2 * config.d_vocab * config.head_width * config.n_heads * max(1, config.n_layers)
@@ -583,7 +627,7 @@ class _Screen:
     circuits: HeadCircuits
     sources: Int[Tensor, "n"]
     rows: Float[Tensor, "n d"]
-    """What the tokens put on the stream."""
+    """Embeddings of the tokens."""
     own: Float[Tensor, "d n"]
     """W_U of the tokens themselves."""
     others: Float[Tensor, "d m"]
@@ -591,7 +635,7 @@ class _Screen:
     itself: Bool[Tensor, "n m"]
     """Where a sampled output is the token itself."""
     longest: Float[Tensor, ""]
-    """The norm of the longest column of W_U, for what rounding may move."""
+    """The norm of the longest column of W_U, which bounds the rounding."""
 
     @classmethod
     def of(cls, circuits: HeadCircuits, sources: Int[Tensor, "n"]) -> _Screen:
@@ -610,7 +654,7 @@ class _Screen:
         )
 
     def ranks(self, ov: FactoredMatrix) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
-        """Whether each token is the first of all outputs, its rank, and whether the circuit says nothing."""
+        """Whether each token is first among all outputs, its rank, and whether the circuit is zero on all tokens."""
         written = self.rows @ ov.A  # [n e]
         carried = self.circuits.before_unembedding(ov.B)  # [e d]
         own = torch.einsum("ne,en->n", written, carried @ self.own)

@@ -46,7 +46,7 @@ DirectionSide = Literal["read", "written"]
 ENDS = ("top", "bottom")
 """The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
 READ = "W_E . direction"
-"""What a token's number is for a direction that is read; queries and keys are."""
+"""The unit of a token's score for a direction that is read; queries and keys are read."""
 SEE_UNIT = "see the coordinate unit"
 _CONVENTIONS = {
     "read": "W_E . direction, the norm before it at scale 1",
@@ -57,24 +57,37 @@ _CONVENTIONS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Directions(Brief, Question):
-    """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
+    """Vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
     Args:
-        vectors: One vector, or one per row.
-        side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the
-            vocabulary (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of
-            `model.W_out[2]`); "read", every token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a
-            probe). Returns Dataset[direction, end, rank]: `value`, the token's number; `token`, its text, and
-            `token_id`; `norm`[direction], the vector's length. `end`: top and bottom, rank 0 the most extreme.
-        top: How many tokens are listed at each end.
+        vectors: [d] or [n d], one vector of the stream or one per row.
+        side: how a vector is scored: "written", by what it adds to the logits, or "read", by every token's embedding
+            along it. Written: v W_U with the final norm at scale 1, centred over the vocabulary (`model.b_out`,
+            `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`). Read: W_E v (a column of
+            `model.W_Q[0, 1].mT`, a probe).
+        top: how many tokens are listed at each end; None: 10.
+
+    Returns:
+        Dataset[direction, end, rank]; `end` is top or bottom, rank 0 the most extreme. Attribute `written_factor`: what
+        numbers of written vectors are multiplied by in a typical pass.
+
+        - `value`: the token's score, in logits (before the final norm), or W_E . direction.
+        - `token`, `token_id` (coordinates): text and id of the token.
+        - `norm` [direction]: length of the vector.
 
     Raises:
-        ValueError: vectors that are not of floating type, finite and as wide as the stream, or more tokens than the
-            vocabulary has.
+        ValueError: vectors that are not of floating type, finite and as wide as the stream, or a `top` beyond the
+            vocabulary.
 
     Caveat:
         Vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output passes
         (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
+
+    Source:
+        Geva et al. 2022 (value vectors); Dar et al. 2022, "Analyzing Transformers in Embedding Space".
+
+    See also:
+        `neurons`, `singular_directions`: the same lists of a model's own directions.
 
     Example:
         >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
@@ -107,28 +120,39 @@ class Directions(Brief, Question):
 
 @dataclass(frozen=True)
 class SingularDirections(Question):
-    """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
+    """The strongest singular directions of a head's OV or QK circuit or of an MLP's matrix, as lists of tokens.
 
     M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
-    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`HeadCircuits(folded=True)`).
-    Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
-    text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
-    W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
+    writes nothing: a query along u_i looks for keys along v_i. Norms are folded in (`HeadCircuits(folded=True)`).
+    Invariant to W_V -> W_V M, W_O -> M^-1 W_O.
 
     Args:
-        matrix: OV or QK of a head, or W_in, W_gate or W_out of an MLP.
+        matrix: which matrix: OV or QK of a head, or W_in, W_gate or W_out of an MLP.
         part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix.
-        offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in
-            `HeadCircuits.qk`. u_i and v_i have one common sign, which is arbitrary; here the token of the largest
-            absolute score on the last side is positive. Directions of equal singular values are arbitrary up to
-            rotation. Invariant to W_V -> W_V M, W_O -> M^-1 W_O.
+        offset: under rotary positions, how many tokens before the query the key of QK stands; None: 0.
         count: how many directions.
-        top: how many tokens of each end.
+        top: how many tokens are listed at each end; None: 10.
+
+    Returns:
+        Dataset[direction, side, end, rank], directions by falling singular value. `side`: read and written for OV,
+        query and key for QK, read for W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0
+        the most extreme. u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute
+        score on the last side is positive. Directions of equal singular values are arbitrary up to rotation.
+
+        - `value`: the token's score, in the `unit` of its side.
+        - `token`, `token_id` (coordinates): text and id of the token.
+        - `singular_value` [direction].
 
     Raises:
         IndexError: a layer or head that does not exist.
-        ValueError: a part that has no such matrix, an offset without rotary QK, more directions than the rank's
-            bound, or more tokens than the vocabulary has.
+        ValueError: a part that has no such matrix, an offset without rotary QK, more directions than the rank's bound,
+            or a `top` beyond the vocabulary.
+
+    Source:
+        Dar et al. 2022, "Analyzing Transformers in Embedding Space".
+
+    See also:
+        `directions`: the same lists of any vectors. `spectra`: the singular values of all matrices.
 
     Example:
         >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
@@ -162,22 +186,34 @@ class SingularDirections(Question):
 
 @dataclass(frozen=True)
 class Neurons(Question):
-    """What MLP neurons read and write, as lists of tokens.
+    """Input and output directions of MLP neurons as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
-    W_out: n_i (W_out[i] . W_U) is what it adds to the logits directly (Geva et al. 2022). Norms are folded in as in
-    `HeadCircuits(folded=True)`. Returns Dataset[part, matrix, end, rank]: `value`, the token's number, in the `unit` of
-    its matrix; `token`, its text, and `token_id`; `norm`[part, matrix]. `part`: the neurons' names; `matrix`: W_in
-    (W_gate, W_in) and W_out; `end`: top and bottom, rank 0 the most extreme.
+    W_out: n_i (W_out[i] . W_U) is what it adds to the logits directly. Norms are folded in as in
+    `HeadCircuits(folded=True)`.
 
     Args:
         parts: the neuron by name, `"L0N17"`, or several, of any layers.
-        top: How many tokens are listed at each end.
+        top: how many tokens are listed at each end; None: 10.
+
+    Returns:
+        Dataset[part, matrix, end, rank]. `part`: the neurons' names; `matrix`: W_in (W_gate, W_in) and W_out; `end`:
+        top and bottom, rank 0 the most extreme.
+
+        - `value`: the token's score, in the `unit` of its matrix.
+        - `token`, `token_id` (coordinates): text and id of the token.
+        - `norm` [part, matrix]: length of the neuron's row or column.
 
     Raises:
         IndexError: a layer or neuron that does not exist.
-        ValueError: a model without neurons of its own (attention-only, mixture of experts, two MLPs in a block), or
-            more tokens than the vocabulary has.
+        ValueError: a model without neurons of its own (attention-only, mixture of experts, two MLPs in a block), or a
+            `top` beyond the vocabulary.
+
+    Source:
+        Geva et al. 2022.
+
+    See also:
+        `interp.features.top_examples`: the texts on which a neuron is largest.
 
     Example:
         >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
@@ -278,12 +314,12 @@ def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: 
 
 
 def _unit(circuits: HeadCircuits, side: str) -> str:
-    """What a token's number is."""
+    """The unit of a token's score."""
     return logits_unit(circuits.config) if side == "written" else READ
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | float]:
-    """How numbers are to be taken, and what those of written directions are multiplied by in a typical pass."""
+    """The conventions of scores, and the factor of a typical pass on those of written directions."""
     return {**_CONVENTIONS, "written_factor": typical_factors(circuits).written, "factor": ABOUT}
 
 
@@ -296,7 +332,7 @@ def _check_mlp(config: ModelConfig) -> None:
 
 
 def _owner(config: ModelConfig, matrix: DirectionMatrix, part: PartName) -> Part:
-    """The head or the MLP that has the matrix. Errors: those of `singular_directions`."""
+    """The head or the MLP that has the matrix. IndexError and ValueError as in `singular_directions`."""
     if matrix in ("OV", "QK"):
         found = as_part(part, config)
         if found.kind not in ("head", "cross_head"):
@@ -327,7 +363,7 @@ def _singular(
 
 
 def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
-    """W_gate (if gated) and W_in `[d m]` after the norm they read through, W_out `[m d]` before the norm it passes."""
+    """W_gate (if gated) and W_in `[d m]` after the norm before them, W_out `[m d]` before the norm of its output."""
     weights = Weights(circuits.network).layer(layer)
     assert weights.W_in is not None and weights.W_out is not None
     read, out = (norm(circuits.network, layer, "mlp_out") for norm in (input_norm, output_norm))
@@ -345,7 +381,7 @@ def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) ->
 
 
 def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
-    """1 or -1: what makes the largest absolute score of each row positive."""
+    """The sign, 1 or -1, that makes the largest absolute score of each row positive."""
     largest = scores.gather(1, scores.abs().argmax(1, keepdim=True))[:, 0]
     return torch.where(largest < 0, -1.0, 1.0).to(scores)
 

@@ -48,7 +48,7 @@ _CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
 
 
 class _Known(NamedTuple):
-    """A table of the vocabulary, what it follows from, and how often it had been written to."""
+    """A cached table of the vocabulary, a hash of the weights it follows from, and its version."""
 
     content: str
     table: Float[Tensor, "v d"]
@@ -64,17 +64,26 @@ _TABLES: MutableMapping[Tensor, _Known] = WeakTensorKeyDictionary()
 class HeadCircuits:
     """The QK and OV circuits of one model's heads, under one set of conventions.
 
+    Row convention: a head writes `x_source @ OV` and scores `x_query @ QK @ x_key`. Circuits are factored: nothing of
+    size d x d or V x V is formed. Weights are read as they are, without edits of activations.
+
     Args:
         model: a `HookedTransformer` or a `Transformer`. Heads are named `L1H2`, those of cross-attention `L1X2`.
-        folded: norms are part of the circuit at scale 1: gamma and LayerNorm's centring of what a head reads, the
-            norm of what it adds, query and key norms, the final norm, and the family's constant factors on the stream
-            and the logits.
-        biases: what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it: b_V,
-            b_Q, b_K, and, with `folded`, beta. b_O belongs to no head.
-        scaled: QK carries the factor between q . k and the attention score.
+        folded: whether norms are part of the circuit, at scale 1: gamma and LayerNorm's centring of what a head reads,
+            the norm of what it adds, query and key norms, the final norm, and the family's constant factors on the
+            stream and the logits.
+        biases: whether what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it:
+            b_V, b_Q, b_K, and, with `folded`, beta. b_O belongs to no head.
+        scaled: whether QK carries the factor between q . k and the attention score.
         embedding: what a vocabulary entry puts on the stream: "token", its embedding (normed where the family norms
-            embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is
+            embeddings), or "effective", that plus what the MLP (the MLPs) of block 0 make of it while attention is
             silent.
+
+    Raises:
+        ValueError: another embedding, or what is no model.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
     Example:
         >>> circuits = HeadCircuits(model, folded=True)
@@ -104,28 +113,39 @@ class HeadCircuits:
         return self.network.config
 
     def ov(self, heads: PartName | None = None) -> FactoredMatrix:
-        """W_V W_O of a head `[d d]` (`"L1H2"`), of a layer's heads `[h d d]` (`"L1.attn"`) or of all `[l h d d]`.
+        """OV circuits W_V W_O, source on the rows.
 
-        The source is on the rows. All are those of self-attention; cross-attention's are `"L1X2"` and
-        `"L1.cross_attn"`.
+        Args:
+            heads: a head (`"L1H2"`) or the heads of a layer (`"L1.attn"`), of cross-attention `"L1X2"` and
+                `"L1.cross_attn"`; None: all of self-attention.
+
+        Returns:
+            FactoredMatrix `[d d]` of a head, `[h d d]` of a layer's heads, `[l h d d]` of all.
 
         Raises:
             IndexError: a layer or head that does not exist.
-            KeyError: cross-attention a model lacks.
-            ValueError: a part that is neither.
+            KeyError: cross-attention that the model lacks.
+            ValueError: a part that is neither a head nor attention.
             AttributeError: a layer whose mixer has no such circuit.
         """
         chosen = self._named(heads)
         return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
 
     def qk(self, heads: PartName | None = None, *, offset: Offset = None) -> FactoredMatrix:
-        """W_Q W_K^T of a head, of a layer's heads or of all, as in `ov`; query on the rows, key on the columns.
+        """QK circuits W_Q W_K^T, query on the rows, key on the columns.
 
-        Under rotary positions it holds for a key that stands `offset` tokens before the query (None: 0): W_Q R(offset)
-        W_K^T; several offsets are one more axis in front. It is the content's part of the score: ALiBi, relative
-        buckets and soft caps come on top.
+        It is the content's part of the attention score: ALiBi, relative buckets and soft caps come on top.
+
+        Args:
+            heads: a head, the heads of a layer, or None for all, as in `ov`.
+            offset: under rotary positions, how many tokens before the query the key stands (None: 0): W_Q R(offset)
+                W_K^T. Several offsets are one more axis in front.
+
+        Returns:
+            FactoredMatrix `[d d]`, `[h d d]` or `[l h d d]`, as in `ov`.
 
         Raises:
+            IndexError, KeyError, AttributeError: as in `ov`.
             ValueError: as in `ov`; an offset under other positions or outside the context.
         """
         chosen = self._named(heads)
@@ -134,9 +154,15 @@ class HeadCircuits:
         return self._stacked(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
 
     def full_ov(self, head: PartName) -> FactoredMatrix:
-        """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
+        """The full OV circuit W_E OV W_U: how a source token, once attended to, moves each logit.
 
-        In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
+        The final norm is put on W_O's side, so that no second array of W_U's size is made.
+
+        Args:
+            head: by name, such as `"L1H2"`.
+
+        Returns:
+            FactoredMatrix `[source token, output token]`, in float32 at least.
 
         Raises:
             ValueError: as `ov` and `unembedding`.
@@ -149,10 +175,21 @@ class HeadCircuits:
     def full_qk(
         self, head: PartName, *, offset: Offset = None, query: Term = "token", key: Term = "token"
     ) -> FactoredMatrix:
-        """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
+        """The full QK circuit W_E QK W_E^T between vocabulary entries, or position embeddings.
 
-        In float32 at least. For learned positions (and sinusoids) the four choices of `query` and `key` are the terms
-        of the score; with `biases` the constant goes with the tokens, so that the four sum to the whole.
+        For learned positions (and sinusoids) the four choices of `query` and `key` are the terms of the score; with
+        `biases` the constant goes with the tokens, so that the four sum to the whole.
+
+        Args:
+            head: by name, such as `"L1H2"`.
+            offset: under rotary positions, how many tokens before the query the key stands, as in `qk`.
+            query, key: what stands on the side: "token", each vocabulary entry, or "position", each position embedding.
+
+        Returns:
+            FactoredMatrix `[query token, key token]`, in float32 at least.
+
+        Raises:
+            ValueError: as `qk`; another side, or positions that are not added to the stream.
         """
         sides = {"token": lambda: self.embedded, "position": lambda: self.positions}
         if bad := [term for term in (query, key) if term not in sides]:
@@ -161,23 +198,23 @@ class HeadCircuits:
         return FactoredMatrix(wide(sides[query]()) @ circuit.A, circuit.B @ wide(sides[key]()).mT)
 
     def direct(self) -> FactoredMatrix:
-        """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
+        """The direct path W_E W_U `[token, output token]` past every layer: a bigram table (zero-layer transformer)."""
         rows, unembedding = self.embedded[:, : self.config.d_model], self.unembedding
         return FactoredMatrix(rows.to(unembedding.dtype), unembedding)
 
     @cached_property
     def embedded(self) -> Float[Tensor, "v d"]:
-        """What each vocabulary entry puts on the stream, without position; with `biases` and a last column of 1.
+        """Contribution of each vocabulary entry to the stream, without position; with `biases` plus a last column of 1.
 
-        What MLPs make of it is kept on the host as long as the model's embedding lives and nothing it follows from has
-        changed, by a hash of the contents (0.1 s where the table takes 7, on GPT-2's shape).
+        The effective embedding is kept on the host as long as the model's embedding lives and nothing it follows from
+        has changed, by a hash of the contents (0.1 s where the table takes 7, on GPT-2's shape).
         """
         if self._is_bare():
             return self._with_constant(self.network.embed.weight, 1.0)
         return self._with_constant(self._kept_table(), 1.0)
 
     def _kept_table(self) -> Float[Tensor, "v d"]:
-        """The table, computed only if it is not known; on a device, where hashing takes longer, always."""
+        """The table, computed only if it is not cached; on a device, where hashing takes longer, always computed."""
         network, weight = self.network, self.network.embed.weight
         if self.embedding == "token" or self.config.block.proven or network.device.type != "cpu":
             return self._table()
@@ -197,7 +234,7 @@ class HeadCircuits:
         return known.table
 
     def _table(self) -> Float[Tensor, "v d"]:
-        """What each vocabulary entry puts on the stream."""
+        """The contribution of each vocabulary entry to the stream."""
         ids = torch.arange(self.config.d_vocab, device=self.network.device)
         found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
         for start in range(0, len(ids), CHUNK):  # in place: the table never exists twice
@@ -214,7 +251,7 @@ class HeadCircuits:
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:
-        """What each position puts on the stream; with `biases` and a last column of 0. ValueError if none is added."""
+        """Contribution of each position to the stream; with `biases` plus a column of 0. ValueError if none is added."""
         kind, config = self.config.position, self.config
         if isinstance(kind, Learned):
             found = Weights(self.network).W_pos
@@ -232,7 +269,8 @@ class HeadCircuits:
         """W_U; with `folded` after the final norm at scale 1 and times the factor on the logits.
 
         Raises:
-            AttributeError: without an unembedding, ValueError after a masked-LM head, which is not linear.
+            AttributeError: a model without an unembedding.
+            ValueError: a model with a masked-LM head, which is not linear.
         """
         found = self.bare_unembedding
         if not self.folded:
@@ -249,15 +287,15 @@ class HeadCircuits:
         return Weights(self.network).W_U
 
     def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-        """What is written to the final stream, as W_U reads it: with `folded` after the final norm at scale 1."""
+        """Writes to the final stream as W_U reads them: with `folded` after the final norm at scale 1."""
         if not self.folded:
             return written
         return final_norm(self.network).through(written) * self.config.logit_scale
 
     def around(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-        """What is written to the final stream, taken once around: what it makes of all logits, embedded again.
+        """Vectors of the final stream taken through the unembedding and the embedding again: written @ W_U W_E.
 
-        The vocabulary's part of an OV circuit that is closed to a square one, U E, is one product, made once.
+        The vocabulary's part U E, by which an OV circuit is closed to a square one, is one product, made once.
         """
         return self.before_unembedding(wide(written)) @ self._around
 
@@ -287,7 +325,11 @@ class HeadCircuits:
         return FactoredMatrix(query, key.mT)
 
     def writing(self, layer: int, *, cross: bool = False) -> Float[Tensor, "h e d"]:
-        """What maps the z of each head to what it adds to the stream. Errors: as `ov`."""
+        """The map from the z of each head to what it adds to the stream.
+
+        Raises:
+            AttributeError: a layer whose mixer has no OV circuit.
+        """
         weights = Weights(self.network)
         if not cross:
             weights.require("moves", "OV circuit", [layer])
@@ -295,7 +337,10 @@ class HeadCircuits:
         return output_norm(self.network, layer, _sublayer(cross)).through(wide(out)) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
-        """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""
+        """The map from the stream to the queries, keys or values (`part` "q", "k" or "v") of each query head.
+
+        With `biases` it has a last row.
+        """
         weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
         if self.folded and (part == "q" or not cross):  # the memory is read as it is
@@ -318,14 +363,14 @@ class HeadCircuits:
         return mixer
 
     def rotary(self, layer: int, *, cross: bool = False) -> Rotary | None:
-        """How queries and keys of a layer are rotated; None where they are not."""
+        """The rotation of a layer's queries and keys; None where they are not rotated."""
         config = self.config
         kind = (config.local_position or config.position) if config.is_local(layer) else config.position
         turned = self.config.mixers[layer].traits.rotated and not cross
         return kind if isinstance(kind, Rotary) and turned else None
 
     def _named(self, heads: PartName | None) -> Part | None:
-        """The head or sublayer whose circuits are meant; None for all of self-attention."""
+        """The head or sublayer of this name, which must have circuits; None for all of self-attention."""
         found = None if heads is None else as_part(heads, self.config)
         if found is not None and found.kind not in _CIRCUITS:
             raise ValueError(
@@ -334,7 +379,7 @@ class HeadCircuits:
         return found
 
     def _stacked(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
-        """The circuits that `make` gives of whole layers, `[*offset layer head d d]`, or a copy of those chosen."""
+        """The circuits of all layers from `make`, `[*offset layer head d d]`, or a copy of the chosen ones."""
         if chosen is None:
             made = [make(layer) for layer in range(self.config.n_layers)]
             a, b = (torch.stack(side, -4) for side in ([m.A for m in made], [m.B for m in made]))
@@ -344,7 +389,11 @@ class HeadCircuits:
         return FactoredMatrix(found.A[..., head, :, :].clone(), found.B[..., head, :, :].clone())
 
     def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, "..."] | None:
-        """The offsets of a QK circuit as a tensor. Errors: those of `qk`."""
+        """The offsets of a QK circuit as a tensor.
+
+        Raises:
+            ValueError: as `qk`.
+        """
         if offset is None:
             return None
         config = self.config
@@ -372,7 +421,7 @@ class HeadCircuits:
         return alone[:, 0]
 
     def _is_bare(self) -> bool:
-        """Whether a vocabulary entry puts its row of W_E on the stream, and nothing is made of it."""
+        """Whether a vocabulary entry puts its row of W_E on the stream as it is."""
         config = self.config
         untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
         return untouched and not config.embed_norm and config.embed_scale == 1
@@ -393,8 +442,7 @@ def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> 
 
 
 def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
-    """The circuits themselves; of a model those that analyses of weights ask about: norms folded in, QK scaled, the
-    effective embedding.
+    """Circuits as they are; of a model those with norms folded in, QK scaled and the effective embedding.
 
     Raises:
         ValueError: anything else.
@@ -427,7 +475,7 @@ def _is_cross(chosen: Part | None) -> bool:
 def _rotated(
     matrix: Float[Tensor, "h d e"], rotary: Rotary, positions: Int[Tensor, "*n"]
 ) -> Float[Tensor, "*n h d e"]:
-    """What maps to queries or keys, followed by the rotation at each position."""
+    """Maps to queries or keys, followed by the rotation at each position."""
     h, d, e = matrix.shape
     turn = Rotation.at(rotary, e, positions.reshape(1, -1).to(matrix.device), matrix.dtype)
     flat = rearrange(matrix, "h d e -> 1 1 (h d) e").expand(-1, positions.numel(), -1, -1)
@@ -435,7 +483,7 @@ def _rotated(
 
 
 def _head_normed(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor, "h d e"]:
-    """What maps to queries or keys, followed by the linear part of their norm at scale 1."""
+    """A map to queries or keys, followed by the linear part of their norm at scale 1."""
     one, heads = matrix.new_ones(1), matrix.shape[0]
     if not norm.whole:
         by_head = rearrange(matrix, "h d e -> d h e")

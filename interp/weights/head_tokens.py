@@ -1,4 +1,4 @@
-"""What every head writes when it attends to given tokens, and which of them it looks for: rows of its full circuits.
+"""Rows of every head's full circuits at given tokens: what it writes when it attends to them, and which it looks for.
 
 The entries are those of `top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
 rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
@@ -35,32 +35,40 @@ if TYPE_CHECKING:
     import xarray as xr
 
 LISTS = ("raises", "lowers", "seeks")
-"""What is listed: the outputs that a head raises and lowers most, and the keys that the token prefers as a query."""
+"""The lists: outputs that a head raises and lowers most, and keys that the token prefers as a query."""
 _CELL = ("layer", "head", "token", "list", "rank")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTokens(Question):
-    """For every head and token: the logits it raises and lowers most if it attends to it, and the tokens it looks for.
+    """Logits that each head raises and lowers most when it attends to given tokens, and the keys those tokens look for.
 
-    Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
-    listed; the coordinates `token` and `token_id` are the given tokens, `part` the heads' names. `list`:
-    `raises` and `lowers`, the largest and smallest entries of the token's row of the full OV circuit minus the row's
-    mean (logits before the final norm); `seeks`, the largest entries of its row of the full QK circuit among the given
-    tokens, minus their mean (attention scores before the norms): which of them the token, as a query, prefers. The
-    coordinate `unit` says which. All norms have the scale 1; `factor`[layer, list] is what an entry is multiplied by in
-    a typical pass, where they divide by more. Rank 0 is the most extreme; where there are fewer tokens to seek than
-    `top`, `value` is NaN and `word_id` -1.
+    Rows of the full circuits of all heads: OV rows end in the logits, QK rows stay among the given tokens. All norms
+    have the scale 1 here, so that entries of a real model are hundreds; `factor` says what a typical pass multiplies
+    them by.
 
     Args:
-        tokens: single tokens, as text or ids.
-        top: How many tokens each list has.
-        folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions are ignored (rotary: offset 0).
+        tokens: single tokens, as text or ids, each once.
+        top: how many tokens each list has; None: 5.
+        folded: whether norms are part of the circuits, as in `HeadCircuits`.
+        scaled: whether QK carries the factor between q . k and the attention score.
+        embedding: what a vocabulary entry puts on the stream: "token" or "effective", as in `HeadCircuits`. Positions
+            are ignored (rotary: offset 0).
+
+    Returns:
+        Dataset[layer, head, token, list, rank]; rank 0 is the most extreme. Coordinates: `token` and `token_id`, the
+        given tokens; `part`, the heads' names; `unit` of each list; `factor` [layer, list], what an entry is multiplied
+        by in a typical pass, where norms divide by their scale.
+
+        - `value`: the entry. In the lists `raises` and `lowers`, the largest and smallest of the token's row of the
+          full OV circuit minus the row's mean, in logits before the final norm. In `seeks`, the largest of its row of
+          the full QK circuit among the given tokens minus their mean, in attention scores before the norms: which of
+          them the token, as a query, prefers. NaN where there are fewer tokens to seek than `top`.
+        - `word`, `word_id`: text and id of the token listed; -1 where `value` is NaN for that reason.
 
     Raises:
-        ValueError: texts that are not one token, none at all, repeated ones, or more of `top` than the vocabulary
-            has.
-        ValueError, AttributeError: where no circuit ends in the logits.
+        ValueError: texts that are not one token, none at all, repeated ones, or a `top` beyond the vocabulary.
+        ValueError, AttributeError: a model in which no circuit ends in the logits.
 
     Caveats:
         Heads after layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no MLP's
@@ -68,6 +76,12 @@ class HeadTokens(Question):
 
     Cost:
         2 l h t d V FLOPs for t tokens, nearly all of it for the outputs.
+
+    Source:
+        Elhage et al. 2021; Dar et al. 2022.
+
+    See also:
+        `top_pairs`: the largest entries over the whole vocabulary, of single heads.
 
     Example:
         >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
@@ -153,7 +167,7 @@ def _written(
     centre: Float[Tensor, "d"],
     top: int,
 ) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
-    """Centred scores and ids of both ends; `top` entries of all rows in one product."""
+    """Centred scores and ids at both ends, `top` entries of each, for all rows in one product."""
     ov = circuits.ov(heads).wide()
     moved = circuits.before_unembedding(rows @ ov.A @ ov.B)
     ends = []
@@ -170,7 +184,7 @@ def _written(
 def _sought(
     circuits: HeadCircuits, heads: Part, rows: Float[Tensor, "n d"], top: int
 ) -> tuple[Float[Tensor, "h n k"], Int[Tensor, "h n k"]]:
-    """The scores of each query's best keys among the rows, minus the mean of their row, and which those are."""
+    """The scores of each query's best keys among the rows, minus the mean of their row, and the keys' numbers."""
     qk = circuits.qk(heads).wide()
     scores = (rows @ qk.A) @ (qk.B @ rows.mT)
     best = (scores - scores.mean(-1, keepdim=True)).topk(top, -1)

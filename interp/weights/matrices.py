@@ -24,18 +24,18 @@ _NAME = re.compile(r"blocks\.(-?\d+)\.(attn|cross_attn|mlp|mlp_before)\.(W_\w+)"
 
 @dataclass(frozen=True)
 class MatrixPlace:
-    """Where a matrix is: the parameter that holds it, and which part of a tensor like that parameter it is."""
+    """Where a matrix is: the parameter that holds it, and its view of a tensor like that parameter."""
 
     parameter: str
     view: Callable[[Tensor], Tensor]
 
     def in_(self, model: Transformer) -> Float[Tensor, "*h i o"]:
-        """The matrix of this model as a view: what is written into it is written into the parameter."""
+        """The matrix of this model as a view: writing into it writes into the parameter."""
         return self.view(model.get_parameter(self.parameter))
 
 
 def held(model: Transformer, name: str) -> MatrixPlace:
-    """Where the matrix of this name is in the model.
+    """The parameter and view that hold the matrix of this name.
 
     Raises:
         KeyError: an unknown name.
@@ -90,7 +90,7 @@ def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "r
 def by_head(
     left: Float[Tensor, "i r"], right: Float[Tensor, "r o"], name: str, heads: int | None
 ) -> FactoredMatrix:
-    """A product in the layout of `Weights`: what stands side by side in `side_by_side` becomes one product per head."""
+    """A product in the layout of `Weights`, from factors in that of `side_by_side`: one per head if there are heads."""
     if heads is None:
         return FactoredMatrix(left, right)
     if name.endswith("W_O"):
@@ -100,7 +100,7 @@ def by_head(
 
 @dataclass(frozen=True)
 class Ends:
-    """Between which sites a matrix stands: y = factor * (x W + ...), `axes` the product x A B as an einsum."""
+    """The sites between which a matrix stands: y = factor * (x W + ...), `axes` the product x A B as an einsum."""
 
     reads: str
     writes: str
@@ -133,9 +133,10 @@ def ends(config: ModelConfig, name: str) -> Ends:
 
 
 def between(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream.
+    """The sites of a block matrix' input and output; for W_out and W_O the output is what is added to the stream.
 
-    ValueError for W_K and W_V of cross-attention, which read the memory: it is no site of the decoder.
+    Raises:
+        ValueError: W_K and W_V of cross-attention, which read the memory: it is no site of the decoder.
     """
     if reads_memory(name):
         raise ValueError(f"{name!r} reads the encoder's final states, which are no site of this model")
@@ -146,7 +147,7 @@ def between(config: ModelConfig, name: str) -> tuple[str, str]:
 
 
 def given_at(config: ModelConfig, name: str) -> str:
-    """The site of what a block matrix gives; of W_out and W_O, of what is added to the stream."""
+    """The site of a block matrix' output; of W_out and W_O, of what is added to the stream."""
     prefix, part, matrix = name.rsplit(".", 2)
     gated = isinstance(config.mlp, MLP) and config.mlp.gated
     sites = {
@@ -158,12 +159,12 @@ def given_at(config: ModelConfig, name: str) -> str:
 
 
 def reads_memory(name: str) -> bool:
-    """Whether a matrix reads what the encoder left, and not the stream: W_K and W_V of cross-attention."""
+    """Whether a matrix reads the encoder's states, and not the stream: W_K and W_V of cross-attention."""
     return name.endswith(("cross_attn.W_K", "cross_attn.W_V"))
 
 
 def _read_through(config: ModelConfig, part: str) -> str:
-    """The site of what a sublayer's first matrices read: the normed stream, or the stream where no norm precedes."""
+    """The input site of a sublayer's first matrices: the normed stream, or the stream where no norm precedes."""
     if part == "cross_attn":
         unnormed = isinstance(config.norm, NoNorm) or config.norm_place == "output"
         norm = "ln1" if config.norm_place == "post" else "ln_cross"

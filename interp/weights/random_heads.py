@@ -1,4 +1,4 @@
-"""Random heads in the place of a model's own, on the streams that the model's own make: what a head's score is held to.
+"""Random heads in place of a model's own, on the streams that its own make: the null of a head's score.
 
 Attention that is spread evenly is a level, not chance: a head that nobody trained departs from it a little, and enough
 rows show that beyond doubt. Whether a head does more than such a head is a question about heads, so the draws that
@@ -20,15 +20,15 @@ from interp.model.attention import Attention
 from interp.model.transformer import Transformer
 
 MOST_RANDOM = 1_000_000
-"""Random heads beside each: every one is a model of its own, drawn and asked."""
+"""The most random heads per head: each is a model of its own, drawn and run."""
 
 
 def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
     """The model with random heads, n times: `with_random_heads` of the seeds 0 to n - 1, one model at a time.
 
     Raises:
-        ValueError: fewer than 0 or more than `MOST_RANDOM`, for a model whose heads read more of the stream than
-            queries, keys and values, and for one that is edited.
+        ValueError: n below 0 or above `MOST_RANDOM`, a model whose heads read the stream by more than queries, keys and
+            values, or one that is edited.
     """
     if not 0 <= n <= MOST_RANDOM:
         raise ValueError(
@@ -49,7 +49,7 @@ def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
 
 @torch.no_grad()
 def with_random_heads(model: Transformer, seed: int) -> Transformer:
-    """A model whose heads are random, while every layer passes on what the heads of the given one write.
+    """A model with random heads on the streams of the given one: later layers read what the given heads write.
 
     W_Q, W_K, W_V and W_O are turned in the stream, each by a uniformly random orthogonal matrix (Haar) that is drawn
     from the seed and is the same in all layers. So a random head has the singular values of one of the model's own
@@ -78,6 +78,6 @@ def _turn(rows: Tensor, turn: Tensor) -> None:
 
 
 def _as_written_by(real: Attention, _: nn.Module, given: tuple[object, ...], __: Tensor) -> Tensor:
-    """What the real heads write of the same input: a forward hook of the random ones, which alone are observed."""
+    """What the real heads write for the same input: a forward hook of the random ones, which alone are observed."""
     x, source, shared, _tap, *only = given
     return cast(Tensor, real(x, source, shared, None, *only))

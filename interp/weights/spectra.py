@@ -44,10 +44,10 @@ class _Named:
     matrix: Float[Tensor, "*n i o"] | FactoredMatrix
     layer: int | None = None
     inside: str = ""
-    """The sublayer, or outside the blocks the part."""
+    """The sublayer of the matrix, or outside the blocks the part."""
 
     def part(self, index: int | None) -> Part:
-        """The part of the model that has the matrix, the index of a head or expert."""
+        """The part of the model that has the matrix; `index` of a head or expert."""
         if index is None:
             return Part(self.inside, self.layer)
         heads = {"attn": "head", "cross_attn": "cross_head"}
@@ -56,25 +56,41 @@ class _Named:
 
 @dataclass(frozen=True)
 class Spectra(Question):
-    """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
+    """Singular values of every weight matrix of a model, and of what each head computes with two of them (OV, QK).
 
-    By matrix, with p_i = sigma_i / sum sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2,
-    `effective_rank` = exp(-sum p log p) (Roy and Vetterli 2007), `top_share` = the part of sum sigma^2 in the first
-    `top`, `size`, how many singular values there are. Ranks of a matrix of zeros are 0. `singular`[matrix, index],
-    sigma_1 >= sigma_2 >= ..., NaN after the last. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `part`
-    (`L0H3` for OV and QK, `L0.attn`, `L0.mlp`, `L0E2` for an expert, `embed`, `logits` for W_U) and `layer` (-1 where
-    it has none).
     W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
-    by head, through their thin factors, of the layers that have these circuits. The expert that every token passes has
-    matrices of its own (`blocks.0.mlp.shared.W_in`), of part `L0.mlp`. Raw weights: no norm is folded in, in
+    by head, through their thin factors, of the layers that have these circuits. Raw weights: no norm is folded in, in
     float32 at least.
 
     Args:
-        top: Of how many of the largest the share is given.
+        top: how many of the largest singular values `top_share` counts.
+
+    Returns:
+        Dataset[matrix, index], `index` counted from 1. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...),
+        `part` (`L0H3` for OV and QK, `L0.attn`, `L0.mlp`, `L0E2` for an expert, `embed`, `logits` for W_U) and `layer`
+        (-1 where it has none). The expert that every token passes has matrices of its own (`blocks.0.mlp.shared.W_in`),
+        of part `L0.mlp`. With p_i = sigma_i / sum sigma:
+
+        - `singular` [matrix, index]: sigma_1 >= sigma_2 >= ..., NaN after the last.
+        - `norm`: Frobenius norm.
+        - `stable_rank`: sum sigma^2 / sigma_1^2; 0 of a matrix of zeros.
+        - `effective_rank`: exp(-sum p log p); 0 of a matrix of zeros.
+        - `top_share`: share of sum sigma^2 in the first `top`.
+        - `size`: how many singular values there are.
+
+    Raises:
+        ValueError: `top` below 1.
 
     Caveats:
-        With rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a tied
-        model is W_E and listed once. Errors: ValueError for top < 1.
+        A spectrum says which directions a matrix has, not which of them ever carry a signal. With rotary positions QK
+        is the circuit at offset 0; the score's scale and biases are not in it. W_U of a tied model is W_E and listed
+        once.
+
+    Source:
+        Roy and Vetterli 2007 (effective rank).
+
+    See also:
+        `singular_directions`: the directions of one matrix, as tokens.
 
     Example:
         >>> table = spectra(model)
@@ -133,9 +149,15 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
 
 
 def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
-    """The singular values, descending, in float32 at least; of a product from its factors, the product never formed.
+    """Singular values of a matrix, descending; of a product from its factors, without forming the product.
 
     A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only the small middle is decomposed.
+
+    Args:
+        matrix: [*n i o], matrices or products of thin ones.
+
+    Returns:
+        [*n r], descending, in float32 at least.
 
     Example:
         >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
@@ -147,10 +169,17 @@ def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[T
 def all_singular_values(
     matrices: Sequence[Float[Tensor, "..."] | FactoredMatrix], at_once: int = AT_ONCE
 ) -> list[Float[Tensor, "..."]]:
-    """The singular values of each matrix, on the host.
+    """Singular values of each of several matrices, on the host.
 
-    Matrices of one shape, a wide one transposed, are decomposed together, as many as have `at_once` numbers: a device
-    looks after each decomposition whether it converged.
+    Matrices of one shape, a wide one transposed, are decomposed together: a device checks after each decomposition
+    whether it converged.
+
+    Args:
+        matrices: [*n i o] each, matrices or products of thin ones.
+        at_once: how many numbers the matrices of one decomposition may have.
+
+    Returns:
+        [*n r] for each, descending, in float32 at least.
     """
     alike: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
     for i, matrix in enumerate(matrices):
@@ -188,7 +217,14 @@ def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n
 
 
 def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
-    """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, then NaN.
+    """Norm, ranks, share of the largest and number of singular values, for several spectra.
+
+    Args:
+        singular: [n r], spectra in descending order, NaN after the last value.
+        top: how many of the largest `top_share` counts.
+
+    Returns:
+        [n] each: `norm`, `stable_rank`, `effective_rank`, `top_share` and `size`, as in `spectra`.
 
     Example:
         >>> {k: float(v) for k, v in summary(torch.tensor([[2.0, 2.0, torch.nan]]), 1).items()}["effective_rank"]

@@ -34,16 +34,16 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "letters": tuple(string.ascii_uppercase),
     }
 )
-"""Words in an order that texts know."""
+"""Words in an order that occurs in texts."""
 SHORTEST = 5
 """Items in a row that must be single tokens for a sequence to count."""
 
 
 def known_sequences(text: Text) -> dict[str, Int[Tensor, "n"]]:
-    """The sequences that this tokenizer can ask about: the first longest run of single-token items of each, as ids.
+    """The sequences that this tokenizer can test: the first longest run of single-token items of each, as ids.
 
     Raises:
-        ValueError: where none has `SHORTEST` such items in a row, or there is no tokenizer.
+        ValueError: no sequence with `SHORTEST` such items in a row, or no tokenizer.
     """
     runs = {name: _longest_run([single_token(text, item) for item in s]) for name, s in SEQUENCES.items()}
     found = {name: torch.tensor(ids) for name, ids in runs.items() if len(ids) >= SHORTEST}

@@ -32,31 +32,34 @@ SCORES = {
     "norm": "norm", "bias": "activation", "negative_bias": "share of neurons",
     "norm_times_bias": "norm times activation", "correlation": "correlation",
 }  # fmt: skip
-"""What is said of a layer's neurons, with units."""
+"""Scores of a layer's neurons, with units."""
 
 
 @dataclass(frozen=True)
 class Superposition(Question):
-    """Signs of superposition in the weights of every layer's neurons.
-
-    Returns Dataset[layer, score]: `value`, over the layer's neurons u with w_u = W_in[:, u], of `norm`, the mean |w_u|;
-    `bias`, the mean b_u; `negative_bias`, the share of neurons with b_u < 0; `norm_times_bias`, the mean |w_u| b_u; and
-    `correlation`, Pearson's of |w_u| and b_u (NaN where one does not vary). `neuron_norm` and `neuron_bias`
-    [layer, neuron] hold them all. Exact numbers of the weights: `low` and `high` are `value`, `n` is 0.
+    """Signs of superposition in the weights of every layer's neurons: large input weights with negative biases.
 
     Args:
-        folded: the norm before the MLP is part of the weights: its gain scales the rows of W_in (a LayerNorm's
+        folded: whether the norm before the MLP is part of the weights. Its gain scales the rows of W_in (a LayerNorm's
             centring takes their mean away), its bias adds to b_in.
+
+    Returns:
+        Dataset[layer, score], exact numbers of the weights (`low` and `high` are `value`, `n` is 0):
+
+        - `value`: over the layer's neurons u, with w_u = W_in[:, u]: `norm`, the mean |w_u|; `bias`, the mean b_u;
+          `negative_bias`, the share of neurons with b_u < 0; `norm_times_bias`, the mean |w_u| b_u; `correlation`,
+          Pearson's of |w_u| and b_u (NaN where one does not vary).
+        - `neuron_norm`, `neuron_bias` [layer, neuron]: |w_u| and b_u of every neuron.
 
     Raises:
         ValueError: gated MLPs, mixtures and MLPs without biases.
 
+    Caveat:
+        A sign, not a count: the same numbers come about without any superposition.
+
     Source:
         Gurnee et al. 2023 (arXiv:2305.01610), after Elhage et al. 2022: many features in few neurons need large input
         weights and negative biases, which they find in the first layers.
-
-    Caveat:
-        A sign, not a count: the same numbers come about without any superposition.
 
     Example:
         >>> superposition(model).value.sel(score="negative_bias").sizes["layer"]

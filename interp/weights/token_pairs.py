@@ -33,30 +33,44 @@ if TYPE_CHECKING:
 
 CircuitKind = Literal["OV", "QK"]
 SIDES: Mapping[str, tuple[str, str]] = {"OV": ("source", "output"), "QK": ("query", "key")}
-"""What the rows and the columns of a full circuit stand for."""
+"""Names of the rows and the columns of a full circuit."""
 
 
 @dataclass(frozen=True)
 class TopPairs(Question):
     """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
 
-    Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
-    see a constant; the coordinate `factor`[part], what such an entry is multiplied by in a typical pass, for all norms
-    have the scale 1 here, so that entries of a real model are hundreds. The coordinates `source` and `output` (or
-    `query` and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
-    Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
-
     Args:
-        head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
-        kind: OV: what a source token makes likely; QK: which key a query token attends to.
-        top: How many pairs are listed.
-        largest: Whether the largest entries are listed; False = the smallest.
-        folded, scaled, embedding: the conventions, as in `HeadCircuits`.
+        head: the head by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
+        kind: which circuit: "OV", what a source token makes likely, or "QK", which key a query token attends to.
+        top: how many pairs are listed; None: 20.
+        largest: whether the largest entries are listed; False: the smallest.
+        folded: whether norms are part of the circuits, as in `HeadCircuits`.
+        scaled: whether QK carries the factor between q . k and the attention score.
+        embedding: what a vocabulary entry puts on the stream: "token" or "effective", as in `HeadCircuits`.
+
+    Returns:
+        Dataset[part, rank]; rank 0 is the most extreme. All norms have the scale 1, so that entries of a real model are
+        hundreds; the coordinate `factor` [part] is what an entry is multiplied by in a typical pass.
+
+        - `value`: the entry minus the mean of its row, since a softmax over the columns does not see a constant. In
+          logits (OV) or attention scores (QK), before the norms.
+        - `source`, `output` (OV) or `query`, `key` (QK), coordinates: the tokens' text, with their ids as `source_id`
+          and so on.
 
     Raises:
         IndexError: a head that does not exist.
         ValueError: another kind or more than V^2 entries.
-        ValueError, AttributeError: where no circuit ends in the logits.
+        ValueError, AttributeError: a model in which no circuit ends in the logits.
+
+    Caveat:
+        QK entries of different queries have no common scale.
+
+    Source:
+        Dar et al. 2022, who read the uncentred forms.
+
+    See also:
+        `head_tokens`: entries of given tokens, for all heads. `skip_trigrams`: both circuits combined.
 
     Example:
         >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
@@ -86,23 +100,42 @@ class TopPairs(Question):
 
 @dataclass(frozen=True)
 class SkipTrigrams(Question):
-    """Skip-trigrams of heads, "source ... destination -> output".
+    """Skip-trigrams of heads, "source ... destination -> output", from their QK and OV circuits.
 
-    Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
-    "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the largest QK entries, and for each its
-    source's largest OV entries, in that order. With `sources` (single tokens) the destinations of each of them instead.
-    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] and `qk`[part, pair], each minus the mean of its row, and
-    `ov_factor`[part], as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
-    and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
+    Which destination attends to a source is read off QK, what the source then makes likely off OV: the (destination,
+    source) pairs with the largest QK entries, and for each its source's largest OV entries, in that order. Every pair
+    of a source is combined with all its outputs: the form cannot do otherwise (the "bugs" of the paper).
 
     Args:
-        head, folded, scaled, embedding: as in `top_pairs`.
-        sources: The source tokens asked about, as text or ids; None = those of the largest QK entries.
-        top: how many pairs, with `sources` how many of each.
-        outputs: the form cannot do otherwise (their "bugs").
+        head: the head by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
+        sources: source tokens whose destinations are listed, single tokens as text or ids; None: those of the largest
+            QK entries.
+        top: how many (destination, source) pairs are listed, with `sources` how many destinations of each; None: 10.
+        outputs: how many outputs of each source are listed.
+        folded: whether norms are part of the circuits, as in `HeadCircuits`.
+        scaled: whether QK carries the factor between q . k and the attention score.
+        embedding: what a vocabulary entry puts on the stream: "token" or "effective", as in `HeadCircuits`.
+
+    Returns:
+        Dataset[part, pair, rank]; the coordinate `ov_factor` [part] is what OV entries are multiplied by in a typical
+        pass, as in `top_pairs`.
+
+        - `qk` [part, pair], `ov` [part, pair, rank]: entries of both circuits, each minus the mean of its row.
+        - `source`, `destination` [part, pair], `output` [part, pair, rank], coordinates: the tokens' text, with their
+          ids as `source_id` and so on.
 
     Raises:
-        ValueError: as in `top_pairs`; sources that are not single tokens, or more than the vocabulary has.
+        IndexError, AttributeError: as `top_pairs`.
+        ValueError: as `top_pairs`; sources that are not single tokens, or more entries than the vocabulary has.
+
+    Caveat:
+        QK entries of different queries have no common scale.
+
+    Source:
+        Elhage et al. 2021, "Interpretation as Skip-Trigrams".
+
+    See also:
+        `top_pairs`: the largest entries of one circuit.
 
     Example:
         >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
@@ -144,7 +177,7 @@ skip_trigrams = of_weights(
 
 
 def _heads(given: PartName | Sequence[PartName], circuits: HeadCircuits) -> list[Part]:
-    """The heads asked for. ValueError for none or a part that is no head, IndexError for one the model lacks."""
+    """The heads of these names. ValueError for none or a part that is no head, IndexError for one the model lacks."""
     return as_parts(given, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
 
 
@@ -199,7 +232,7 @@ def _skip_trigrams(
 def _of_head(
     circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
-    """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
+    """QK entries, destinations and sources of the pairs of one head; OV entries and outputs of each pair's source."""
     assert asked.top is not None
     qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
     if sources is None:
@@ -219,7 +252,7 @@ def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
 
 
 def _factors(circuits: HeadCircuits, heads: Sequence[Part], kind: str) -> tuple[str, Tensor]:
-    """What the entries of these heads are multiplied by in a typical pass."""
+    """The factors of a typical pass on the entries of these heads."""
     found = typical_factors(circuits)
     every = found.moved if kind == "OV" else found.sought
     return "part", every[[head.layer or 0 for head in heads]]

@@ -1,4 +1,4 @@
-"""What entries of weights-only circuits are worth in a pass: the scales of the norms that the circuits take as 1."""
+"""Factors from entries of weights-only circuits to a pass: the scales of the norms that the circuits take as 1."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from interp.passes.observe import observe
 from interp.weights.head_circuits import HeadCircuits
 
 TOKENS = 32
-"""Random tokens of the pass; its first is left out, for many models put a stream of its own there."""
+"""Random tokens of the pass. The first is left out: in many models its stream is unlike all others."""
 ABOUT = f"median over {TOKENS - 1} random tokens of 1 / the scales of the norms between, which the entries take as 1"
 
 
 @dataclass(frozen=True)
 class TypicalFactors:
-    """What an entry is multiplied by in a typical pass.
+    """Factors by which a typical pass multiplies entries of circuits whose norms have the scale 1.
 
     NaN where circuits have no norms, norms come after sums, or a wrapped network hides them.
     """
 
     moved: Float[Tensor, "l"]
-    """An entry of each layer's full OV circuit, and the logits that a head adds per unit of attention."""
+    """From an entry of each layer's full OV circuit to the logits that a head adds per unit of attention."""
     sought: Float[Tensor, "l"]
-    """An entry of each layer's full QK circuit, and the attention score; NaN where queries or keys are normed too."""
+    """From an entry of each layer's full QK circuit to the attention score; NaN where queries or keys are normed."""
     written: float
-    """What a vector of the final stream gives through the unembedding, and the logits that it adds."""
+    """From a vector of the final stream through the unembedding to the logits that it adds."""
 
 
 def logits_unit(config: ModelConfig) -> str:
-    """The unit of what ends in the unembedding: logits only where no norm stands before them."""
+    """The unit of logits of a circuit: plain logits only where no norm stands before the unembedding."""
     return (
         "logits"
         if isinstance(config.norm, NoNorm) or not config.final_norm
@@ -47,7 +47,7 @@ def logits_unit(config: ModelConfig) -> str:
 
 
 def scores_unit(config: ModelConfig) -> str:
-    """The unit of what a query and a key give: attention scores only where no norm stands before the heads."""
+    """The unit of entries of a QK circuit: attention scores only where no norm stands before the heads."""
     return "attention scores" if isinstance(config.norm, NoNorm) else "attention scores before the norms"
 
 
@@ -58,7 +58,7 @@ def units(config: ModelConfig) -> dict[str, str]:
 
 @torch.no_grad()
 def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
-    """One pass over a row of random tokens, the same at every call.
+    """The typical factors of a model, from one pass over a row of random tokens, the same at every call.
 
     Example:
         >>> len(typical_factors(HeadCircuits(model, folded=True)).moved) == model.cfg.n_layers
