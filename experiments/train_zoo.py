@@ -122,7 +122,7 @@ class Probe:
 
 
 def read_text(path: Path, held_out: float) -> Text:
-    """The prose of a file: no Gutenberg frame, line ends as \\n, the last `held_out` share split off."""
+    """The prose of a file: no Gutenberg frame, line ends as newlines, the last `held_out` share split off."""
     raw = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     body = re.sub(r"\A.*?\*\*\* ?START OF TH[^\n]*\n", "", raw, count=1, flags=re.DOTALL)
     body = re.sub(

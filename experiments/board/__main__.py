@@ -38,7 +38,6 @@ class Benchmark(Common):
 
     def run(self) -> None:
         """Measure and print model by model, then the two tables; the file is tried before any work."""
-
         for file in (self.csv, self.html):
             if file is not None:
                 check_replaceable(file)

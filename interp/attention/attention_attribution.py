@@ -89,7 +89,7 @@ class AttentionAttribution(Question):
     Source:
         After the QK circuits of Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
-    See also:
+    See Also:
         `attention_paths`: the largest pairs, with the tokens that their heads had read.
 
     Example:

@@ -75,7 +75,7 @@ class AttentionPaths(Question):
         IncompleteSumError: the parts do not sum to the score, as under edits of the head's own queries, keys or
             scores.
 
-    See also:
+    See Also:
         `attention_attribution`: all pairs of parts, and all sources.
 
     Example:

@@ -92,7 +92,7 @@ class AttentionEntropy(Question):
         ValueError: packed rows, texts of a single token, a model without any pattern, a `train_length` below 2 or
             where a layer has no scores, and edits of patterns that come after the scores.
 
-    See also:
+    See Also:
         `dispersion`: the same numbers by the number of visible keys.
 
     Example:

@@ -153,7 +153,7 @@ class Heads(Question):
     Source:
         Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors.
 
-    See also:
+    See Also:
         `attention_kernel`: attention by distance. `interp.copying`: copying scores from the weights alone.
 
     Example:

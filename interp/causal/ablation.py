@@ -99,7 +99,7 @@ class Ablate(Question):
         An effect near 0 does not show that a part is unused: another may stand in (McGrath et al. 2023, "The Hydra
         Effect"; hence sets of parts).
 
-    See also:
+    See Also:
         `patch`: values of a chosen other prompt. `knock_out`: cuts attention from some tokens to others.
 
     Example:

@@ -167,7 +167,7 @@ def align(
     Source:
         Geiger et al. 2023, arXiv 2303.02536 (distributed alignment search).
 
-    See also:
+    See Also:
         `patch`: exchanges whole states.
 
     Example:

@@ -107,7 +107,7 @@ class AttributionPatch(Question):
     Source:
         Nanda 2023, "Attribution Patching". Jafari et al. 2025 for the rules "relp".
 
-    See also:
+    See Also:
         `patch`: the effects that this estimates.
 
     Example:

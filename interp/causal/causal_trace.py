@@ -118,7 +118,7 @@ class CausalTrace(Question):
     Source:
         Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 2.
 
-    See also:
+    See Also:
         `patch`: values of another prompt instead of noise. `subject_spread`: the default `sigma`.
 
     Example:

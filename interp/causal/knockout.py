@@ -83,7 +83,7 @@ class KnockOut(Question):
         Geva et al. 2023, "Dissecting Recall of Factual Associations" (arXiv:2304.14767), section 4; windows of layers,
         because the loss of one layer is made good by its neighbours.
 
-    See also:
+    See Also:
         `short_circuit`: every token attends to itself alone.
 
     Example:

@@ -95,7 +95,7 @@ class Patch(Question):
     Source:
         Heimersheim & Nanda 2024, "How to use and interpret activation patching".
 
-    See also:
+    See Also:
         `attribution_patch`: an estimate of the same map from two forward passes and one backward pass.
         `path_patch`: the effect along one path. `ablate`: replaces values without a second prompt.
 

@@ -97,7 +97,7 @@ class PathPatch(Question):
     Source:
         Wang et al. 2022, arXiv:2211.00593, section 3.1 and appendix B; Goldowsky-Dill et al. 2023, arXiv:2304.05969.
 
-    See also:
+    See Also:
         `patch`: all that follows from a part's patched value. `interp.circuits.edge_effects`: the edges of a whole
         graph.
 

@@ -77,7 +77,7 @@ class Recall(Question):
         Memorisation as greedy decoding that is exact: Carlini et al. 2023, arXiv:2202.07646; the measures under short
         circuits: Menta et al. 2025, arXiv:2501.05078.
 
-    See also:
+    See Also:
         `short_circuit`: the same interventions with any metric.
 
     Example:

@@ -97,7 +97,7 @@ class ShortCircuit(Question):
     Source:
         Menta et al. 2025, arXiv:2501.05078.
 
-    See also:
+    See Also:
         `recall`: the same interventions on memorised continuations. `ablate`: attention that adds nothing at all.
 
     Example:

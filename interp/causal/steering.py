@@ -108,7 +108,7 @@ class Steering(Brief, Question):
     Source:
         Mean differences: Marks and Tegmark 2023; Rimsky et al. 2023. Principal components: Zou et al. 2023.
 
-    See also:
+    See Also:
         `steering_curve`: what adding the directions does, and what it costs.
 
     Example:
@@ -403,7 +403,7 @@ class SteeringCurve(Question):
         Prompts from which the direction was made flatter it; a direction with an effect need not be what the model
         uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
 
-    See also:
+    See Also:
         `steering`: finds the directions.
 
     Example:

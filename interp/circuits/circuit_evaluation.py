@@ -97,7 +97,7 @@ class CircuitCurve(Brief, Question):
     Source:
         CPR and CMD: the MIB benchmark, Mueller et al. 2025, arXiv:2504.13151.
 
-    See also:
+    See Also:
         `evaluate_circuit`: one circuit, its completeness and its nodes.
 
     Example:
@@ -197,7 +197,7 @@ class EvaluateCircuit(Brief, Question):
         About a forward pass of the pairs for each of 3 + 2 draws + nodes + 2 subsets circuits, 23 by default, and with
         `deeper` nodes x subsets more; the estimate is a pass and its gradient.
 
-    See also:
+    See Also:
         `circuit_curve`: faithfulness of circuits of every size. `interchange`: the metric under any circuits.
 
     Example:

@@ -95,7 +95,7 @@ class FindCircuit(Question):
         ValueError: neither `edges` nor `threshold`, both, a number of edges outside 1 to all, the iterative search,
             and models whose stream is no sum.
 
-    See also:
+    See Also:
         `find_circuit`: chooses the size, runs the circuit and says how faithful it is.
     """
 
@@ -228,7 +228,7 @@ def find_circuit(
         That of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
         size is looked for.
 
-    See also:
+    See Also:
         `evaluate_circuit`: is the circuit faithful, complete and minimal? `edge_stability`: do its edges depend on the
         prompts?
 

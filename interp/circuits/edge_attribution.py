@@ -157,7 +157,7 @@ class EdgeAttribution(Question):
         Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery" (eap); Hanna et al. 2024,
         "Have Faith in Faithfulness" (the integrated methods).
 
-    See also:
+    See Also:
         `edge_effects`: the exact effects. `find_circuit`: keeps the best edges.
 
     Example:

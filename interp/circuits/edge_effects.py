@@ -68,7 +68,7 @@ class EdgeEffects(Question):
         ValueError: models (or edits) whose stream is no sum.
         KeyError: an edge that the model does not have.
 
-    See also:
+    See Also:
         `edge_effects`: the function, which also takes a number of edges.
     """
 
@@ -143,7 +143,7 @@ def edge_effects(
     Source:
         Goldowsky-Dill et al. 2023, arXiv:2304.05969.
 
-    See also:
+    See Also:
         `edge_attribution`: estimates of all edges from one backward pass.
 
     Example:

@@ -200,7 +200,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
             is not there or without a finite weight, parts that do not sum to their link, another version of ours.
         FileNotFoundError: no file.
 
-    See also:
+    See Also:
         `AttributionGraph.circuit`: the circuit of a file that `write_attribution_graph` wrote.
     """
     required = f"an attribution graph in JSON is required, {path} is"

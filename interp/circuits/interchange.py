@@ -216,7 +216,7 @@ class Interchange(Brief, Question):
     Source:
         The evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025, arXiv:2504.13151.
 
-    See also:
+    See Also:
         `evaluate_circuit`: faithfulness, completeness and minimality of one circuit.
 
     Example:

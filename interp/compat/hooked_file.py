@@ -71,7 +71,7 @@ def load_hooked(
         FileNotFoundError, ValueError: a file with anything that would have to run (the message says how to save it
             again), a file without a config, or one that `from_hooked_transformer` refuses.
 
-    See also:
+    See Also:
         `interp.compat.transformer_lens.HookedTransformer.load_hooked(path)`: under TransformerLens' names and
         methods.
     """

@@ -61,7 +61,7 @@ def over_checkpoints(
     Source:
         Olsson et al. 2022, who found induction heads in such series.
 
-    See also:
+    See Also:
         `phase_change`: where a number rises fastest. `loss_map`: the loss by index and step.
 
     Example:
@@ -137,7 +137,7 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
         Checkpoints far apart hide how steep a rise is inside the gap, and a series that never rises gets its slowest
         fall (`rise` <= 0).
 
-    See also:
+    See Also:
         `over_checkpoints`: makes such a series.
 
     Example:
@@ -200,7 +200,7 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
     Source:
         Olsson et al. 2022, of one token of each of 10 000 texts.
 
-    See also:
+    See Also:
         `one_token_losses`: the losses of one checkpoint.
 
     Example:

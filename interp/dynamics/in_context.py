@@ -89,7 +89,7 @@ class InContext(Question):
     Source:
         Olsson et al. 2022, there of the indices 500 and 50 of 512.
 
-    See also:
+    See Also:
         `loss_map`: over the checkpoints of a training run.
 
     Example:
@@ -141,7 +141,7 @@ class OneTokenLosses(Question):
     Source:
         Olsson et al. 2022.
 
-    See also:
+    See Also:
         `in_context`: the loss at every index, mean over texts.
 
     Example:

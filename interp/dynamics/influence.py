@@ -103,7 +103,7 @@ def influence(
     Source:
         Koh, Liang 2017; Grosse et al. 2023, arXiv:2308.03296.
 
-    See also:
+    See Also:
         `interp.lab.training.leave_out`: the exact change, by training again. `lds`: how well both agree.
 
     Example:

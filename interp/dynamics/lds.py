@@ -49,7 +49,7 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
     Source:
         Park et al. 2023, "TRAK", equation 4.
 
-    See also:
+    See Also:
         `influence`: the estimates.
 
     Example:

@@ -131,7 +131,7 @@ def learning_coefficient(
     Source:
         Lau et al. 2023, arXiv:2308.12108; Watanabe 2009.
 
-    See also:
+    See Also:
         `learning_coefficient_of`: of any loss.
 
     Example:

@@ -72,7 +72,7 @@ class ActivationDifference(Question):
         read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but for
         the scale of the final norm).
 
-    See also:
+    See Also:
         `changed_tokens`: where the predictions of both models differ. `diff`: which parts bring the change about.
 
     Example:

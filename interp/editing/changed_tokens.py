@@ -71,7 +71,7 @@ class ChangedTokens(Question):
     Raises:
         ValueError: models of another config or tokenizer, which names what differs, and a model without logits.
 
-    See also:
+    See Also:
         `activation_difference`: what differs inside. `diff`: which parts bring the change about.
 
     Example:

@@ -105,7 +105,7 @@ class Diff(Question):
             metric in every prompt, wrapped and edited models.
         KeyError: a part that owns no parameter.
 
-    See also:
+    See Also:
         `diff_interactions`: what pairs of parts do together. `changed_tokens`, `activation_difference`: what differs,
         without parts.
 
@@ -162,7 +162,7 @@ class DiffInteractions(Question):
         ValueError: as `diff`; a single part, or one that is named twice.
         KeyError: a part that owns no parameter.
 
-    See also:
+    See Also:
         `diff`: the effects of single parts.
 
     Example:

@@ -173,7 +173,7 @@ def edit_table(
         Katz et al. 2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token". The n-gram
         entropy is the fluency of ROME (arXiv:2202.05262).
 
-    See also:
+    See Also:
         `shift_edit`, `gradient_edit`, `finetune_edit`, `rome_edit`, `memit_edit`, `mend_edit`: editors.
 
     Example:

@@ -61,7 +61,7 @@ def shift_edit(
     Source:
         Katz et al. 2024 (arXiv:2402.12865), section 6, the "forward pass shift".
 
-    See also:
+    See Also:
         `gradient_edit`: the gradient step that it approximates. `edit_table`: what an edit is worth.
 
     Example:
@@ -119,7 +119,7 @@ def gradient_edit(
     Source:
         Katz et al. 2024 (arXiv:2402.12865), equation 6 in the row convention.
 
-    See also:
+    See Also:
         `finetune_edit`: many steps. `interp.lenses.backward_lens`: the step as tokens.
 
     Example:
@@ -200,7 +200,7 @@ def finetune_edit(
     Source:
         Katz et al. 2024 (arXiv:2402.12865), the "fine-tune MLP l" rows.
 
-    See also:
+    See Also:
         `gradient_edit`: one step, of low rank. `rome_edit`: a rank-one change that disturbs other keys least.
 
     Example:

@@ -69,7 +69,7 @@ def memit_edit(
     Source:
         Meng et al. 2022, "Mass-Editing Memory in a Transformer" (arXiv:2210.07229), section 4 and algorithm 1.
 
-    See also:
+    See Also:
         `rome_edit`: one fact in one layer.
 
     Example:

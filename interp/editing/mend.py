@@ -243,7 +243,7 @@ def mend_edit(
     Source:
         Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3.
 
-    See also:
+    See Also:
         `train_mend`: trains the networks. `gradient_edit`: the step without them.
 
     Example:
@@ -305,7 +305,7 @@ def train_mend(
         Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3; the module says where this
         differs.
 
-    See also:
+    See Also:
         `mend_edit`: makes edits with the result.
 
     Example:

@@ -175,7 +175,7 @@ def rome_edit(
         Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 3.1 and
         equation 4.
 
-    See also:
+    See Also:
         `memit_edit`: many facts in several layers. `edit_table`: what an edit is worth.
 
     Example:

@@ -133,7 +133,7 @@ def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]
     Source:
         Sun et al. 2025, Transformer^2.
 
-    See also:
+    See Also:
         `two_passes`: picks one vector per prompt instead.
 
     Example:
@@ -182,7 +182,7 @@ def train_z(
     Source:
         Sun et al. 2025, Transformer^2 (singular value fine-tuning).
 
-    See also:
+    See Also:
         `reinforce_z`: from a reward without a gradient. `adapted`: the model under z.
 
     Example:

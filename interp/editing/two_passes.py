@@ -50,7 +50,7 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
     Source:
         Sun et al. 2025, Transformer^2.
 
-    See also:
+    See Also:
         `SingularValues.edit`: the same change, put into the model and taken back.
 
     Example:
@@ -166,7 +166,7 @@ def two_passes(
     Source:
         Sun et al. 2025, Transformer^2, section 3.2.
 
-    See also:
+    See Also:
         `train_z`: trains the vectors. `interpolated`: mixes several into one.
 
     Example:
@@ -249,7 +249,7 @@ def reinforce_z(
     Source:
         Sun et al. 2025, Transformer^2, equation 1; Williams 1992.
 
-    See also:
+    See Also:
         `train_z`: from a loss with a gradient.
 
     Example:

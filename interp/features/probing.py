@@ -89,7 +89,7 @@ class ProbeNeurons(Question):
     Source:
         Gurnee et al. 2023, "Finding neurons in a haystack".
 
-    See also:
+    See Also:
         `probe`: the same of activations that are there already.
 
     Example:
@@ -190,7 +190,7 @@ def probe(
     Source:
         Gurnee et al. 2023, "Finding neurons in a haystack".
 
-    See also:
+    See Also:
         `probe_neurons`: of prompts, at every layer. `interp.ablate`: whether the model uses the neurons.
 
     Example:

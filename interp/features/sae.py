@@ -160,7 +160,7 @@ class SAE(nn.Module):
     Source:
         ReLU: Bricken et al. 2023. TopK: Gao et al. 2024. JumpReLU: Rajamanoharan et al. 2024.
 
-    See also:
+    See Also:
         `train_sae`, `load_sae`: make one. `sae_quality`: what it is worth.
 
     Example:

@@ -71,7 +71,7 @@ class Reconstruction(Question):
         KeyError: an unknown site.
         ValueError: an autoencoder that does not fit the site, or no vectors.
 
-    See also:
+    See Also:
         `reconstruction_quality`: of activations that are there already. `sae_quality`: also what the model loses.
 
     Example:
@@ -135,7 +135,7 @@ class SaeQuality(Question):
         Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is
         the stricter null.
 
-    See also:
+    See Also:
         `reconstruction`: the reconstruction alone, from one pass.
 
     Example:
@@ -328,7 +328,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
     Raises:
         ValueError: no vectors, vectors of another width, and NaN.
 
-    See also:
+    See Also:
         `reconstruction`: at a site of a model. `sae_quality`: also what the model loses.
 
     Example:

@@ -111,7 +111,7 @@ def train_sae(
     Source:
         Bricken et al. 2023 (ReLU, restarts); Gao et al. 2024 (TopK); Rajamanoharan et al. 2024 (JumpReLU).
 
-    See also:
+    See Also:
         `sae_quality`: what a trained one is worth. `save_sae`: keeps it.
 
     Example:

@@ -108,7 +108,7 @@ class TopExamples(Question):
         Constant in the size of the data: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per
         cell for the quantiles.
 
-    See also:
+    See Also:
         `interp.weights.neurons`: what neurons read and write, without data.
 
     Example:

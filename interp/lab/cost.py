@@ -46,7 +46,7 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
     Caveat:
         Operations are not seconds, which memory traffic or a loop over chunks may decide.
 
-    See also:
+    See Also:
         `costs`: totals of several models at several lengths.
 
     Example:
@@ -87,7 +87,7 @@ def costs(configs: Mapping[str, ModelConfig], lengths: Sequence[int]) -> xr.Data
     Raises:
         ValueError: no models, no lengths, or as `cost`.
 
-    See also:
+    See Also:
         `cost`: one model part by part.
 
     Example:

@@ -198,7 +198,7 @@ class BackwardLens(_OfGradients):
     Source:
         Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865.
 
-    See also:
+    See Also:
         `gradient_factors`: the factors themselves. `gradient_rank`, `gradient_cosines`: the shape of the gradients.
 
     Example:
@@ -294,7 +294,7 @@ class GradientRank(_OfGradients):
     Source:
         Katz et al. 2024, "Backward Lens", section 4.
 
-    See also:
+    See Also:
         `backward_lens`: the same gradients as tokens. `gradient_cosines`: how alike those of two layers are.
 
     Example:
@@ -372,7 +372,7 @@ class GradientCosines(_OfGradients):
     Source:
         Katz et al. 2024, "Backward Lens", section 4.
 
-    See also:
+    See Also:
         `backward_lens`: the same vectors as tokens. `gradient_rank`: how many directions a gradient has.
 
     Example:

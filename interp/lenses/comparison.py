@@ -64,7 +64,7 @@ class CompareLenses(Question):
         ValueError: as `logit_lens`; no lens.
         KeyError: another fit of a lens that is not there; a site that the model or a lens lacks.
 
-    See also:
+    See Also:
         `logit_lens`: what one lens says of each prompt.
 
     Example:

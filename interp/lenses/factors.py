@@ -189,7 +189,7 @@ def gradient_factors(
     Source:
         Katz et al. 2024, "Backward Lens", section 4.
 
-    See also:
+    See Also:
         `backward_lens`: the factors as tokens, for data of any size.
 
     Example:

@@ -34,7 +34,7 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
     Source:
         Katz et al. 2024, "Backward Lens", sections 5 and 6.
 
-    See also:
+    See Also:
         `shift`: the same change, neuron by neuron.
 
     Example:

@@ -102,7 +102,7 @@ class JacobianLens(Question):
     Source:
         Gurnee et al. 2026, transformer-circuits.pub/2026/workspace.
 
-    See also:
+    See Also:
         `train_tuned_lens`: an affine lens trained on the model's own answers. `compare_lenses`: how far lenses are from
         them.
 
@@ -201,7 +201,7 @@ def jacobian_lens(
     Source:
         Gurnee et al. 2026, transformer-circuits.pub/2026/workspace.
 
-    See also:
+    See Also:
         `train_tuned_lens`: an affine lens trained on the model's own answers. `compare_lenses`: how far lenses are from
         them.
 

@@ -126,7 +126,7 @@ class LateLayers(Brief, Question):
     Source:
         Lv et al. 2024 (arXiv:2403.19521), "anti-overconfidence".
 
-    See also:
+    See Also:
         `logit_lens`: the answer at every depth. `interp.attribute`: attribution to parts of all layers.
 
     Example:

@@ -250,7 +250,7 @@ class LogitLens(Question):
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens".
 
-    See also:
+    See Also:
         `by_depth`: curves over depth of many prompts. `train_tuned_lens`, `jacobian_lens`: lenses that translate states
         first. `output_lens`: what a single head or MLP writes.
 

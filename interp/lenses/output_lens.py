@@ -82,7 +82,7 @@ class OutputLens(Question):
     Source:
         Geva et al. 2022; Elhage et al. 2021.
 
-    See also:
+    See Also:
         `interp.attribute`: the logit of one answer, split over all parts. `logit_lens`: what a whole state says.
 
     Example:

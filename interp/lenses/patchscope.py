@@ -92,7 +92,7 @@ class Patchscope(Question):
     Source:
         Ghandeharioun et al. 2024, "Patchscopes", arXiv:2401.06102.
 
-    See also:
+    See Also:
         `logit_lens`: reads a state without a target prompt. `interp.patch`: patches between a prompt and its
         corruption.
 

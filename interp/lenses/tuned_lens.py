@@ -178,7 +178,7 @@ def train_tuned_lens(
     Source:
         Belrose et al. 2023.
 
-    See also:
+    See Also:
         `logit_lens`: reads with the lens, or without any training. `jacobian_lens`: a linear lens fitted from
         gradients.
 

@@ -42,7 +42,7 @@ def next_token_loss(
         ValueError: rows of a single token, which predict nothing, tensors whose shapes do not fit, or a label
             smoothing outside [0, 1).
 
-    See also:
+    See Also:
         `mean_next_token_loss`: one number. `next_token_loss_of`: from the final stream, without all logits.
     """
     if not 0 <= label_smoothing < 1:

@@ -16,10 +16,11 @@ NO_CORRUPTED = (
 
 
 def visible(piece: str) -> str:
-    """A token's text with everything invisible shown: `·` for a space, `↵`, control pictures, `⟨U+202E⟩` for the rest.
+    r"""A token's text with everything invisible shown: `·` for a space, `↵`, control pictures, `⟨U+202E⟩` for others.
 
-    >>> visible(" Mary"), visible("\\x07"), visible("\\u202e")
-    ('·Mary', '␇', '⟨U+202E⟩')
+    Example:
+        >>> visible(" Mary"), visible("\x07"), visible("\u202e")
+        ('·Mary', '␇', '⟨U+202E⟩')
     """
     return "".join(_sign(c) for c in piece) or "∅"
 

@@ -84,7 +84,7 @@ def edit_to_json(edit: Edit) -> dict[str, object]:
         Object with `where`, `change` and the fields of the change, and where they are set `at` (an index by dim) and
         `rows`.
 
-    See also:
+    See Also:
         `edit_from_json`: the way back. `edit_to_python`: as code.
 
     Example:

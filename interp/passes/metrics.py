@@ -170,7 +170,7 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
     Returns:
         `Metric` in logits.
 
-    See also:
+    See Also:
         `answer_log_probability`, `answer_probability`: of one answer. `kl_divergence`: of the whole distribution.
 
     Example:

@@ -121,7 +121,7 @@ class Attribute(Question):
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Ferrando et al. 2024, section 4.
 
-    See also:
+    See Also:
         `ablate`, `patch`: total effects of a part. `logit_lens`: logits of the stream between the blocks.
 
     Example:

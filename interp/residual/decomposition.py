@@ -342,7 +342,6 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
     In post-norm models every part goes through the later norms of the stream at their frozen scales, and each norm's
     beta is a part of its own (`L0.ln1_bias`).
     """
-
     return _collected(cache, model, depth(model, layer), as_wholes(cache))
 
 
@@ -404,7 +403,6 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     The remainder holds embeddings, MLPs and biases. Checked twice: heads + bias = attn_out in each layer, and all
     parts against the stream.
     """
-
     every = _collected(cache, model, depth(model, layer), into_heads(cache, model))
     is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
     heads = [i for i, head in enumerate(is_head) if head]

@@ -109,7 +109,7 @@ class Paths(Question):
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", path expansion.
 
-    See also:
+    See Also:
         `orders`: all paths of one length together. `attribute`: models with MLPs, heads only.
 
     Example:
@@ -163,7 +163,7 @@ class Orders(Question):
             the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
         IncompleteSumError: the sum fails.
 
-    See also:
+    See Also:
         `term_importance`: the loss by order. `paths`: single paths, for one answer.
 
     Example:

@@ -192,7 +192,7 @@ class Record(Shown):
 
     @property
     def state(self) -> RunState:
-        """ "running", "finished", "failed" or "interrupted"; a run that no process works on any more was interrupted.
+        """State: "running", "finished", "failed" or "interrupted" (nobody works on it any more).
 
         In a folder that may not be written to nobody can ask for the lock, and a run that was killed still reads as
         running.

@@ -150,7 +150,7 @@ def run(
         MemoryError: a single row that does not fit.
         OSError: `out` cannot be written (nothing is lost: resume).
 
-    See also:
+    See Also:
         `answered`: one question over prompts at hand, of which none may be set aside.
 
     Example:

@@ -118,7 +118,7 @@ class Erasure(Brief, Question):
     Source:
         DeYoung et al. 2020, "ERASER"; the shares of Ferrando et al. 2022.
 
-    See also:
+    See Also:
         `compare_methods`: several methods on the same prompts, with random orders. `evidence`: known tokens instead.
 
     Example:
@@ -201,7 +201,7 @@ class CompareMethods(Question):
     Source:
         DeYoung et al. 2020, "ERASER"; Ferrando et al. 2022.
 
-    See also:
+    See Also:
         `erasure`: one attribution, whatever made it.
 
     Example:

@@ -66,7 +66,7 @@ def evidence(
     Source:
         Yin and Neubig 2022, arXiv:2202.10419, section 4.
 
-    See also:
+    See Also:
         `erasure`: whether the tokens matter to the model.
 
     Example:

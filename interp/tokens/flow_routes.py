@@ -85,7 +85,7 @@ class FlowRoutes(Question):
         Ferrando & Voita 2024, "Information Flow Routes: Automatically Interpreting Language Models at Scale"
         (arXiv:2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
 
-    See also:
+    See Also:
         `routes`: the edges that lead to one position.
 
     Example:

@@ -154,7 +154,7 @@ class TokenAttribution(Question):
         Attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than 0.9
         of them); mixing says nothing about the MLPs.
 
-    See also:
+    See Also:
         `compare_methods`: which method names the tokens that matter. `layer_mixing`: the matrices of every block.
 
     Example:
@@ -238,7 +238,7 @@ class LayerMixing(Question):
     Raises:
         ValueError: an unknown kernel, cross-attention, and edits that the kernel cannot see.
 
-    See also:
+    See Also:
         `token_attribution`: such matrices chained over the blocks.
 
     Example:

@@ -63,7 +63,7 @@ class BigramTable(Question):
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Zero-Layer Transformers".
 
-    See also:
+    See Also:
         `HeadCircuits.direct`: the table itself, as a product of thin matrices.
 
     Example:

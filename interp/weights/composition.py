@@ -86,7 +86,7 @@ class Composition(Question):
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Composition of attention
         heads". Tukey 1977, median polish.
 
-    See also:
+    See Also:
         `composition_scores`: the ratios as a tensor. `composition_directions`: which directions carry one pair.
 
     Example:
@@ -140,7 +140,7 @@ def composition_scores(
     Source:
         Elhage et al. 2021, "Composition of attention heads".
 
-    See also:
+    See Also:
         `composition`: the same ratios with their chance level, as a table.
 
     Example:
@@ -244,7 +244,7 @@ def composition_directions(
         IndexError: a head that does not exist.
         ValueError: as in `virtual_heads` and `composition`; a `top` that is not 1 to d_head.
 
-    See also:
+    See Also:
         `composition`: the scores of all pairs.
 
     Example:

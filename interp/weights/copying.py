@@ -174,7 +174,7 @@ class Copying(Question):
     Source:
         Elhage et al. 2021, "Summarizing OV/QK Matrices". Olsson et al. 2022.
 
-    See also:
+    See Also:
         `eigenvalue_scores`: the first score alone, as a tensor. `interp.heads`: copying on prompts.
 
     Example:
@@ -240,7 +240,7 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     Source:
         Elhage et al. 2021, "Summarizing OV/QK Matrices".
 
-    See also:
+    See Also:
         `copying`: the same scores with their chance level, and ranks. `matching_scores`: the QK circuit of induction
         heads.
 
@@ -301,7 +301,7 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
         Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E, in row form), summed over heads as in Olsson et al.
         2022 (QK eigenvalue trace).
 
-    See also:
+    See Also:
         `copying`: with `previous=`, the same scores with their chance level.
     """
     circuits = as_circuits(circuits)

@@ -86,7 +86,7 @@ class Directions(Brief, Question):
     Source:
         Geva et al. 2022 (value vectors); Dar et al. 2022, "Analyzing Transformers in Embedding Space".
 
-    See also:
+    See Also:
         `neurons`, `singular_directions`: the same lists of a model's own directions.
 
     Example:
@@ -151,7 +151,7 @@ class SingularDirections(Question):
     Source:
         Dar et al. 2022, "Analyzing Transformers in Embedding Space".
 
-    See also:
+    See Also:
         `directions`: the same lists of any vectors. `spectra`: the singular values of all matrices.
 
     Example:
@@ -212,7 +212,7 @@ class Neurons(Question):
     Source:
         Geva et al. 2022.
 
-    See also:
+    See Also:
         `interp.features.top_examples`: the texts on which a neuron is largest.
 
     Example:

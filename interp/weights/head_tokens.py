@@ -80,7 +80,7 @@ class HeadTokens(Question):
     Source:
         Elhage et al. 2021; Dar et al. 2022.
 
-    See also:
+    See Also:
         `top_pairs`: the largest entries over the whole vocabulary, of single heads.
 
     Example:

@@ -89,7 +89,7 @@ class Spectra(Question):
     Source:
         Roy and Vetterli 2007 (effective rank).
 
-    See also:
+    See Also:
         `singular_directions`: the directions of one matrix, as tokens.
 
     Example:

@@ -69,7 +69,7 @@ class TopPairs(Question):
     Source:
         Dar et al. 2022, who read the uncentred forms.
 
-    See also:
+    See Also:
         `head_tokens`: entries of given tokens, for all heads. `skip_trigrams`: both circuits combined.
 
     Example:
@@ -134,7 +134,7 @@ class SkipTrigrams(Question):
     Source:
         Elhage et al. 2021, "Interpretation as Skip-Trigrams".
 
-    See also:
+    See Also:
         `top_pairs`: the largest entries of one circuit.
 
     Example:

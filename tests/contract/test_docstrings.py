@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from interp.passes.question import Question
+from interp.passes.question import Question, function_name
 from tests.contract.sources import none, package
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "api"
-ORDER = ["Args", "Returns", "Raises", "Caveat", "Caveats", "Memory", "Cost", "Source", "See also", "Example"]
-HEADING = re.compile(r"^([A-Z][a-z]+(?: [a-z]+)?):$")
+ORDER = ["Args", "Returns", "Raises", "Caveat", "Caveats", "Memory", "Cost", "Source", "See Also", "Example"]
+HEADING = re.compile(r"^([A-Z][a-z]+(?: [A-Z][a-z]+)?):$")
 OLD = re.compile(r"^(Errors?|Returns|Variables|Sources?|Memory|Cost|Caveats?): \S")
 """Openings of a paragraph that are headings of sections now."""
 
@@ -124,9 +124,11 @@ def test_a_docstring_with_a_fault_is_found() -> None:
 
 
 def test_questions_are_explained_by_their_functions() -> None:
-    """A question's record and its function share one docstring."""
+    """A question's record and its function share one docstring; the words of one written by hand name its function."""
     words = {function.__doc__ for _, function in functions()}
     for name in named():
         each = found(name)
         if inspect.isclass(each) and issubclass(each, Question) and each is not Question:
-            assert each.__doc__ in words, name
+            doc = inspect.getdoc(each) or ""
+            see = " ".join(sections(doc).get("See Also", []))
+            assert each.__doc__ in words or f"`{function_name(each)}`: the function" in see, name

@@ -266,7 +266,7 @@ class ActivationCache(CachedActivations):
         Raises:
             KeyError: mid states of blocks that have none (attention only, parallel).
 
-        See also:
+        See Also:
             `interp.logit_lens`: reads every state a model has.
         """
         upto, pos = self._layer(layer), as_slice(pos_slice)

@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def get_device() -> str:
-    """ "cuda" where there is one; "mps" only if the environment has `TRANSFORMERLENS_ALLOW_MPS=1`; else "cpu"."""
+    """Name of a device: "cuda" where there is one; "mps" only if the environment has `TRANSFORMERLENS_ALLOW_MPS=1`; else "cpu"."""
     if torch.cuda.is_available():
         return "cuda"
     mps = torch.backends.mps

@@ -162,5 +162,5 @@ class WeightStacks(nn.Module):
         return scores
 
     def all_head_labels(self) -> list[str]:
-        """ "L0H0", "L0H1", ..."""
+        """Names of all heads: "L0H0", "L0H1", ..."""
         return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]

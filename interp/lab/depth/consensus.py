@@ -67,7 +67,7 @@ class Consensus(Question):
     Source:
         Rodríguez Abella et al. 2024/25, who iterate trained blocks.
 
-    See also:
+    See Also:
         `rank_collapse`: one number for all tokens, with skips and MLPs switched off.
 
     Example:

@@ -70,7 +70,7 @@ def flow(
     Source:
         Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1.
 
-    See also:
+    See Also:
         `trajectories`: the way there.
 
     Example:

@@ -69,7 +69,7 @@ class RankCollapse(Question):
     Source:
         Dong et al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
 
-    See also:
+    See Also:
         `consensus`: directions of the tokens in the unchanged stack.
 
     Example:

@@ -74,7 +74,7 @@ class Refinement(Question):
     Source:
         Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762).
 
-    See also:
+    See Also:
         `splitting`: the error of one block against the flow of its sublayers together.
 
     Example:
@@ -205,7 +205,7 @@ class Splitting(Question):
     Source:
         Lu et al. 2019 (arXiv:1906.02762).
 
-    See also:
+    See Also:
         `refinement`: shorter steps of the whole stack.
 
     Example:

@@ -151,7 +151,7 @@ def leave_out(
     Caveat:
         AdamW divides by running sizes of the gradient, so what a row does is what it does under this optimiser.
 
-    See also:
+    See Also:
         `interp.dynamics.influence`: an estimate of the same effects without training again.
 
     Example:
