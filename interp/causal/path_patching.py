@@ -45,6 +45,8 @@ INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
 class PathPatch(Question):
     """Effect of each sender on direct paths: how far the metric moves when only the receivers see its patched value.
 
+    It tells by which way an effect travels: directly, or through the receivers that are named.
+
     For each sender:
 
     1. The sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are

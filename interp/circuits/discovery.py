@@ -96,7 +96,7 @@ class FindCircuit(Question):
             and models whose stream is no sum.
 
     See Also:
-        `find_circuit`: chooses the size, runs the circuit and says how faithful it is.
+        `find_circuit`: the function; it chooses the size, runs the circuit and says how faithful it is.
     """
 
     metric: Metric | LogitFunction | None = None

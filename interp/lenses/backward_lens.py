@@ -141,6 +141,8 @@ def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Tex
 class BackwardLens(_OfGradients):
     """Tokens that a training step towards an answer would write into each matrix, read off its gradient's factors.
 
+    A step adds to each matrix a sum of pairs of vectors, one per token; each vector can be read as tokens.
+
     The gradient of -log p(answer) at a matrix is sum_i x_i^T delta_i over tokens i, x_i what it reads and delta_i = d
     loss / d (x_i W). One side of each product lives in the residual stream: x for matrices that read it, delta for
     those that write it. That vector is projected on the vocabulary: read the most probable tokens of x, and the least

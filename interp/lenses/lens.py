@@ -209,6 +209,8 @@ class Translators(Protocol):
 class LogitLens(Question):
     """Next-token prediction at every depth and position, as if the model stopped there.
 
+    It shows at which depth an answer appears, and what the model favours before.
+
     Each layer's state is read as if it were the last one: logits_l = LN_f(x_l) W_U, with the final norm computed on the
     state itself. At the last depth these are the model's own logits, their factor and soft cap included.
 

@@ -110,6 +110,8 @@ METHODS: dict[str, TokenMethod] = {
 class TokenAttribution(Question):
     """How much each token of each prompt contributes to position `pos`, or to the answer predicted there.
 
+    Which words made the model say it? Each method gives one number per token; what they sum to differs.
+
     The methods, and the sums of their values (also in `attrs["sums_to"]`):
 
     - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer (Abnar

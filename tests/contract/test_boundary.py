@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pickle
 import pydoc
+import re
 import time
 from importlib import import_module
 from pathlib import Path
@@ -86,9 +87,13 @@ def test_a_signature_in_help_is_short() -> None:
         if inspect.isfunction(value):
             for parameter in inspect.signature(value).parameters.values():
                 assert len(repr(parameter.default)) < 120, f"{name}({parameter})"
-            first, blank, second, *_ = inspect.getdoc(value).splitlines()
-            assert first.endswith(".") and not blank and second.endswith((".", "?")), name
-            assert not set(second) & set("[]=|"), f"{name}: its second sentence is for a stranger: {second}"
+            first, second, *_ = (inspect.getdoc(value) or "").split("\n\n")
+            assert first.endswith(".") and not second.startswith("Args:"), (
+                f"{name} is explained in one sentence"
+            )
+            said = re.split(r"(?<=[.?])\s", second)[0]
+            assert said.endswith((".", "?")), f"{name}: {said}"
+            assert not set(said) & set("[]=|"), f"{name}: its second sentence is for a stranger: {said}"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

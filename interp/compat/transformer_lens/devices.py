@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def get_device() -> str:
-    """Name of a device: "cuda" where there is one; "mps" only if the environment has `TRANSFORMERLENS_ALLOW_MPS=1`; else "cpu"."""
+    """The device to use: "cuda" if there is one, "mps" if `TRANSFORMERLENS_ALLOW_MPS=1` allows it, else "cpu"."""
     if torch.cuda.is_available():
         return "cuda"
     mps = torch.backends.mps
