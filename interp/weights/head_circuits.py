@@ -251,7 +251,7 @@ class HeadCircuits:
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:
-        """Contribution of each position to the stream; with `biases` plus a column of 0. ValueError if none is added."""
+        """Contribution of each position to the stream; with `biases` plus a column of 0. ValueError if it adds none."""
         kind, config = self.config.position, self.config
         if isinstance(kind, Learned):
             found = Weights(self.network).W_pos
