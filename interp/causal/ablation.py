@@ -57,7 +57,8 @@ AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron
 class Ablate(Question):
     """Effect of ablating each part: how far the metric moves when zero, a mean or another value replaces its output.
 
-    Which parts does the answer need? What is lost without a part is what it did, directly and through all that reads it.
+    Which parts does the answer need? What is lost without a part is what it did, directly and
+    through all that reads it.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.

@@ -71,6 +71,13 @@ class SingularValues:
         The paper's formula has no rescale; its released code has: then a constant z changes nothing, and where z >= 0
         the nuclear norm stays.
 
+        Args:
+            z: [r], one number per singular value.
+            rescale: whether z is rescaled so that the sum of the singular values stays.
+
+        Returns:
+            [r].
+
         Raises:
             ValueError: another number of entries, or a sum of 0 to divide by.
         """
@@ -90,6 +97,9 @@ class SingularValues:
     def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
         """W' = U diag(sigma z) V^T, heads side by side; up to rounding the matrix under `edit`.
 
+        Args:
+            z, rescale: as in `factor`.
+
         Example:
             >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
             >>> first = torch.zeros_like(parts.sigma).index_fill(0, torch.tensor([0]), 1.0)
@@ -99,12 +109,19 @@ class SingularValues:
         return (self.U * (self.sigma * self.factor(z, rescale=rescale))) @ self.V.mT
 
     def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
-        """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1."""
+        """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1.
+
+        Args:
+            z, rescale: as in `factor`.
+        """
         left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
         return by_head(left, self.V.mT, self.name, self.heads)
 
     def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
         """The scaling as a `WeightEdit`, which can be applied and taken back bit for bit.
+
+        Args:
+            z, rescale: as in `factor`.
 
         Example:
             >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")

@@ -90,6 +90,11 @@ class Dispatch(Brief):
     def asked(self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None) -> Batch:
         """The prompts, padded on the left, each followed by the question.
 
+        Args:
+            model: whose tokenizer is used.
+            prompts: texts, token ids or a batch.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
         Example:
             >>> Dispatch((1, 2), {"even": 5, "odd": 6}).asked(model, torch.tensor([[7, 8]]), prepend_bos=False).tokens
             tensor([[7, 8, 1, 2]])
@@ -116,7 +121,16 @@ class Dispatch(Brief):
     def probabilities(
         self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None
     ) -> Float[Tensor, "b t"]:
-        """The share of each label in the probability of all labels, after each prompt and the question."""
+        """The share of each label in the probability of all labels, after each prompt and the question.
+
+        Args:
+            model: the model that answers, under `z` if there is one.
+            prompts: texts, token ids or a batch.
+            prepend_bos: whether texts begin with BOS; None: as the model does by default.
+
+        Returns:
+            [b t], in the order of the labels; each row sums to 1.
+        """
         network = as_network(model) if self.z is None else adapted(model, self.z, rescale=self.rescale)
         logits = _last_logits(network, self.asked(model, prompts, prepend_bos=prepend_bos))
         return wide(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)

@@ -5,9 +5,10 @@ centred over the vocabulary (logits have no zero of their own). A direction that
 every token's embedding, `W_E d`, the norm before it folded in. Geva et al. 2022 (value vectors); Dar et al. 2022,
 "Analyzing Transformers in Embedding Space". Both ends of every list are given: activations can be negative.
 
-Caveats: `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T where a right inverse of W_E
-belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not bare
-embeddings, and writes to be read by later ones: these lists see neither.
+Caveats:
+    `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T where a right inverse of W_E
+    belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not bare
+    embeddings, and writes to be read by later ones: these lists see neither.
 """
 
 from __future__ import annotations

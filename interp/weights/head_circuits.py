@@ -327,6 +327,13 @@ class HeadCircuits:
     def writing(self, layer: int, *, cross: bool = False) -> Float[Tensor, "h e d"]:
         """The map from the z of each head to what it adds to the stream.
 
+        Args:
+            layer: the layer of the heads.
+            cross: whether they are those of cross-attention.
+
+        Returns:
+            [h e d]; with `folded` after the norm of what attention adds.
+
         Raises:
             AttributeError: a layer whose mixer has no OV circuit.
         """
@@ -337,9 +344,15 @@ class HeadCircuits:
         return output_norm(self.network, layer, _sublayer(cross)).through(wide(out)) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
-        """The map from the stream to the queries, keys or values (`part` "q", "k" or "v") of each query head.
+        """The map from the stream to the queries, keys or values of each query head.
 
-        With `biases` it has a last row.
+        Args:
+            layer: the layer of the heads.
+            part: "q", "k" or "v".
+            cross: whether they are those of cross-attention.
+
+        Returns:
+            [h d e]; with `folded` after the norm before attention, and with `biases` one more row.
         """
         weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
