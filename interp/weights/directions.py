@@ -7,8 +7,8 @@ every token's embedding, `W_E d`, the norm before it folded in. Geva et al. 2022
 
 Caveats:
     `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T where a right inverse of W_E
-    belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not bare
-    embeddings, and writes to be read by later ones: these lists see neither.
+    belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not
+    bare embeddings, and writes to be read by later ones: these lists see neither.
 """
 
 from __future__ import annotations
