@@ -45,10 +45,10 @@ from interp.passes.observe import (
     HookDirection,
     Names,
     as_edits,
+    edits_in_force,
     matching,
     observe,
     position_filter,
-    standing,
     standing_edits,
 )
 from interp.passes.sampling import Sampling
@@ -513,7 +513,7 @@ class HookedTransformer(Shown):
         hooks += [(h, "bwd") for h in bwd_hooks]
         found = [*as_edits(hooks, self.cfg), *edits]
         self._transformer.edited(found)  # refuses what the model lacks, before the block begins
-        with standing(self._transformer, found):
+        with edits_in_force(self._transformer, found):
             yield self
 
     @public(plain_pass=True)

@@ -43,7 +43,7 @@ from interp.model import Read, Trace, Transformer
 from interp.passes.question import Askable, ByRow, Questions, Reading
 from interp.runs.journal import Journal, packed_done, unpacked_done
 from interp.runs.memory import LiveBytes
-from interp.runs.progress import Done, Progress, Tally
+from interp.runs.progress import BatchDone, Progress, Tally
 from interp.runs.workers import done_by_processes
 from interp.tasks import RepeatedTokens
 
@@ -271,7 +271,7 @@ def timed_writes() -> Iterator[list[tuple[float, int]]]:
     found: list[tuple[float, int]] = []
     write = Journal.write
 
-    def timed(self: Journal, done: Done) -> None:
+    def timed(self: Journal, done: BatchDone) -> None:
         start, before = time.process_time(), self._size
         write(self, done)
         found.append((time.process_time() - start, max(0, self._size - before)))
@@ -291,12 +291,12 @@ def workers(model: interp.HookedTransformer) -> None:
     texts = stream_of(model, 4096)
     questions = Questions.of([InContext(early=5, late=50).bind(model)], model.cfg)
 
-    def processes(progress: Progress, count: int) -> Iterator[Done]:
+    def processes(progress: Progress, count: int) -> Iterator[BatchDone]:
         devices = [torch.device("cpu")] * count
         numbers = range(texts.windows or 0)
         return done_by_processes(questions, model.transformer, texts, numbers, progress.due, devices)
 
-    def actors(progress: Progress, count: int) -> Iterator[Done]:
+    def actors(progress: Progress, count: int) -> Iterator[BatchDone]:
         return by_actors(questions, model.transformer, texts, count, progress)
 
     for kind in (processes, actors):
@@ -309,7 +309,7 @@ def workers(model: interp.HookedTransformer) -> None:
 
 def by_actors(
     questions: Questions, model: Transformer, source: DataSource, count: int, progress: Progress
-) -> Iterator[Done]:
+) -> Iterator[BatchDone]:
     """The same on Ray."""
     import ray
 
@@ -324,7 +324,7 @@ def by_actors(
         ray.shutdown()
 
 
-def rate(done: Callable[[Progress], Iterator[Done]], count: int) -> dict[str, float]:
+def rate(done: Callable[[Progress], Iterator[BatchDone]], count: int) -> dict[str, float]:
     """Tokens per second from the first windows' ends till the last but a few, by the wall clock and of CPU time."""
     progress, start = Progress(), time.monotonic()
     ends: list[tuple[float, float, int]] = []
@@ -391,7 +391,7 @@ def costs(model: interp.HookedTransformer) -> None:
     runs = cpu_of(lambda: interp.run([NORMS], model.transformer, words))
     rows = torch.arange(4)
     large = Bootstrap(Means, 1000).of({"x": torch.randn(4, 1000)}, rows)
-    done = Done(0, 0, False, {"norms": large}, Tally())
+    done = BatchDone(0, 0, False, {"norms": large}, Tally())
     size = len(packed_done(done)) / 1e6
     reductions = {"norms": Bootstrap(Means, 1000)}
     with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ from interp.core.stats import (
     Partial,
     if_at_least,
     over,
-    wide,
+    upcast,
 )
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
@@ -180,7 +180,7 @@ def row_numbers(
         >>> row_numbers(torch.tensor([[[[0.0, 0.0, -torch.inf]]]]))[0, 0, 0].tolist()
         [0.5, 0.6931471824645996, 0.0, 2.0]
     """
-    scores = wide(scores_bhqk)
+    scores = upcast(scores_bhqk)
     seen = scores > -torch.inf
     keys = seen.sum(-1, keepdim=True).to(scores.dtype)
     if train_length is not None:
@@ -206,7 +206,7 @@ def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False
         >>> weight_numbers(torch.tensor([[[[0.5, -0.5, 0.0]]]]))[0, 0, 0, :2].tolist()
         [0.5, 0.6931471824645996]
     """
-    sizes = wide(weights).abs()
+    sizes = upcast(weights).abs()
     total = sizes.sum(-1, keepdim=True)
     shares = sizes / total.masked_fill(total == 0, 1)
     if halves:
@@ -322,7 +322,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
     assert isinstance(merged, MaskedMeans)
     nulls = {"relative": 1.0}
     scores = {
-        name: _known(
+        name: _nan_where_empty(
             Score.of(
                 moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan),
                 share=name != "entropy" and "signed" not in weights_of(config), within=POSITIVE,
@@ -334,7 +334,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
     return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
 
-def _known(score: Score) -> Score:
+def _nan_where_empty(score: Score) -> Score:
     """The means with NaN where there was nothing to average: a layer without a pattern."""
     none = score.n == 0
     value, low, high = (x.masked_fill(none, torch.nan) for x in (score.value, score.low, score.high))

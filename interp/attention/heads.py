@@ -41,7 +41,7 @@ from interp.core.patterns import (
 )
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, two_sided_p
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 from interp.data.batch import Batch
 from interp.data.stream import ROWS, DataSource, prompt_source
 from interp.data.text import Text
@@ -57,7 +57,7 @@ from interp.passes.observe import Studied, Subject
 from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.functions import of_own_rows, of_weights
-from interp.runs.kept import once
+from interp.runs.kept import cached_for_model
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.weights.copying import (
     RandomHeads,
@@ -242,7 +242,7 @@ def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
     rows = _Rows.of(asked, config, has_data=has_data)
     (scores, attrs, peak), (said, why_not) = yield from _seen(model, asked, rows)
     asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
-    weighed, why, random = once(model, asked_of, partial(_of_weights, network, model.text))
+    weighed, why, random = cached_for_model(model, asked_of, partial(_of_weights, network, model.text))
     scores |= said | weighed | peak
     attrs |= why_not | why
     unseen = without_pattern(config)
@@ -285,7 +285,7 @@ def _beside_random(model: Subject, asked: Heads, rows: _Rows) -> Stages[dict[str
         scores |= said
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
-            scores |= _successors(fetched(_successor_hits(circuits, model.text)[0]))
+            scores |= _successors(to_host(_successor_hits(circuits, model.text)[0]))
         for name, score in scores.items():
             found.setdefault(name, []).append(score.value.cpu())
     return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
@@ -430,7 +430,7 @@ def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
     return score._replace(
-        **{name: x.masked_fill(sent(heads, x.device), torch.nan) for name, x in ends.items()}
+        **{name: x.masked_fill(to_device(heads, x.device), torch.nan) for name, x in ends.items()}
     )
 
 
@@ -555,7 +555,7 @@ def _compute(
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
     # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
     if signed := without_shares(model.config):
-        scores[:, sent(signed, scores.device), :, SCORES.index("entropy")] = 0.0
+        scores[:, to_device(signed, scores.device), :, SCORES.index("entropy")] = 0.0
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]

@@ -17,8 +17,8 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
-from interp.core.transfers import check, fetched, sent
+from interp.core.stats import upcast
+from interp.core.transfers import check, to_device, to_host
 from interp.data.batch import Batch
 from interp.model.attention import Attention, picked
 from interp.model.config import WITH_HEADS, ModelConfig
@@ -207,7 +207,7 @@ def score_parts(
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
     reads = _reads(model, head[0], columns, by)
     run = yield from recorded(batch, list(reads.values()))
-    seen = {site: wide(run.trace[read]) for site, read in reads.items()}
+    seen = {site: upcast(run.trace[read]) for site, read in reads.items()}
     return _split(model, batch, head, places, seen, by)
 
 
@@ -236,16 +236,16 @@ def every_score(
     """
     if not layers:
         return
-    masks = fetched({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
+    masks = to_host({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
     # Every token is a row, at both ends of the scores.
     seen = {
-        site: wide(trace[Read(site)])[0].unsqueeze(1)
+        site: upcast(trace[Read(site)])[0].unsqueeze(1)
         for site in dict.fromkeys(site for layer in layers for site in _sites(model, layer, "head"))
     }
     seen = {site: x.expand(-1, 2, *x.shape[2:]) for site, x in seen.items()}
     split = cache(into_heads(seen, model))
     for layer in layers:
-        scores, parts = wide(trace[Read(_scores(layer))])[0], before_attention(seen, model, layer, split)
+        scores, parts = upcast(trace[Read(_scores(layer))])[0], before_attention(seen, model, layer, split)
         wanted = [h for h in range(len(scores)) if heads is None or (layer, h) in heads]
         for alike, found in _of_layer(model, batch, layer, seen, parts, scores, (masks[layer], wanted)):
             yield layer, alike, found
@@ -270,8 +270,8 @@ def _of_layer(
     for head in wanted:
         alike.setdefault(masks[head].numpy().tobytes(), []).append(head)
     for heads in alike.values():
-        which = sent(heads, scores.device)[:, None]
-        places = sent(masks[heads[0]].nonzero(), scores.device)
+        which = to_device(heads, scores.device)[:, None]
+        places = to_device(masks[heads[0]].nonzero(), scores.device)
         query, key = places.T
         recorded = scores[which, query, key]
         position = _position(model, which[:, 0], places, recorded)

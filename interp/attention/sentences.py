@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.attention.shares import in_every_layer, signed_shares, with_pattern, without_shares
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -155,7 +155,7 @@ def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
 
 def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Attention of the last query `[b l h]` to each name."""
-    masks = sent(mention_masks(batch.host()), batch.tokens.device)
+    masks = to_device(mention_masks(batch.host()), batch.tokens.device)
     rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
     rows = in_every_layer(rows, model.config)
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.config import ModelConfig
 
 NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
@@ -18,7 +18,7 @@ def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
 
     Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
     """
-    values = wide(rows)
+    values = upcast(rows)
     total = values.abs().sum(-1, keepdim=True)
     return values / total.masked_fill(total == 0, 1)
 

@@ -26,7 +26,7 @@ from interp.causal.effects import (
     part_names,
     swept,
 )
-from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, said, useless
+from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, stand_in_text, useless
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -139,7 +139,7 @@ class Ablate(Question):
         network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
         if problem := _useless(change, self.groups, given=self.reference is not None):
-            raise ValueError(f"{said(change)} {problem}")
+            raise ValueError(f"{stand_in_text(change)} {problem}")
         reference = None if self.reference is None else model.text.batch(self.reference)
         fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
         metric = as_metric(self.metric, model.text)
@@ -169,18 +169,22 @@ def _measured(
     """The effects of every cell."""
     check_left(fill.change, batch)
     values = (
-        (yield from _held(batch.pair()[1], grid.sites, [] if freeze else [needs.Ahead(batch, grid.sites)]))
+        (
+            yield from _values_at(
+                batch.pair()[1], grid.sites, [] if freeze else [needs.Ahead(batch, grid.sites)]
+            )
+        )
         if isinstance(fill.change, Resample)
         else fill.values(batch)
     )
     put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
-    frozen = (yield from _held(batch, _patterns(model.config))) if freeze else {}
+    frozen = (yield from _values_at(batch, _patterns(model.config))) if freeze else {}
     common = Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
     columns = batch.tokens.shape[1]
     return (yield from swept(batch, metric, grid.variants(put, batch), grid.shape(columns), common))
 
 
-def _held(
+def _values_at(
     batch: Batch, sites: Sequence[str], ahead: Sequence[needs.Ahead] = ()
 ) -> Steps[Mapping[str, Tensor]]:
     """Values of these sites on some prompts; ahead: what is swept next."""

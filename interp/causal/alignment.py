@@ -28,8 +28,8 @@ from interp.core.axes import describe
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
 from interp.core.results import Score, noted, scored
-from interp.core.stats import Moments, over, wide
-from interp.core.transfers import Checks, check, checks_together, fetched, sent
+from interp.core.stats import Moments, over, upcast
+from interp.core.transfers import Checks, check, checks_together, to_device, to_host
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
@@ -276,7 +276,7 @@ class AlignedCells:
         along |= {dim: index[..., i] - first * (dim == "pos") for i, dim in enumerate(self.dims)}
         inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
         every = (group, row, *(along.get(dim, slice(None)) for dim in inner))
-        return tuple(sent(each, device) if isinstance(each, Tensor) else each for each in every)
+        return tuple(to_device(each, device) if isinstance(each, Tensor) else each for each in every)
 
     def at(self, place: tuple[int, ...]) -> dict[str, int | tuple[int, ...]]:
         """The cell as an edit names it."""
@@ -298,7 +298,7 @@ class SubspaceExchange:
     def __call__(self, value: Float[Tensor, "r *axes d"]) -> Float[Tensor, "r *axes d"]:
         """The rows of all groups with their cells exchanged."""
         cells = value.unflatten(0, (len(self.basis), -1))
-        x = wide(cells[self.into])
+        x = upcast(cells[self.into])
         along = torch.einsum("g...d, gkd -> g...k", self.source - x, self.basis)
         cells[self.into] = (x + torch.einsum("g...k, gkd -> g...d", along, self.basis)).to(cells)
         return cells.flatten(0, 1)
@@ -337,15 +337,15 @@ class AlignedRuns:
     ) -> tuple[Float[Tensor, "g n ... d"], Float[Tensor, "g n ... d"]]:
         """States of each of these cells in these rows' base and source runs, in float32 at least."""
         device, groups = self.model.device, len(places)
-        into, here = self.cells.into(places, len(rows), device), sent(rows, device)
+        into, here = self.cells.into(places, len(rows), device), to_device(rows, device)
         every = (found[name][here] for found in (self.base.values, self.source))
-        base, source = (wide(each.expand(groups, *each.shape)[into]) for each in every)
+        base, source = (upcast(each.expand(groups, *each.shape)[into]) for each in every)
         return base, source
 
     def unlike(self, rows: Int[Tensor, "n"]) -> dict[str, list[int]]:
         """The cells at each site whose state differs in any of these rows' source runs."""
         every = {name: self.states(name, self.cells.places, rows) for name in self.cells.names}
-        flags = fetched({name: (base != source).flatten(1).any(1) for name, (base, source) in every.items()})
+        flags = to_host({name: (base != source).flatten(1).any(1) for name, (base, source) in every.items()})
         return {name: each.nonzero()[:, 0].tolist() for name, each in flags.items()}
 
     def loss(
@@ -358,8 +358,8 @@ class AlignedRuns:
     ) -> Float[Tensor, "g b"]:
         """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
         model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
-        here = sent(rows, model.device)
-        source = wide(self.source[name][here].expand(groups, *[-1] * self.source[name].ndim))
+        here = to_device(rows, model.device)
+        source = upcast(self.source[name][here].expand(groups, *[-1] * self.source[name].ndim))
         into = self.cells.into(places, len(rows), model.device)
         exchange = SubspaceExchange(self.cells.into(places, len(rows), model.device, c), source[into], basis)
         own = self.pairs.own.rows(rows)
@@ -376,8 +376,8 @@ class AlignedRuns:
             logits_at=batch.last()[:, None] - c,
         )  # fmt: skip
         tap.close()
-        logits = model.read_out(wide(stream[:, 0]))
-        loss = F.cross_entropy(logits, sent(answers.flatten(), logits.device), reduction="none")
+        logits = model.read_out(upcast(stream[:, 0]))
+        loss = F.cross_entropy(logits, to_device(answers.flatten(), logits.device), reduction="none")
         return loss.unflatten(0, (groups, -1))
 
     def first(self, places: Sequence[tuple[int, ...]]) -> int:
@@ -400,9 +400,9 @@ class AlignedRuns:
         places, metrics = self.cells.places, metrics_of(self.pairs.own)
         shape = len(swapped), len(self.cells.names), len(places)
         values, without = [], []
-        bases = fetched({name: each for name, each in swapped.items() if each is not None})
+        bases = to_host({name: each for name, each in swapped.items() if each is not None})
         for rows in test.split(self.batch_size):
-            here = sent(rows, self.model.device)
+            here = to_device(rows, self.model.device)
             held = {name: self.source[name][here] for name in self.cells.names}
             variants = [
                 Variant([Edit(name, _change(held[name], directions, layer, cell), self.cells.at(place))])
@@ -457,15 +457,15 @@ class DirectionSearch:
         ):
             raise ValueError("subspace must be directions of finite numbers, not all 0")
         for null in self.nulls or ():
-            if null not in self._known:
+            if null not in self._nulls:
                 raise KeyError(
-                    f"{self._name!r} has the nulls {', '.join(self._known)}, not {null!r}; {nearest(null, self._known)}"
+                    f"{self._name!r} has the nulls {', '.join(self._nulls)}, not {null!r}; {nearest(null, self._nulls)}"
                 )
 
     def answered(self, runs: AlignedRuns, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
         """The result of `align`; checks: conditions that are fetched together with the scores."""
         train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
-        wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
+        wanted = [null for null in self._nulls if self.nulls is None or null in self.nulls]
         found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
         swapped: dict[str, CellDirections | None] = {"found": found, "whole state": None}
         if "random subspace" in wanted:
@@ -486,7 +486,7 @@ class DirectionSearch:
         here = {("directions", 0): found, **{("fine", i): fine for i, fine in checks.flags.items()}}
         for i, each in enumerate(scores):
             here |= {("values", i): each.values, ("without", i): each.without}
-        here = fetched(here)
+        here = to_host(here)
         checks.settle({i: here["fine", i] for i in checks.flags})
         scores = [
             replace(each, values=here["values", i], without=here["without", i])
@@ -499,7 +499,7 @@ class DirectionSearch:
         return self.method if self.subspace is None else "given"
 
     @property
-    def _known(self) -> tuple[Null, ...]:
+    def _nulls(self) -> tuple[Null, ...]:
         return NULLS[self._name]
 
     def found(
@@ -590,9 +590,9 @@ class DirectionSearch:
                 name, places[work[0][0]], min(self.descent.pairs, runs.batch_size, len(train))
             )
             cell, order = (list(each) for each in zip(*work[:size], strict=True))
-            mine = start[sent(cell, device)]
+            mine = start[to_device(cell, device)]
             made = self._descent(runs, name, [places[i] for i in cell], mine, train, theirs[order])
-            found[sent(order, device), sent(cell, device)] = made
+            found[to_device(order, device), to_device(cell, device)] = made
             work = work[size:]
         return found
 
@@ -633,7 +633,7 @@ class DirectionSearch:
             for place in runs.cells.places
         ]
         wanted = torch.promote_types(model.dtype, torch.float32)
-        return sent(torch.from_numpy(np.stack(drawn)).to(wanted), model.device)
+        return to_device(torch.from_numpy(np.stack(drawn)).to(wanted), model.device)
 
 
 def principal(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
@@ -664,7 +664,7 @@ def _is_answer(outcome: Outcome) -> Float[Tensor, "r"]:
     """1 where the most likely token is the answer."""
     assert outcome.batch.answer is not None
     top = outcome.logits()[:, -1].argmax(-1)
-    return wide(outcome.stream.new_zeros(len(top))) + (top == outcome.batch.answer.to(top.device))
+    return upcast(outcome.stream.new_zeros(len(top))) + (top == outcome.batch.answer.to(top.device))
 
 
 @torch.no_grad()
@@ -673,7 +673,7 @@ def shuffled(model: Transformer, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, parameter in model.named_parameters():
-        order = sent(torch.randperm(parameter.numel(), generator=generator), parameter.device)
+        order = to_device(torch.randperm(parameter.numel(), generator=generator), parameter.device)
         found[name] = parameter.flatten()[order].reshape(parameter.shape)
     return model.with_parameters(found)
 

@@ -33,8 +33,8 @@ from interp.causal.effects import (
 )
 from interp.causal.patching import PatchedCells
 from interp.core.kinds import Count
-from interp.core.stats import wide
-from interp.core.transfers import fetched, sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device, to_host
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.sites import DIMS, final_stream
@@ -206,10 +206,10 @@ def _agreement(
     rows = [i for i, n in enumerate(numbers) if compared.prompts is None or n < compared.prompts]
     found = torch.full((len(batch), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
     if rows:
-        index = sent(rows, estimate.device)
+        index = to_device(rows, estimate.device)
         here, there = ({name: run.trace[Read(name)][index] for name in cells.names} for run in (own, other))
         known = {"estimate": estimate[index], "unlike": _unlike(cells, here, there)}
-        host = fetched({name: x.reshape(len(rows), -1) for name, x in known.items()})
+        host = to_host({name: x.reshape(len(rows), -1) for name, x in known.items()})
         ours = dict(zip(rows, host["estimate"], strict=True))
         drawn = {
             i: _drawn(ours[i], unlike, compared.cells, numbers[i])
@@ -222,7 +222,7 @@ def _agreement(
             mine = ours[i][chosen].to(exact)
             reaching = changed & ((exact != 0) | (mine != 0))  # of the others both are 0 for sure
             found[i] = torch.tensor(fisher_z(mine[reaching], exact[reaching]), dtype=torch.float64)
-    return dict(zip(COEFFICIENTS, sent(found, estimate.device).unbind(1), strict=True))
+    return dict(zip(COEFFICIENTS, to_device(found, estimate.device).unbind(1), strict=True))
 
 
 def _effects(
@@ -240,7 +240,7 @@ def _effects(
         reference = None if toward.reference is None else toward.reference[i : i + 1]
         done = yield from swept(row, variants, toward.metric, reference=reference, model=own.model)
         found[i, "exact"], found[i, "changed"] = (done.values - done.base)[:, 0], done.changed[:, 0]
-    return fetched(found)
+    return to_host(found)
 
 
 def _drawn(
@@ -267,7 +267,7 @@ def _unlike(
     """Whether each cell's values differ between two runs, by more than rounding."""
     found = []
     for name in cells.names:
-        summed, one, other = _summed(name, cells.dims), wide(here[name]), wide(there[name])
+        summed, one, other = _summed(name, cells.dims), upcast(here[name]), upcast(there[name])
         size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
         change = _change(one, other).abs()
         change, size = (x.amax(summed) if summed else x for x in (change, size))
@@ -283,7 +283,7 @@ def _change(here: Float[Tensor, "*n"], there: Float[Tensor, "*n"]) -> Float[Tens
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
     """(a_other - a_own) . gradient, summed over all axes but the kept ones."""
-    change = _change(wide(own[Read(name)]), wide(other[Read(name)]))
+    change = _change(upcast(own[Read(name)]), upcast(other[Read(name)]))
     product, summed = change * own[Read(name, grad=True)].to(change), _summed(name, kept)
     return product.sum(summed) if summed else product
 

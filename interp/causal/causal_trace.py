@@ -28,8 +28,8 @@ from interp.causal.spans import ROLES, SpanPlace, roles, spans, within
 from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
-from interp.core.transfers import fetched, sent
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, upcast
+from interp.core.transfers import to_device, to_host
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
@@ -364,11 +364,11 @@ class Noised:
                 tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
             )
         rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
-        return cls(model, rows.to(model.device), sent(noise.flatten(0, 1), model.device))
+        return cls(model, rows.to(model.device), to_device(noise.flatten(0, 1), model.device))
 
     def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
         """The variant that corrupts these clean token embeddings."""
-        return Variant([Edit("embed", Set(wide(embedding) + self.noise))])
+        return Variant([Edit("embed", Set(upcast(embedding) + self.noise))])
 
 
 def _compute(
@@ -389,9 +389,9 @@ def _compute(
     span = spans(text, home, _of_rows(question.subject, home))
     plain = yield from recorded(batch, (), final=True)
     with torch.no_grad():
-        last = picked(plain.end, sent(home.last(), plain.end.device)[:, None])
-        logits = model.read_out(wide(last))[:, 0]
-    seen = fetched({"best": logits.argmax(-1), "nan": logits.isnan().any()})
+        last = picked(plain.end, to_device(home.last(), plain.end.device)[:, None])
+        logits = model.read_out(upcast(last))[:, 0]
+    seen = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(seen["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
     best = seen["best"]
@@ -439,8 +439,8 @@ def _some(
         corrupt = yield from recorded(rows, list(map(Read, sorted(frozen))), exact=True, edits=common.edits)
         kept = {name: corrupt.trace[Read(name)] for name in frozen}
     cells = question.cells(config, values, kept, rows)
-    found = yield from swept(rows, cells, metric, common=common, reference=clean.home(metric))
-    return fetched(_restored(found, clean, noised, home, span, metric, question))
+    found = yield from swept(rows, cells, metric, common=common, reference=clean.final_at(metric))
+    return to_host(_restored(found, clean, noised, home, span, metric, question))
 
 
 @torch.no_grad()
@@ -455,15 +455,15 @@ def _restored(
 ) -> dict[str, Tensor]:
     """Numbers of the restored runs of each prompt, by token and by role."""
     swept, device = _isolated(swept, noised), swept.base.device
-    value = wide(clean.value(metric, clean.home(metric)))
+    value = upcast(clean.value(metric, clean.final_at(metric)))
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
     n, p = question.samples, home.tokens.shape[1]
     effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
     return {
-        **_by_token(effect, changed, sent(home.real, device)),
-        **_by_role(effect, changed, sent(roles(home, span), device)),
+        **_by_token(effect, changed, to_device(home.real, device)),
+        **_by_role(effect, changed, to_device(roles(home, span), device)),
         "clean": value[::n],
         "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
     }

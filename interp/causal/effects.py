@@ -32,7 +32,7 @@ from interp.core.stats import (
     over,
     ranks,
 )
-from interp.core.transfers import check, sent
+from interp.core.transfers import check, to_device
 from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -97,7 +97,7 @@ class MeasuredEffects:
 
         def rows(values: Iterable[Tensor]) -> Tensor:
             found = torch.cat(list(values))
-            return found if order is None else found[sent(order, found.device)]
+            return found if order is None else found[to_device(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
         beside = {name: rows(part.beside[name] for part in parts) for name in parts[0].beside}
@@ -324,7 +324,7 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     if table.compared is not None:
         coords |= {"coefficient": list(COEFFICIENTS), "estimate": ["value", "low", "high"]}
         values["agreement"] = (("coefficient", "estimate"), _agreed(agreed))
-        said = {"agreement": _said(values["agreement"][1][:, 0], table.compared)}
+        said = {"agreement": _coefficients_text(values["agreement"][1][:, 0], table.compared)}
         notes += _doubts(agreed[0], table.compared)
     if "clean" in every:
         values["normalised"] = (dims, _normalised(effect.mean, every, table, total))
@@ -362,7 +362,7 @@ def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
     return found.tanh().masked_fill(~there[:, None], torch.nan)
 
 
-def _said(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
+def _coefficients_text(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
     each = zip(COEFFICIENTS, found.tolist(), strict=True)
     return f"{', '.join(f'{name} {value:.3f}' for name, value in each)}, {compared}"
 

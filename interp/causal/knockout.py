@@ -20,7 +20,7 @@ from torch import Tensor
 from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import EffectTable, MeasuredEffects, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
@@ -234,7 +234,7 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
     reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
     ahead = [Ahead(batch, [read.site for read in reads])] if len(set(layouts)) == 1 else []
     seen = yield from recorded(batch, reads, ahead=ahead)
-    every = fetched({layer: seen.trace[read] for layer, read in zip(layers, reads, strict=True)})
+    every = to_host({layer: seen.trace[read] for layer, read in zip(layers, reads, strict=True)})
     for layer, visible in every.items():
         seen = visible & queries[:, :, None]
         hit = seen & keys[:, None, :]

@@ -188,7 +188,7 @@ def _measured(
     given = yield from needs.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
     variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
     # What compares does so with the clean run: the other one, or the one that is patched.
-    clean = given.home(metric) if metric.compares and direction == "denoise" else None
+    clean = given.final_at(metric) if metric.compares and direction == "denoise" else None
     found = yield from needs.swept(pair.own, variants, metric, reference=clean)
     other = given.value(metric, found.reference if metric.compares else None)
     return MeasuredEffects.of(found, shape, pair.runs(found.base, other))

@@ -198,7 +198,7 @@ class Routes:
         return [str(end) for end in self.receivers] == [LOGITS]
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def frozen_sites(self) -> tuple[str, ...]:
         """The sites that keep the values of the run that is patched, except at the sender."""
         kinds = ("attn.hook_z", *["hook_mlp_out"] * (self.freeze_mlps and self.graph.mlp))
         return tuple(f"blocks.{layer}.{kind}" for layer in range(self.graph.n_layers) for kind in kinds)
@@ -262,7 +262,8 @@ class PathRuns:
     def reads(self) -> list[Read]:
         """The sites that are read in both runs."""
         return [
-            Read(site) for site in sorted({part.site for part in self.routes.senders} | set(self.routes.held))
+            Read(site)
+            for site in sorted({part.site for part in self.routes.senders} | set(self.routes.frozen_sites))
         ]
 
     def measured(self, metric: Metric) -> Steps[MeasuredEffects]:
@@ -285,7 +286,7 @@ class PathRuns:
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
         """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
-        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
+        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.frozen_sites])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
             Variant([Edit(part, other[part.site], at)])

@@ -24,7 +24,7 @@ from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import ANYWHERE, POSITIVE, SIGNED, Means, Partial, Rows
-from interp.core.transfers import check, sent
+from interp.core.transfers import check, to_device
 from interp.data.batch import Batch
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
@@ -198,7 +198,7 @@ class RecallMeasure:
         def value(outcome: Outcome) -> Float[Tensor, "r"]:
             outcome.model.config.require_next_token("recall of a text")
             tokens = outcome.batch.tokens[:, 1:]
-            inside = sent(span, tokens.device)[outcome.example, 1:]
+            inside = to_device(span, tokens.device)[outcome.example, 1:]
             scores = self.score(outcome.logits()[:, :-1], tokens)
             if self.whole:
                 return scores.masked_fill(~inside, torch.inf).amin(1)

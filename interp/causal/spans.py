@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
@@ -69,7 +69,7 @@ def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> I
         _columns(text, row[real].tolist(), place)
         for row, real, place in zip(batch.tokens, batch.real, each, strict=True)
     ]
-    return sent(torch.tensor(found) + batch.real.int().argmax(1)[:, None], there)
+    return to_device(torch.tensor(found) + batch.real.int().argmax(1)[:, None], there)
 
 
 def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
@@ -120,7 +120,7 @@ def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
         return where.start, where.stop
     written = text.tokenizer.decode(ids)
     start, end = _characters(written, where)
-    held = _held(text.tokenizer, ids)
+    held = _token_spans(text.tokenizer, ids)
     mine = [i for i, (first, stop) in enumerate(held) if first < end and stop > start]
     return mine[0], mine[-1] + 1
 
@@ -141,7 +141,7 @@ def _characters(written: str, where: str | Mention) -> tuple[int, int]:
     return starts[which], starts[which] + len(word)
 
 
-def _held(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int]]:
+def _token_spans(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int]]:
     """Range of the characters that each token holds a part of: the first, and one past the last."""
     prefixes = [tokenizer.decode(ids[:n]) if n else "" for n in range(len(ids) + 1)]
     whole = [len(prefix.rstrip(_PART)) for prefix in prefixes]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
 from interp.model.tap import Read
@@ -29,7 +29,7 @@ Recorder = Callable[[Transformer, Batch], Mapping[str, Float[Tensor, "b p ..."]]
 """Function that records the values of everything that may be taken away, on some prompts, by name."""
 
 
-def said(change: StandIn) -> str:
+def stand_in_text(change: StandIn) -> str:
     """Name of a change in messages."""
     return f"Mean(over={change.over!r})" if isinstance(change, Mean) else f"{type(change).__name__}()"
 
@@ -58,7 +58,7 @@ def completed(
     if problem := _missing(change, batch, reference, groups) or useless(
         change, groups, given=reference is not None
     ):
-        raise ValueError(f"{said(change)} {problem}")
+        raise ValueError(f"{stand_in_text(change)} {problem}")
     if isinstance(change, Resample):
         numbers = group_numbers(groups or [""] * len(batch))
         other = batch.rows(other_rows(numbers, change.seed)) if reference is None else reference
@@ -133,9 +133,9 @@ class StandIns:
         if not isinstance(change, Mean):
             return cls(change)
         if reference is None:
-            raise ValueError(f"{said(change)} requires reference prompts, got none")
+            raise ValueError(f"{stand_in_text(change)} requires reference prompts, got none")
         if change.over == "template" and groups is None:
-            raise ValueError(f"{said(change)} requires the groups of the prompts, got none")
+            raise ValueError(f"{stand_in_text(change)} requires the groups of the prompts, got none")
         numbers = group_numbers(groups) if change.over == "template" and groups is not None else None
         source = reference.to(torch.device("cpu")).right_aligned()
         width, slots, count = 1, torch.zeros_like(source.tokens), 1
@@ -173,7 +173,7 @@ class StandIns:
         aligned = columns == seen or bool(real[:, 0].all() and known[:, 0].all())
         if not aligned or bool(real[:, seen:].any() or (real[:, :seen] & ~known[:, :columns]).any()):
             raise ValueError(
-                f"{said(self.change)} requires reference prompts that reach as far as the prompts, got "
+                f"{stand_in_text(self.change)} requires reference prompts that reach as far as the prompts, got "
                 f"{int(self.known.any(0).sum())} tokens for {int(batch.lengths.max())}"
             )
         return {name: _as_wide(x[which.to(x.device)], columns) for name, x in self.means.items()}
@@ -223,7 +223,7 @@ def slot_means(
     for part, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
         for name, value in recorder(model, part).items():
             real = part.real.to(value.device)
-            total = totals.setdefault(name, wide(value.new_zeros(count, *value.shape[2:])))
+            total = totals.setdefault(name, upcast(value.new_zeros(count, *value.shape[2:])))
             total.index_add_(0, where.to(value.device)[real], value[real].to(total))
     counts = slots[batch.real].bincount(minlength=count)
     means = {

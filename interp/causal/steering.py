@@ -430,7 +430,9 @@ class SteeringCurve(Question):
 
         def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
             measures = {**here, **(loss if elsewhere else {})}
-            label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
+            label = partial(
+                _curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._attributes
+            )
             return ByRow(
                 self.name,
                 partial(_rows, doses=doses, measures=here),
@@ -454,7 +456,7 @@ class SteeringCurve(Question):
         return Staged(self.name, stages)
 
     @property
-    def _said(self) -> dict[str, str | int | float]:
+    def _attributes(self) -> dict[str, str | int | float]:
         """Attrs of the result."""
         kind = "random directions" if self.beside is None else "the directions that were given"
         return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}

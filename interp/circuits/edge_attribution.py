@@ -22,8 +22,8 @@ from interp.causal.effects import MISSED, MOVED, EffectTable, MeasuredEffects, c
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Gradients, SenderChange, check_edits, edge_scores
 from interp.core.kinds import Count
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.tap import Read
@@ -291,8 +291,8 @@ class Between:
 
     def __call__(self, value: Float[Tensor, "r p d"]) -> Float[Tensor, "r p d"]:
         """The values that replace the site's own."""
-        start, end = (wide(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))
-        share = sent(self.points.to(start.dtype), value.device)[:, None, None]
+        start, end = (upcast(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))
+        share = to_device(self.points.to(start.dtype), value.device)[:, None, None]
         return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)
 
 

@@ -25,8 +25,8 @@ from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.notes import note
 from interp.core.results import noted
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import paired
 from interp.data.sources import Data
@@ -197,12 +197,12 @@ def _measured(
             cells = asked[:, receivers].nonzero()
             if not len(cells):
                 continue
-            stream = wide(here.trace[Read(read[site])])
+            stream = upcast(here.trace[Read(read[site])])
             variants = _variants(
                 site, stream, change, cells, receivers.stop - receivers.start if heads else 0
             )
             done = yield from swept(pair.own, variants, metric, reference=reference)
-            place = sent(cells, found.device)
+            place = to_device(cells, found.device)
             found[:, place[:, 0], receivers.start + place[:, 1]] = (done.values - done.base).mT.to(found)
             changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
             bar.update(len(cells))

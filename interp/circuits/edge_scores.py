@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.model.edits import Add
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
@@ -88,7 +88,7 @@ class SenderChange:
         layers = range(model.config.n_layers)
 
         def change(site: str) -> Tensor:
-            return wide(other[Read(site)]) - wide(own[Read(site)])
+            return upcast(other[Read(site)]) - upcast(own[Read(site)])
 
         def heads(layer: int) -> Tensor:
             there, here = (z_over_scale(model, run, layer) for run in (other, own))
@@ -105,7 +105,7 @@ class SenderChange:
         found[:, 0] = start
         for layer, z in enumerate(self.z):
             out = output_norm(self.model, layer, "attn_out").through(
-                wide(Weights(self.model).layer(layer).W_O)
+                upcast(Weights(self.model).layer(layer).W_O)
             )
             found[:, graph.heads(layer)] = einsum(
                 z[rows, columns], out.to(start), "b c h e, h e d -> b h c d"
@@ -144,11 +144,11 @@ class Gradients:
         layers = range(model.config.n_layers)
 
         def of(site: str, *, grad: bool = True) -> Tensor:
-            value = wide(trace[Read(site, grad=grad)]).to(model.device)
+            value = upcast(trace[Read(site, grad=grad)]).to(model.device)
             return rearrange(value, "(b k) ... -> b k ...", k=len(weights))
 
         def weighted(sites: list[str]) -> Tensor:
-            share = sent(weights, model.device)
+            share = to_device(weights, model.device)
             found = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
             return found if len(share) == 1 else torch.einsum("bk...,k->bk...", found, share.to(found))
 
@@ -187,7 +187,7 @@ def edge_scores(
             some = slice(first, min(seen, len(graph.senders) if last is None else last))
             flat = rearrange(received, "b r c d -> b (c d) r")
             found[rows, some, receivers] += senders[:, some] @ flat
-    return found.mul_(sent(graph.exists, found.device))
+    return found.mul_(to_device(graph.exists, found.device))
 
 
 def _received(
@@ -220,5 +220,5 @@ def _tiles(b: int, p: int, columns: int) -> Iterator[tuple[slice, slice]]:
 
 def z_over_scale(model: Transformer, run: Mapping[Read, Tensor], layer: int) -> Float[Tensor, "b p h e"]:
     """z of the heads of a layer, divided by the scale of the norm of their sum where there is one."""
-    z, scale = wide(run[Read(f"blocks.{layer}.attn.hook_z")]), output_scale(model.config, layer, "attn_out")
-    return z / wide(run[Read(scale[0])])[..., None] if scale else z
+    z, scale = upcast(run[Read(f"blocks.{layer}.attn.hook_z")]), output_scale(model.config, layer, "attn_out")
+    return z / upcast(run[Read(scale[0])])[..., None] if scale else z

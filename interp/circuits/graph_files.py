@@ -25,7 +25,7 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, pro
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.viewer import Brief
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.model.parts import Edge, Part
 from interp.runs.folder import built
 
@@ -331,7 +331,7 @@ def _check_kinds(held: Mapping[str, object], kinds: Mapping[str, type], where: o
     """ValueError for an entry of another kind; whether it has to be there is checked by `_check_keys`."""
     for key, kind in kinds.items():
         if key in held and not isinstance(held[key], kind):
-            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {shown(held[key])}")
+            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {value_text(held[key])}")
 
 
 def _finite(value: object) -> bool:
@@ -341,7 +341,7 @@ def _finite(value: object) -> bool:
 
 def _words(held: object, what: str, path: object) -> tuple[str, ...]:
     if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
-        raise ValueError(f"{what} of {path} must be a list of texts, got {shown(held)}")
+        raise ValueError(f"{what} of {path} must be a list of texts, got {value_text(held)}")
     return tuple(held)
 
 

@@ -27,8 +27,8 @@ from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import START, SenderChange, check_edits
 from interp.core.axes import shape_text
 from interp.core.results import labelled
-from interp.core.stats import Moments, Partial, Rows, over, wide
-from interp.core.transfers import check, sent
+from interp.core.stats import Moments, Partial, Rows, over, upcast
+from interp.core.transfers import check, to_device
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import Pairs
@@ -45,7 +45,7 @@ from interp.passes.metrics import LogitFunction, Metric, as_metric, followed
 from interp.passes.needs import Steps, TowardMetric, recorded
 from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.question import ByRow, NotFiniteError, Question
-from interp.passes.sweep import Judge
+from interp.passes.sweep import MetricOfVariants
 from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def said_in(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "
     Returns:
         By site, as from `said_by_senders`.
     """
-    found = {START: wide(values[Read(START)])}
+    found = {START: upcast(values[Read(START)])}
     for layer in range(model.config.n_layers):
         found[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
         if model.config.mlp is not None:
@@ -97,7 +97,7 @@ def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
     Returns:
         By site: zeros [1, 1, 1], or [1, 1, h, 1] for heads.
     """
-    stream = wide(model.embed.weight[:0]).new_zeros(1, 1, 1)
+    stream = upcast(model.embed.weight[:0]).new_zeros(1, 1, 1)
     z = stream.expand(1, 1, model.config.n_heads)[..., None]
     sites = [read.site for read in SenderChange.reads(model)]
     return {site: z if site.endswith("hook_z") else stream for site in sites}
@@ -113,10 +113,10 @@ def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Te
     Returns:
         [n, p, h, e]; with an output norm and a bias b_O, that is one head more.
     """
-    z, post = wide(values[Read(f"blocks.{layer}.attn.hook_z")]), Read(f"blocks.{layer}.ln1_post.hook_scale")
+    z, post = upcast(values[Read(f"blocks.{layer}.attn.hook_z")]), Read(f"blocks.{layer}.ln1_post.hook_scale")
     if post not in values:
         return z
-    scale = wide(values[post])[..., None]
+    scale = upcast(values[post])[..., None]
     if model.block(layer).attn.out.bias is None:
         return z / scale
     one = torch.zeros_like(z[:, :, :1])
@@ -133,11 +133,11 @@ def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
     Returns:
         [h, e, d].
     """
-    out, norm = wide(Weights(model).layer(layer).W_O), output_norm(model, layer, "attn_out")
+    out, norm = upcast(Weights(model).layer(layer).W_O), output_norm(model, layer, "attn_out")
     bias = model.block(layer).attn.out.bias
     if norm.sites and bias is not None:
         extra = torch.zeros_like(out[:1])
-        extra[0, 0] = wide(bias)
+        extra[0, 0] = upcast(bias)
         out = torch.cat((out, extra))
     return norm.through(out)
 
@@ -152,7 +152,7 @@ def mlp_output(values: ReadValues, layer: int) -> Float[Tensor, "n p d"]:
     Returns:
         [n, p, d].
     """
-    return wide(values[Read(f"blocks.{layer}.hook_mlp_out")])
+    return upcast(values[Read(f"blocks.{layer}.hook_mlp_out")])
 
 
 Replacement = Literal["resample", "mean", "zero"]
@@ -386,12 +386,12 @@ class CircuitPasses:
         for some in batch.split(rows):
             clean, reference = some.pair()[0], (yield from self._reference(some))
             replaced = yield from self._replaced(model, some)
-            judge, packs = Judge(self.metric, clean, model, reference), []
+            judge, packs = MetricOfVariants(self.metric, clean, model, reference), []
             for pack in kept.split(max(1, rows // len(some))):
                 change = DroppedEdges(model, self.graph, self.graph.exists & ~pack, replaced)
                 copies = clean.rows(torch.arange(len(clean)).repeat(len(pack))).to(model.device)
                 run = yield from recorded(copies, change.reads, final=True, edits=change.edits)
-                end = run.home(self.metric)
+                end = run.final_at(self.metric)
                 del run  # what senders said in it goes before the logits come
                 packs.append(judge.value(end, len(pack)))
             found.append(torch.cat(packs))
@@ -436,18 +436,18 @@ class CircuitPasses:
         reads = (*change.reads, *(Read(each.site, grad=True) for each in every))
         run = yield from recorded(batch.pair()[0], reads, edits=change.edits, toward=toward)
         seen = run.trace
-        said = torch.cat([change._said_by(each, seen) for each in change._said])[:, 0]
+        said = torch.cat([change._said_by(each, seen) for each in change._known_senders])[:, 0]
         senders = [
             each.rows.start + i
-            for each in change._said
+            for each in change._known_senders
             for i in range(each.senders.stop - each.senders.start)
         ]
         found = said.new_zeros(len(batch), *self.graph.exists.shape)
         for each in every:
-            grad = wide(seen[Read(each.site, grad=True)])
+            grad = upcast(seen[Read(each.site, grad=True)])
             grad = grad if each.heads else grad[:, :, None]
             found[:, :, each.receivers] = torch.einsum("sbpd,bpvd->bsv", said[senders], grad)
-        return found.mul_(sent(kept, found.device))
+        return found.mul_(to_device(kept, found.device))
 
 
 @torch.no_grad()
@@ -607,7 +607,7 @@ class DroppedEdges:
         return self.dropped.any(0).any(1).tolist()
 
     @cached_property
-    def _said(self) -> tuple[KnownSenders, ...]:
+    def _known_senders(self) -> tuple[KnownSenders, ...]:
         """Groups of senders that write together, in the order of the pass."""
         found = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
         for layer in range(self.graph.n_layers):
@@ -626,12 +626,12 @@ class DroppedEdges:
     def _shares(self) -> Float[Tensor, "c row receiver"]:
         """`dropped` by row; a bias after the norm of heads is replaced where all of them are."""
         found = []
-        for each in self._said:
+        for each in self._known_senders:
             found.append(self.dropped[:, each.senders])
             if each.rows.stop - each.rows.start > each.senders.stop - each.senders.start:
                 found.append(found[-1].all(1, keepdim=True))
         like = self.replaced[START]
-        return sent(torch.cat(found, 1).to(like.dtype), like.device)
+        return to_device(torch.cat(found, 1).to(like.dtype), like.device)
 
     def _corrected(
         self, x: Tensor, where: ReceiverInput, said: ReadValues, memory: dict[str, object]
@@ -649,7 +649,7 @@ class DroppedEdges:
     ) -> Float[Tensor, "c v b p d"]:
         """The sum over dropped senders of (replaced - current)."""
         visible = int(self.graph.visible[receivers.start])
-        seen = [each for each in self._said if each.senders.stop <= visible]
+        seen = [each for each in self._known_senders if each.senders.stop <= visible]
         if self.differentiable:  # nothing is written in place
             parts = memory.setdefault(_PARTS, [])
             assert isinstance(parts, list)
@@ -657,7 +657,7 @@ class DroppedEdges:
             return self._weighted(torch.cat(parts), receivers)
         if _CHANGES not in memory:
             start = self._change(START, said[Read(START)])
-            memory[_CHANGES] = start.new_empty(self._said[-1].rows.stop, *start.shape)
+            memory[_CHANGES] = start.new_empty(self._known_senders[-1].rows.stop, *start.shape)
             memory[_KNOWN] = 0
         changes, known = memory[_CHANGES], memory[_KNOWN]
         assert isinstance(changes, Tensor) and isinstance(known, int)
@@ -699,4 +699,4 @@ class DroppedEdges:
 
     def _change(self, site: str, current: Float[Tensor, "r p ..."]) -> Tensor:
         """replaced - current, `[c b p ...]`."""
-        return self.replaced[site] - wide(current).unflatten(0, (len(self.dropped), -1))
+        return self.replaced[site] - upcast(current).unflatten(0, (len(self.dropped), -1))

@@ -56,7 +56,7 @@ class ReportCommand(ModelCommand):
         with replacing(self.out) as folder:
             model = self.opened()
             if self.chat:
-                question = self.said(model, question)
+                question = self.as_conversation(model, question)
             report = report_of(model, question, about, seed=self.seed)
             write_report(report, folder)
         for one in findings(report):
@@ -77,7 +77,7 @@ class ReportCommand(ModelCommand):
             )
         return ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPT)
 
-    def said(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
+    def as_conversation(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
         """The command about a conversation that the prompt begins."""
         from interp.pages import ReportQuestion
 

@@ -21,7 +21,7 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
         ValueError: a word that is no `key=value`, an unknown key (naming the nearest), a key given twice, a missing
             one, or a value of another type.
     """
-    known = _known(experiment)
+    known = _parameters_by_name(experiment)
     pairs = [_pair(word, experiment.file) for word in given]
     keys = [key for key, _ in pairs]
     for key in keys:
@@ -59,13 +59,13 @@ def merged(experiment: "Experiment", before: Sequence[str], now: Sequence[str]) 
 def listed(experiment: "Experiment") -> str:
     """The parameters of an experiment, one a line: name, type, default and what it means."""
     lines = [experiment.question.split("\n\n")[0]] if experiment.question else []
-    for name, each in _known(experiment).items():
+    for name, each in _parameters_by_name(experiment).items():
         default = "required" if each.default is None else f"default {each.default}"
         lines.append(f"  -p {name}=...  {each.type}, {default}{'. ' if each.doc else ''}{each.doc}")
     return "\n".join(lines)
 
 
-def _known(experiment: "Experiment") -> "dict[str, Parameter]":
+def _parameters_by_name(experiment: "Experiment") -> "dict[str, Parameter]":
     from interp.runs.experiment import parameters
 
     return {each.name: each for each in parameters(experiment.kind)}

@@ -152,7 +152,7 @@ class Show(Common):
         """Print what run.json and the results say."""
         from interp.runs.record import Record
 
-        for line in shown(Record.open(_found(self.name, self.runs))):
+        for line in record_lines(Record.open(_found(self.name, self.runs))):
             print(line)
 
 
@@ -296,7 +296,7 @@ def _write_page(record: "Record") -> None:
 # --- runs in words: one in full, two beside each other ----------------------------------------------------------------
 
 
-def shown(record: "Record") -> Iterator[str]:
+def record_lines(record: "Record") -> Iterator[str]:
     """The lines of `interp show`."""
     from interp.runs.folder import flat
     from interp.runs.run_file import duration

@@ -174,20 +174,20 @@ def _one_of_each(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
     return places[there, best[there]]
 
 
-def shown(dataset: xr.Dataset) -> str:
+def dataset_html(dataset: xr.Dataset) -> str:
     """The HTML of a Dataset in a notebook: xarray's own view, below a card for results of this package."""
     own = dataset._repr_html_()
     return own if named(dataset) is None else viewer.card(dataset) + own
 
 
 def _tell_notebook() -> None:
-    """Let a running IPython show Datasets by `shown`, unless another formatter is registered."""
+    """Let a running IPython show Datasets by `dataset_html`, unless another formatter is registered."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None:
         formatter = shell.display_formatter.formatters["text/html"]
         if xr.Dataset not in formatter.type_printers:
-            formatter.for_type(xr.Dataset, shown)
+            formatter.for_type(xr.Dataset, dataset_html)
 
 
 _tell_notebook()

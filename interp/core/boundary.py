@@ -17,10 +17,10 @@ from typing import ParamSpec, Protocol, TypeVar, cast, get_origin, overload, run
 import torch
 
 from interp.core.fitting import fits
-from interp.core.hints import hints_of, is_asked_of_objects, options, required, said, words
+from interp.core.hints import annotation_text, hints_of, is_asked_of_objects, options, required, words
 from interp.core.kinds import Precision
 from interp.core.torch_state import undisturbed
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,7 +161,9 @@ def check_fields(record: object) -> None:
 def check(what: str, value: object, hint: object) -> None:
     """ValueError naming `what`, unless the value is of the kind that an annotation says."""
     if not fits(value, hint):
-        raise ValueError(f"{what} must be {said(hint)}, got {shown(value)}{_hint(what, value, hint)}")
+        raise ValueError(
+            f"{what} must be {annotation_text(hint)}, got {value_text(value)}{_hint(what, value, hint)}"
+        )
 
 
 # --- arguments -------------------------------------------------------------------------------------------------

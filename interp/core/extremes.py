@@ -14,7 +14,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.named import named
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TopRows:
         cells = value.shape[2:]
         if len(rows) == 0:
             return self._nothing(cells, value.device)
-        rows = sent(rows, value.device).long()
+        rows = to_device(rows, value.device).long()
         scores, at = self._candidates(self._scores(value), rows)
         place, position = at // value.shape[1], at % value.shape[1]
         best, scores = _ranked(scores, rows[place], position, self)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interp.core import tiles
 from interp.core.axes import shape_text
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.viewer import Viewable
 
 FactoredIndex = int | slice | Tensor | list[int]
@@ -132,7 +132,7 @@ class FactoredMatrix(Viewable):
 
     def norm(self) -> Float[Tensor, "..."]:
         """Frobenius norm through the Gram matrices of the factors: `sqrt(tr(A^T A B B^T))`."""
-        a, b = wide(self.A), wide(self.B)
+        a, b = upcast(self.A), upcast(self.B)
         square = ((a.mT @ a) * (b @ b.mT)).sum((-2, -1))
         return square.clamp_min(0).sqrt()
 
@@ -158,14 +158,14 @@ class FactoredMatrix(Viewable):
         return self._cored()[1]
 
     def _cored(self) -> tuple[Tensor, Tensor, Tensor]:
-        qa, ra = torch.linalg.qr(wide(self.A))
-        qb, rb = torch.linalg.qr(wide(self.B).mT)
+        qa, ra = torch.linalg.qr(upcast(self.A))
+        qb, rb = torch.linalg.qr(upcast(self.B).mT)
         return qa, ra @ rb.mT, qb
 
     def diagonal(self) -> Float[Tensor, "... n"]:
         """The diagonal of the product."""
         n = min(self.shape[-2:])
-        return (wide(self.A)[..., :n, :] * wide(self.B)[..., :n].mT).sum(-1)
+        return (upcast(self.A)[..., :n, :] * upcast(self.B)[..., :n].mT).sum(-1)
 
     def top_entries(
         self, k: int, *, largest: bool = True
@@ -206,7 +206,7 @@ class FactoredMatrix(Viewable):
 
     def wide(self) -> "FactoredMatrix":
         """This matrix with both factors in float32 at least."""
-        return FactoredMatrix(wide(self.A), wide(self.B))
+        return FactoredMatrix(upcast(self.A), upcast(self.B))
 
     def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
         if self.ndim != 2:

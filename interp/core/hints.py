@@ -69,7 +69,7 @@ def is_asked_of_objects(hint: object) -> typing.TypeGuard[type]:
     return not getattr(hint, "_is_protocol", False) or getattr(hint, "_is_runtime_protocol", False)
 
 
-def said(hint: object) -> str:
+def annotation_text(hint: object) -> str:
     """An annotation as people write it, without the modules of its names."""
     if hint is None or hint is type(None):
         return "None"
@@ -78,7 +78,7 @@ def said(hint: object) -> str:
     if hint is torch.dtype:
         return "a torch dtype"
     if isinstance(hint, list):  # of what a function takes
-        return f"[{', '.join(map(said, hint))}]"
+        return f"[{', '.join(map(annotation_text, hint))}]"
     if kind := required(hint):
         return kind.words
     if get_origin(hint) is Literal:
@@ -87,9 +87,9 @@ def said(hint: object) -> str:
     if len(several := options(hint)) > 1:
         in_words = any(map(required, several))  # which then say what interfaces there are
         told = [each for each in several if not (in_words and getattr(each, "_is_protocol", False))]
-        return " or ".join(dict.fromkeys(map(said, told)))
+        return " or ".join(dict.fromkeys(map(annotation_text, told)))
     name = getattr(get_origin(hint) or hint, "__name__", str(hint))
-    inner = ", ".join(map(said, get_args(hint)))
+    inner = ", ".join(map(annotation_text, get_args(hint)))
     return f"{name}[{inner}]" if inner else name
 
 

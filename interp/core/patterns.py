@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 
 REPEAT_SCORES = ("previous_token", "duplicate_token", "induction")
 SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")
@@ -38,7 +38,7 @@ def pattern_scores(
     counted = torch.arange(queries, queries - near.shape[-1], -1, device=near.device)
     others = (
         near[..., 0],
-        wide(pattern_bhqk[..., 1:, 0]).mean(-1),
+        upcast(pattern_bhqk[..., 1:, 0]).mean(-1),
         (near * counted).sum(-1) / queries,
         relative_entropy(pattern_bhqk).mean(-1),
     )
@@ -78,7 +78,7 @@ def copy_scores(
     Means are over the real tokens but the first, of duplicate_token and induction over those that repeat an earlier
     one: NaN for a row in which none does. One matrix product takes all sums of a pattern.
     """
-    values, later = wide(pattern_bhqk), place > 0
+    values, later = upcast(pattern_bhqk), place > 0
     surprise = causal_entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
     sums = values.flatten(2) @ keys.to(values).flatten(2).mT
     total = torch.cat((sums, (surprise * later[:, None]).sum(-1, keepdim=True)), -1)
@@ -117,7 +117,7 @@ def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[
     i >= 1. duplicate_token: attention to all earlier copies, over the queries that have one (i > period). induction:
     `induction_score`.
     """
-    previous = wide(pattern_bhqk.diagonal(-1, -2, -1)).mean(-1, keepdim=True)
+    previous = upcast(pattern_bhqk.diagonal(-1, -2, -1)).mean(-1, keepdim=True)
     return torch.cat((previous, _attention_back(pattern_bhqk, period)), -1)
 
 
@@ -154,7 +154,7 @@ def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Fl
 def _band(rows: Float[Tensor, "b h q k"], width: int) -> Float[Tensor, "b h q n"]:
     """The first `width` keys of the first query, of each later one as many that begin one key further on; a view."""
     *steps, step, one = rows.stride()
-    return wide(rows.as_strided((*rows.shape[:3], width), (*steps, step + one, one)))
+    return upcast(rows.as_strided((*rows.shape[:3], width), (*steps, step + one, one)))
 
 
 def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h rows"]:
@@ -185,7 +185,7 @@ def entropy(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
 
 def _mass_and_surprise(rows: Float[Tensor, "*b k"]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
     """sum a and sum a log a of attention rows."""
-    values = wide(rows)
+    values = upcast(rows)
     # In one buffer of its own: a third of the time of torch.special.entr (`experiments/bench/stream.py`).
     surprise = values.clamp_min(torch.finfo(values.dtype).tiny).log_().mul_(values)
     return values.sum(-1), surprise.sum(-1)

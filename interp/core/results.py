@@ -23,7 +23,7 @@ from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.notes import note
 from interp.core.stats import ANYWHERE, FEWEST, Moments
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,9 +58,9 @@ class MergeTree(Generic[T]):
 
     def add(self, part: int, value: T | None) -> None:
         """Take one part in; ValueError if it is in already."""
-        self.put(0, part, value)
+        self.put_node(0, part, value)
 
-    def put(self, level: int, index: int, value: T | None) -> None:
+    def put_node(self, level: int, index: int, value: T | None) -> None:
         """Take in a whole node, merged elsewhere; ValueError if any of its parts is in already."""
         first = index << level
         there = [first] if first in self else []
@@ -136,7 +136,7 @@ def labelled(
             return {}
         return {"unit": units if isinstance(units, str) else (units or {}).get(name, "1")}
 
-    here = fetched({name: value for name, (_, value) in values.items()})
+    here = to_host({name: value for name, (_, value) in values.items()})
     variables = {
         name: (tuple(dims), host(here[name]), unit_of(name, value)) for name, (dims, value) in values.items()
     }
@@ -213,14 +213,14 @@ class Score(NamedTuple):
     ) -> Score:
         """From the moments over rows; null: the chance level, NaN where there is none; others: as for `interval`."""
         low, high = moments.interval(share=share, fewest=fewest, within=within)
-        chance = sent(torch.as_tensor(null, dtype=moments.mean.dtype), moments.mean.device)
+        chance = to_device(torch.as_tensor(null, dtype=moments.mean.dtype), moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 
     @classmethod
     def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
         """A number that is no mean over rows: its interval is itself, and n = 0."""
         chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
-        return cls(value, value, value, none, sent(chance, value.device).expand_as(value), unit)
+        return cls(value, value, value, none, to_device(chance, value.device).expand_as(value), unit)
 
 
 def scored(
@@ -243,7 +243,7 @@ def scored(
     """
     where = (*dims, "score")
     parts = ("value", "low", "high", "null", "n")
-    here = fetched({(name, part): getattr(s, part) for name, s in scores.items() for part in parts})
+    here = to_host({(name, part): getattr(s, part) for name, s in scores.items() for part in parts})
     values = {
         part: (where, torch.stack([here[name, part].double() for name in scores], -1)) for part in parts[:-1]
     }

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from interp.core.named import pooled
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Histogram:
         Raises:
             ValueError: unless there are two finite edges at least, strictly increasing.
         """
-        edges, slots = sent(_checked(edges), values.device), len(edges) + 2
+        edges, slots = to_device(_checked(edges), values.device), len(edges) + 2
         wide = rearrange(values.double(), "n ... -> n (...)")
         slot = torch.bucketize(wide, edges, right=True) - (wide == edges[-1]).long()
         slot = slot.masked_fill(wide.isnan(), slots - 1)

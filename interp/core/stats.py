@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from interp.core.axes import shape_text
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -46,7 +46,7 @@ def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
     return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """The tensor in float32 at least."""
     return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -174,7 +174,7 @@ def share_interval(
         (0.0, 0.3694, 0.3694)
     """
     given = {"m": mean, "n": torch.as_tensor(n)} | ({} if variance is None else {"v": variance})
-    here = {name: value.double() for name, value in fetched(given).items()}
+    here = {name: value.double() for name, value in to_host(given).items()}
     m, count = torch.broadcast_tensors(here["m"].clamp(0.0, 1.0), here["n"])
     most = m * (1 - m)
     spread = torch.minimum(here["v"], most) if "v" in here else most
@@ -281,7 +281,7 @@ def bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tenso
     """64 random bits per draw and row, as int64."""
     if draws < 0 or start < 0:
         raise ValueError(f"a number of draws >= 0 from a start >= 0 is required, got {draws} from {start}")
-    keys = splitmix64(sent(_signed(seed), rows.device), rows.long())
+    keys = splitmix64(to_device(_signed(seed), rows.device), rows.long())
     return splitmix64(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
 
 
@@ -437,7 +437,7 @@ class Moments:
         """
         mean, (error, rows) = self.mean, self._error()
         if share:  # on the host, where its quantiles are
-            mean, error, rows = fetched(dict(enumerate((mean, error, rows)))).values()
+            mean, error, rows = to_host(dict(enumerate((mean, error, rows)))).values()
         half = t95(rows, fewest) * error
         low, high = (mean - half).clamp_min(within[0]), (mean + half).clamp_max(within[1])
         if not share:
@@ -446,7 +446,7 @@ class Moments:
         least, most = share_interval(mean, rows, variance)
         apart = (mean < -SHARE_ROUNDING) | (mean > 1 + SHARE_ROUNDING)
         ends = torch.stack((torch.where(apart, low, least), torch.where(apart, high, most)))
-        found = sent(ends, self.mean.device)
+        found = to_device(ends, self.mean.device)
         return found[0], found[1]
 
     def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
@@ -715,7 +715,7 @@ def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, each contiguous and with a memory of its own."""
     form = torch.contiguous_format
-    return {name: value.clone(memory_format=form) for name, value in fetched(partial).items()}
+    return {name: value.clone(memory_format=form) for name, value in to_host(partial).items()}
 
 
 def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from interp.core.axes import shape_text
-from interp.core.stats import wide
+from interp.core.stats import upcast
 
 TILE = 2**24
 """Entries of a run of whole rows, and of a square block on an accelerator: 64 MiB in float32."""
@@ -33,7 +33,7 @@ def row_tiles(
     a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"]
 ) -> Iterator[tuple[int, Float[Tensor, "_ v"]]]:
     """The product in runs of whole rows: the index of the first row, and the rows, overwritten by the next run."""
-    a, b = wide(a), wide(b)
+    a, b = upcast(a), upcast(b)
     step = max(1, TILE // max(1, b.shape[1]))
     memory = a.new_empty(min(step, len(a)), b.shape[1])
     for first in range(0, len(a), step):
@@ -49,7 +49,7 @@ def blocks(
 
     Row by row of blocks; the block that begins on the diagonal comes first in its row, the others from left to right.
     """
-    a, b = wide(a), wide(b)
+    a, b = upcast(a), upcast(b)
     side = CACHED if a.device.type == "cpu" else int(TILE**0.5)
     memory = a.new_empty(min(side, len(a)), min(side, b.shape[1]))
     for row in range(0, len(a), side):
@@ -80,7 +80,7 @@ def top_entries(
     Only rows of a block whose extreme beats the k-th entry found so far are looked at again.
     """
     k, sign = _count(k, a.shape[0] * b.shape[1]), 1 if largest else -1
-    values = a.new_empty(0, dtype=wide(a).dtype)
+    values = a.new_empty(0, dtype=upcast(a).dtype)
     places = torch.empty(2, 0, dtype=torch.int64, device=a.device)
     for row, column, block in blocks(a * sign, b):
         bound = values[-1] if len(values) == k else -torch.inf
@@ -101,7 +101,7 @@ def row_top(
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """The k largest (or smallest) entries of every row in order, and their columns; equal entries in any order."""
     k = _count(k, b.shape[1])
-    values = a.new_empty(len(a), k, dtype=wide(a).dtype)
+    values = a.new_empty(len(a), k, dtype=upcast(a).dtype)
     columns = torch.empty(len(a), k, dtype=torch.int64, device=a.device)
     for first, tile in row_tiles(a, b):
         found = tile.topk(k, -1, largest)
@@ -119,7 +119,7 @@ def diagonal_ranks(a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"]) -> Int[
             f"{shape_text((a.shape[0], b.shape[1]))}"
         )
     ranks = torch.zeros(len(a), dtype=torch.int64, device=a.device)
-    own = wide(a).new_empty(0, 1)
+    own = upcast(a).new_empty(0, 1)
     for row, column, block in blocks(a, b):
         if column == row:
             own = block.diagonal()[: len(block), None].clone()

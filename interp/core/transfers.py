@@ -23,25 +23,25 @@ LOOK = 8
 """Number of steps of a search between two looks at a device's numbers."""
 
 
-def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
+def to_device(values: Tensor | Whole, device: torch.device) -> Tensor:
     """A tensor on a device, queued after the device's work; the host's copy may change at once.
 
     Args:
         values: a tensor, or whole numbers, which become int64.
 
     Example:
-        >>> sent([[1, 2], [3, 4]], torch.device("cpu")).shape
+        >>> to_device([[1, 2], [3, 4]], torch.device("cpu")).shape
         torch.Size([2, 2])
     """
     values = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     return values.to(device, non_blocking=values.device.type == "cpu")  # to the host one must wait
 
 
-def fetched(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+def to_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Tensors brought to the host, without gradients, those of one device in one copy; the host's own as they are.
 
     Example:
-        >>> fetched({"a": torch.ones(2), "b": torch.ones(1, dtype=torch.bool)})["b"]
+        >>> to_host({"a": torch.ones(2), "b": torch.ones(1, dtype=torch.bool)})["b"]
         tensor([True])
     """
     found = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
@@ -128,7 +128,7 @@ def checks_together() -> Iterator[Checks]:
         yield checks
     except Exception as cause:
         try:
-            checks.settle(fetched(checks.flags))
+            checks.settle(to_host(checks.flags))
         except Exception as first:
             raise first from cause
         raise

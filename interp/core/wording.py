@@ -17,7 +17,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     return f"nearest: {', '.join(close)}" if close else "no name is close"
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value in a few words."""
     if isinstance(value, type):
         return f"the class {value.__name__}"

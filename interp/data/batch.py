@@ -19,9 +19,9 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.fitting import MOST
 from interp.core.hints import Required
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, TextTokens, several
@@ -68,7 +68,9 @@ class Batch(Brief):
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor):
-            raise ValueError(f"tokens must be ids in a Tensor, shape [batch, pos], got {shown(self.tokens)}")
+            raise ValueError(
+                f"tokens must be ids in a Tensor, shape [batch, pos], got {value_text(self.tokens)}"
+            )
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
             raise ValueError(
                 "a batch requires at least one token id, shape [batch, pos], "
@@ -273,9 +275,9 @@ class Batch(Brief):
         """The batch on another device; the numbers of its rows stay on the host, where they are used."""
         if self.tokens.device == device:
             return self
-        found = self._each(lambda x: sent(x, device), lambda row: row)
+        found = self._each(lambda x: to_device(x, device), lambda row: row)
         known: Batch | None = self if self.tokens.is_cpu else vars(self).get("_host")
-        return found if known is None or found.tokens.is_cpu else found._beside(known)
+        return found if known is None or found.tokens.is_cpu else found._with_host(known)
 
     def host(self) -> Batch:
         """The batch on the host: the one that it was made of, or fetched in one copy.
@@ -290,16 +292,16 @@ class Batch(Brief):
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
-        here = fetched(given)
+        here = to_host(given)
         tokens, keep, answer, wrong, forced, documents, types, corrupt = (here.get(name) for name in names)
         assert tokens is not None
         found = Batch(
             tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced,
         )  # fmt: skip
-        self._beside(found)
+        self._with_host(found)
         return found
 
-    def _beside(self, host: Batch) -> Batch:
+    def _with_host(self, host: Batch) -> Batch:
         """The batch with its known copy on the host."""
         object.__setattr__(self, "_host", host)
         return self
@@ -323,10 +325,10 @@ class Batch(Brief):
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """The batch of some rows in this order, one several times if need be; of the same width."""
-        here = sent(index, self.tokens.device)
+        here = to_device(index, self.tokens.device)
         found = self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")
-        return found if known is None or not index.is_cpu else found._beside(known.rows(index))
+        return found if known is None or not index.is_cpu else found._with_host(known.rows(index))
 
     def trimmed(self) -> Batch:
         """The batch without the last columns that are padding in all rows."""
@@ -365,7 +367,7 @@ class Batch(Brief):
         known: Batch | None = vars(self).get("_host")
         if known is None:
             return own, other
-        return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
+        return tuple(each._with_host(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The batch with answers and wrong answers; on the host, ValueError where both of a row are one token."""

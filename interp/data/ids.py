@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 
 IDS = "input_ids"
 MASK = "attention_mask"
@@ -144,7 +144,7 @@ def _rows(name: str, value: object) -> list[list[int]]:
         if all(rows):
             return rows
     raise ValueError(
-        f"{name} must be whole numbers [pos] or [prompt, pos], at least one in each row, got {shown(value)}"
+        f"{name} must be whole numbers [pos] or [prompt, pos], at least one in each row, got {value_text(value)}"
     )
 
 

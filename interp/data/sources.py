@@ -29,7 +29,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import check, public
 from interp.core.files import regular
 from interp.core.hints import Required
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 from interp.data.batch import Batch, Prompts, encoded, no_prompts
 from interp.data.ids import IDS
 
@@ -589,7 +589,7 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
         return InMemory.of(data, field)
     if isinstance(data, Iterable):
         return Arriving(data, field)
-    raise ValueError(f"data must be rows: texts, token ids, files or a data set, got {shown(data)}")
+    raise ValueError(f"data must be rows: texts, token ids, files or a data set, got {value_text(data)}")
 
 
 # --- in memory ----------------------------------------------------------------------------------------------------

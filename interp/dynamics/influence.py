@@ -21,8 +21,8 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.results import labelled
-from interp.core.stats import Means, Reduction, Rows, uniforms, wide
-from interp.core.transfers import sent
+from interp.core.stats import Means, Reduction, Rows, uniforms, upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.dynamics.kronecker import Kronecker, along, products
@@ -173,7 +173,7 @@ class _Asked:
 
     def tokens(self, rows: Examples) -> int:
         """Number of tokens that the mean loss is over."""
-        count = int(rows.asked(determined_only=self.determined_only).sum())
+        count = int(rows.predicted(determined_only=self.determined_only).sum())
         if not count:
             raise ValueError("rows with a token to predict are required, none is asked")
         return count
@@ -193,7 +193,7 @@ def here(examples: Examples, batch: Batch) -> Examples:
         return Examples(batch)
     assert batch.row is not None
     known = examples.determined[batch.row.to(examples.determined.device)]
-    return Examples(batch, sent(known[:, : batch.tokens.shape[1] - 1], batch.tokens.device))
+    return Examples(batch, to_device(known[:, : batch.tokens.shape[1] - 1], batch.tokens.device))
 
 
 def drawn(
@@ -212,7 +212,7 @@ def drawn(
         [b p], token ids.
     """
     p = logits.shape[1]
-    levels = sent(uniforms(row, p, seed, start=sample * width).T, logits.device)
+    levels = to_device(uniforms(row, p, seed, start=sample * width).T, logits.device)
     found = []
     for each, level in zip(
         logits.detach(), levels, strict=True
@@ -235,7 +235,7 @@ def nats(
     Returns:
         One number, in nats.
     """
-    each = F.cross_entropy(wide(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
+    each = F.cross_entropy(upcast(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
     return (each * asked).sum()
 
 
@@ -248,7 +248,8 @@ def _solved(
     device = asked.subject.transformer.device
     names = [name.removesuffix(" x") for name in kept.rows if name.endswith(" x")]
     pairs = {
-        name: tuple(sent(kept.rows[f"{name} {side}"], device) for side in ("x", "delta")) for name in names
+        name: tuple(to_device(kept.rows[f"{name} {side}"], device) for side in ("x", "delta"))
+        for name in names
     }
     if method == "dot":
         return {name: (x, delta) for name, (x, delta) in pairs.items()}
@@ -308,7 +309,7 @@ def _pseudo(
     labels = partial(
         drawn, row=batch.row, sample=sample, width=examples.batch.tokens.shape[1], seed=asked.seed
     )
-    where = part.asked(determined_only=asked.determined_only)
+    where = part.predicted(determined_only=asked.determined_only)
     return asked.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
 
 
@@ -318,7 +319,7 @@ def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples
     for sample in range(asked.samples):
         found = yield from _pseudo(asked, model, batch, examples, sample)
         for name, (x, delta) in found.items():
-            kept, delta = wide(x) * batch.real[..., None], wide(delta)
+            kept, delta = upcast(x) * batch.real[..., None], upcast(delta)
             values[f"{name} x"] = kept.mT @ kept
             more = delta.mT @ delta / asked.samples
             values[f"{name} delta"] = values.get(f"{name} delta", torch.zeros_like(more)) + more
@@ -363,7 +364,7 @@ def _scores(
     found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
 ) -> Steps[Values]:
     """The gradient of each row's summed loss times the multipliers of the queries, over all matrices."""
-    where = here(examples, batch).asked(determined_only=asked.determined_only)
+    where = here(examples, batch).predicted(determined_only=asked.determined_only)
 
     def loss(logits: Tensor) -> Tensor:
         return (next_token_loss(logits, batch.tokens, batch.keep) * where).sum()

@@ -14,8 +14,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,13 @@ class Kronecker:
 
     def to(self, like: Tensor) -> Kronecker:
         """This matrix on the device of `like`, in its dtype (float32 at least)."""
-        dtype = wide(like).dtype
+        dtype = upcast(like).dtype
         parts = (self.basis_in, self.basis_out, self.eigenvalues)
-        return Kronecker(*(sent(each.to(dtype), like.device) for each in parts))
+        return Kronecker(*(to_device(each.to(dtype), like.device) for each in parts))
 
     def in_basis(self, x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"]) -> Float[Tensor, "b i o"]:
         """The gradient of each row, sum x^T delta over positions, in the eigenbasis."""
-        turned = wide(x) @ self.basis_in, wide(delta) @ self.basis_out
+        turned = upcast(x) @ self.basis_in, upcast(delta) @ self.basis_out
         return einsum(*turned, "b p i, b p o -> b i o")
 
     def corrected(self, eigenvalues: Float[Tensor, "i o"]) -> Kronecker:
@@ -70,13 +70,13 @@ def products(
 
     sum over positions p, q of (x_p . x_q)(delta_p . delta_q); no gradient is formed.
     """
-    along = einsum(wide(x), wide(x_other), "b p i, c q i -> b c p q")
-    return (along * einsum(wide(delta), wide(delta_other), "b p o, c q o -> b c p q")).sum((2, 3))
+    along = einsum(upcast(x), upcast(x_other), "b p i, c q i -> b c p q")
+    return (along * einsum(upcast(delta), upcast(delta_other), "b p o, c q o -> b c p q")).sum((2, 3))
 
 
 def along(
     x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"], other: Float[Tensor, "c i o"]
 ) -> Float[Tensor, "b c"]:
     """Inner products <G_b, M_c> of the gradients of rows with given matrices."""
-    seen = einsum(wide(x), other, "b p i, c i o -> b c p o")
-    return einsum(seen, wide(delta), "b c p o, b p o -> b c")
+    seen = einsum(upcast(x), other, "b p i, c i o -> b c p o")
+    return einsum(seen, upcast(delta), "b c p o, b p o -> b c")

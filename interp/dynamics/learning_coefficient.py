@@ -22,7 +22,7 @@ from tqdm import tqdm
 from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.results import labelled
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.wording import nearest
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
@@ -208,9 +208,9 @@ def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, samp
 
 def _wide(network: Transformer) -> Transformer:
     """The model in float32 at least: in half precision a chain's step is smaller than the rounding of a weight."""
-    narrow = {name: x for name, x in network.named_parameters() if x.dtype != wide(x).dtype}
+    narrow = {name: x for name, x in network.named_parameters() if x.dtype != upcast(x).dtype}
     return network.with_parameters(
-        {name: nn.Parameter(wide(x.detach()), requires_grad=False) for name, x in narrow.items()}
+        {name: nn.Parameter(upcast(x.detach()), requires_grad=False) for name, x in narrow.items()}
     )
 
 
@@ -229,7 +229,7 @@ def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Fl
     losses = next_token_loss(
         network(batch.tokens, keep=batch.keep, types=batch.types), batch.tokens, batch.keep
     )
-    return (losses * part.asked(determined_only=determined_only)).sum() / len(batch)
+    return (losses * part.predicted(determined_only=determined_only)).sum() / len(batch)
 
 
 def _sampled(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.kinds import Count
 from interp.core.results import Score, scored
-from interp.core.stats import POSITIVE, Means, Moments, Partial, over, wide
+from interp.core.stats import POSITIVE, Means, Moments, Partial, over, upcast
 from interp.data.batch import Batch
 from interp.editing.exchange import Other
 from interp.model import sites
@@ -111,14 +111,14 @@ activation_difference = of_data(ActivationDifference)
 def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other, last: bool) -> Steps[Values]:
     """The mean difference and the mean lengths, for every prompt and depth."""
     trace = (yield from recorded(batch, reads)).trace
-    given = (yield from recorded(batch, reads, model=other.beside(model))).trace
+    given = (yield from recorded(batch, reads, model=other.on_device_of(model))).trace
     counted = batch.real
     if last:
         counted = torch.zeros_like(batch.real).scatter(1, batch.last()[:, None], value=True)
     found: dict[str, list[Tensor]] = {"difference": [], "length": [], "square": [], "relative": []}
     for read in reads:
-        own = wide(trace[read])
-        step = wide(given[read]) - own
+        own = upcast(trace[read])
+        step = upcast(given[read]) - own
         if not bool((step.isfinite().all(-1) | ~batch.real).all()):
             raise NotFiniteError(f"the difference of the two models at {read.site} is NaN or infinite")
         length = step.norm(dim=-1)

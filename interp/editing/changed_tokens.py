@@ -19,7 +19,7 @@ from interp.core.extremes import TopRows
 from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
-from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, wide
+from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.editing.exchange import Other
@@ -121,7 +121,7 @@ changed_tokens = of_data(ChangedTokens)
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     """Divergence and losses at every token of each text, and their sums."""
-    tuned, config = other.beside(model), model.config
+    tuned, config = other.on_device_of(model), model.config
     own = (yield from recorded(batch, [], final=True)).end
     streams = own, (yield from recorded(batch, [], final=True, model=tuned)).end
     size = that_fit(model, 32 * config.n_outputs * batch.tokens.shape[1])
@@ -160,7 +160,7 @@ def _of_rows(
     batch: Batch, base: tuple[Transformer, Tensor], tuned: tuple[Transformer, Tensor]
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p"], Float[Tensor, "b p"]]:
     """KL(tuned || base) after every token, and the loss of the next one in both."""
-    logits = [model.read_out(wide(stream)) for model, stream in (base, tuned)]
+    logits = [model.read_out(upcast(stream)) for model, stream in (base, tuned)]
     mine, its = (x.log_softmax(-1) for x in logits)
     kl = (its.exp() * (its - mine)).sum(-1)
     losses = [torch.zeros_like(kl) for _ in logits]

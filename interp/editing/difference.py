@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows, if_at_least, over, ratio
-from interp.core.transfers import check, sent
+from interp.core.transfers import check, to_device
 from interp.data.batch import Batch
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
@@ -46,7 +46,7 @@ from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergenc
 from interp.passes.needs import Recorded, Steps, recorded, swept
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question
-from interp.passes.sweep import Judge
+from interp.passes.sweep import MetricOfVariants
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 
@@ -130,7 +130,7 @@ class Diff(Question):
     def bind(self, model: Subject) -> ByRow:
         """A pass per exchanged part, from its block on, and one planned sweep."""
         other, network = _compared(self.tuned, model), model.transformer
-        cells = ExchangedCells.of(self.parts, network, other.beside(network).unedited)
+        cells = ExchangedCells.of(self.parts, network, other.on_device_of(network).unedited)
         return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric, model.text),
                                    tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
@@ -191,7 +191,7 @@ class DiffInteractions(Question):
             )
         other, network = _compared(self.tuned, model), model.transformer
         pairs = [list(pair) for pair in combinations(self.parts, 2)]
-        cells = ExchangedCells.of([*self.parts, *pairs], network, other.beside(network).unedited)
+        cells = ExchangedCells.of([*self.parts, *pairs], network, other.on_device_of(network).unedited)
         return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric, model.text),
                                    tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
@@ -352,7 +352,7 @@ class _Exchange:
             raise ValueError(f"what must name weights, activations or both, each once, got {list(self.what)}")
 
     @property
-    def shown(self) -> Sequence[ExchangedCell]:
+    def shown_cells(self) -> Sequence[ExchangedCell]:
         """The cells of the result: for interactions the pairs, which come last."""
         every = self.cells.every
         return every if self.dim == "part" else [cell for cell in every if len(cell.parts) > 1]
@@ -364,8 +364,8 @@ class _Exchange:
         if self.dim == "part":
             return torch.eye(len(every), dtype=torch.float64)
         place = {cell.label: i for i, cell in enumerate(every)}
-        found = torch.zeros(len(every), len(self.shown), dtype=torch.float64)
-        for column, pair in enumerate(self.shown):
+        found = torch.zeros(len(every), len(self.shown_cells), dtype=torch.float64)
+        for column, pair in enumerate(self.shown_cells):
             found[place[pair.label], column] = 1.0
             for part in pair.parts:
                 found[place[str(part)], column] = -1.0
@@ -396,7 +396,7 @@ class _Pair:
     @classmethod
     def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
         """One pass of each, recorded where passes begin and at the sites that parts write."""
-        tuned, config = asked.other.beside(model), model.config
+        tuned, config = asked.other.on_device_of(model), model.config
         into, source = (model, tuned) if asked.direction == "denoise" else (tuned, model)
         starts = asked.cells.starts(config.n_layers) if "weights" in asked.what else []
         written = asked.cells.sites if "activations" in asked.what else []
@@ -415,18 +415,18 @@ class _Pair:
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
         """The reference of a metric that compares: the tuned model's final stream, and that model."""
         run = self.given if self.asked.direction == "denoise" else self.own
-        return run.home(self.asked.metric), run.model
+        return run.final_at(self.asked.metric), run.model
 
     def value(self, model: Transformer, seen: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
         """The metric of a final stream that this model reads out."""
-        return Judge(self.asked.metric, self.batch, model, *self.reference).value(seen, 1)[0]
+        return MetricOfVariants(self.asked.metric, self.batch, model, *self.reference).value(seen, 1)[0]
 
     def with_weights(self, cell: ExchangedCell) -> Float[Tensor, "b"]:
         """The metric of the model with these weights exchanged."""
         model = exchanged(self.into, self.source, cell.pieces)
         n, batch = model.config.n_layers, self.batch
         if cell.start == n:
-            return self.value(model, self.own.home(self.asked.metric))
+            return self.value(model, self.own.final_at(self.asked.metric))
         begin = self.own.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
         stream = model(
             begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
@@ -438,7 +438,7 @@ class _Pair:
         """The effect of every cell's weights, and whether they differ `[b c]`."""
         cells = self.asked.cells.every
         effect = [self.with_weights(c) - without if c.changed else torch.zeros_like(without) for c in cells]
-        changed = sent(torch.tensor([cell.changed for cell in cells]), without.device)
+        changed = to_device(torch.tensor([cell.changed for cell in cells]), without.device)
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
     def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
@@ -464,7 +464,7 @@ def _entering(config: ModelConfig, layer: int) -> Read:
 def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mapping[str, Tensor]]:
     """The effect of every cell in every prompt, with the whole change."""
     pair = yield from _Pair.of(asked, batch, model)
-    own, other = (pair.value(run.model, run.home(asked.metric)) for run in (pair.own, pair.given))
+    own, other = (pair.value(run.model, run.final_at(asked.metric)) for run in (pair.own, pair.given))
     base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
     for name, value in (("base", base), ("tuned", tuned)):
         unlike = f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt"
@@ -472,7 +472,7 @@ def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mappin
     found = []
     for what in asked.what:
         found.append(pair.by_weights(own) if what == "weights" else (yield from pair.by_activations()))
-    combined = sent(asked.combined, own.device)
+    combined = to_device(asked.combined, own.device)
     effect = torch.stack([each.double() for each, _ in found], 1) @ combined
     changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()
     whole = (other - own).double()
@@ -490,7 +490,7 @@ def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mappin
 
 
 def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
-    metric, shown = asked.metric, asked.shown
+    metric, shown = asked.metric, asked.shown_cells
     moments = merged.moments if isinstance(merged, Means) else _moments(merged)
     whole = moments["whole"]
     if not bool(whole.mean) and not bool(whole.spread):

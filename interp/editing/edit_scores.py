@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, wide
+from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, upcast
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
@@ -231,7 +231,7 @@ def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
 def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
     """The summed loss of every text, NaN included, and its number of tokens."""
     stream = (yield from recorded(batch, [], final=True)).end
-    logits = model.read_out(wide(stream))
+    logits = model.read_out(upcast(stream))
     loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
     counted = predicted(batch.keep, batch.documents)
     counted = torch.ones_like(loss, dtype=torch.bool) if counted is None else counted

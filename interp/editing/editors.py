@@ -18,7 +18,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.kinds import Count
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.lenses.factors import answer_loss, factors
@@ -26,7 +26,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.weights.matrices import by_head, held
+from interp.weights.matrices import by_head, matrix_place
 
 FactorPair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
 """u `[n i]` and delta `[n o]` of one matrix at n tokens; the widths are those of the matrix."""
@@ -74,14 +74,14 @@ def shift_edit(
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
-    held(network, name)
+    matrix_place(network, name)
     last = batch.last()[:, None]
     read = Read(f"blocks.{layer}.mlp.hook_post")
     seen = observe(network, batch, [read], logits_at=last)
     assert batch.answer is not None
     wanting = (seen.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
-    keys = wide(seen.trace[read][wanting, last[wanting, 0]])
-    directions = wide(Weights(network).W_U[:, batch.answer[wanting]])
+    keys = upcast(seen.trace[read][wanting, last[wanting, 0]])
+    directions = upcast(Weights(network).W_U[:, batch.answer[wanting]])
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
 
 
@@ -131,7 +131,7 @@ def gradient_edit(
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.{matrix}"
-    weight = held(network, name).in_(network)
+    weight = matrix_place(network, name).in_(network)
     x, delta = factors_of(network, batch, [name])[name]
     return WeightEdit(name, by_head(x.mT, -eta * delta, name, len(weight) if weight.ndim == 3 else None))
 
@@ -209,7 +209,7 @@ def finetune_edit(
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
-    change = torch.zeros_like(wide(held(network, name).in_(network).detach()), requires_grad=True)
+    change = torch.zeros_like(upcast(matrix_place(network, name).in_(network).detach()), requires_grad=True)
     optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
     begin, last = entering(network, batch, layer), batch.last()[:, None]
     for _ in range(tuning.steps):
@@ -250,8 +250,10 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
         layers.setdefault(kind, []).append(int(layer))
     found: dict[str, FactorPair] = {}
     for kind, some in layers.items():
-        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `held` has seen it
-        found |= {name: (wide(x[batch.real]), wide(delta[batch.real])) for name, (x, delta) in every.items()}
+        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `matrix_place` has seen it
+        found |= {
+            name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in every.items()
+        }
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.core.wording import nearest
 from interp.data.text import Text
 from interp.model import sites
@@ -102,7 +102,7 @@ class Other:
         }
         return cls((network.with_parameters(cast) if cast else network).unedited, network.edits)
 
-    def beside(self, model: Transformer) -> Transformer:
+    def on_device_of(self, model: Transformer) -> Transformer:
         """This model on the device of the given one, under its own edits."""
         moved = self.network
         if moved.device != model.device:
@@ -197,7 +197,7 @@ def changes(
         its = its.to(mine.device)
         found[piece, False] = (mine != its).any()
         found[piece, True] = _squares(mine, its)
-    here = fetched(found)
+    here = to_host(found)
     return {
         piece: PieceChange(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares
     }

@@ -26,7 +26,7 @@ from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.weights.matrices import ends, held
+from interp.weights.matrices import ends, matrix_place
 
 SEARCH = Rome(reach=0.75)
 """The default search for the states, of the released code for GPT-2 XL."""
@@ -163,7 +163,7 @@ def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys]
         raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")
     names = [f"blocks.{layer}.mlp.W_out" for layer in layers]
     for name, each in zip(names, keys, strict=True):
-        rows = held(model, name).in_(model).shape[0]
+        rows = matrix_place(model, name).in_(model).shape[0]
         if len(each.moment) != rows:
             raise ValueError(f"keys of {rows} neurons are required, got C of {shape_text(each.moment.shape)}")
         ends(model.config, name)

@@ -33,8 +33,8 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.files import write_atomically
 from interp.core.kinds import Count
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
@@ -44,7 +44,7 @@ from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_model, as_network
 from interp.passes.question import NotFiniteError
-from interp.weights.matrices import by_head, held, side_by_side
+from interp.weights.matrices import by_head, matrix_place, side_by_side
 
 FORMAT = "interp mend 1"
 TRAINING = FineTuning(steps=200, rate=1e-3)
@@ -95,7 +95,7 @@ class GradientNetwork(Brief):
     def on(self, device: torch.device) -> GradientNetwork:
         """This network on another device."""
         return GradientNetwork(
-            self.names, **{name: sent(each, device) for name, each in self.numbers.items()}
+            self.names, **{name: to_device(each, device) for name, each in self.numbers.items()}
         )
 
     @property
@@ -146,11 +146,11 @@ class Mend(Brief):
         network, generator = as_network(model), torch.Generator().manual_seed(seed)
         by_shape: dict[torch.Size, list[str]] = {}
         for name in names:
-            weight = held(network, name).in_(network)
+            weight = matrix_place(network, name).in_(network)
             if not name.startswith("blocks."):
                 raise ValueError(f"a matrix of a block is required, whose gradient has factors, got {name!r}")
             by_shape.setdefault(side_by_side(weight, name).shape, []).append(name)
-        like = wide(network.embed.weight.detach())
+        like = upcast(network.embed.weight.detach())
         zeros, ones, made = like.new_zeros, like.new_ones, []
         for f, group in ((sum(shape), group) for shape, group in by_shape.items()):
             m, u = len(group), torch.empty(2, min(rank, f), f)
@@ -171,7 +171,7 @@ class Mend(Brief):
         found = dict[str, FactoredMatrix]()
         for each in self.networks:
             for name in each.names:
-                weight, change = held(model, name).in_(model), each(name, *pairs[name])
+                weight, change = matrix_place(model, name).in_(model), each(name, *pairs[name])
                 heads = len(weight) if weight.ndim == 3 else None
                 found[name] = by_head(change.A, change.B, name, heads)
         return found
@@ -415,4 +415,4 @@ def _predicted(
     """Log-probabilities of every row's next token, with these parameters in place of the model's while it runs."""
     inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.last()[:, None]}
     logits = torch.func.functional_call(model, dict(parameters or {}), (begin,), inputs)
-    return wide(logits[:, 0]).log_softmax(-1)
+    return upcast(logits[:, 0]).log_softmax(-1)

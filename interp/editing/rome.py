@@ -21,7 +21,7 @@ from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.kinds import Count
-from interp.core.transfers import ended, sent
+from interp.core.transfers import ended, to_device
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -36,7 +36,7 @@ from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model, observe
 from interp.passes.question import ByRow, NotFiniteError, Reading
 from interp.runs.over_data import reduced_over
-from interp.weights.matrices import ends, held
+from interp.weights.matrices import ends, matrix_place
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +119,7 @@ def key_moment(
         torch.Size([40, 40])
     """
     subject = as_model(model, edits)
-    held(subject.transformer, f"blocks.{layer}.mlp.W_out")
+    matrix_place(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
     analysis = ByRow("key_moment", Reading([read], partial(_keys, read=read)), Covariances("key"))
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
@@ -186,7 +186,7 @@ def rome_edit(
     given, rome = as_model(model), rome or Rome()
     network = given.transformer
     name = f"blocks.{keys.layer}.mlp.W_out"
-    weight = held(network, name).in_(network)
+    weight = matrix_place(network, name).in_(network)
     if keys.moment.shape[0] != weight.shape[0]:
         raise ValueError(
             f"keys of {weight.shape[0]} neurons are required, got C of {shape_text(keys.moment.shape)}"
@@ -204,7 +204,7 @@ def rome_edit(
     assert bias is not None
     value = key @ weight.to(key) + bias.to(key)
     delta = sought(network, batch, where, DeltaSearch(keys.layer, len(texts), value.norm(), rome))
-    solved = sent(keys.solved(key, rome.ridge), key.device)
+    solved = to_device(keys.solved(key, rome.ridge), key.device)
     return WeightEdit(name, FactoredMatrix((solved / (key @ solved))[:, None], delta[None].to(key)))
 
 
@@ -236,7 +236,7 @@ def sought(
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)
     delta = torch.zeros(model.config.d_model, dtype=wide, device=model.device, requires_grad=True)
-    size, where = search.size.to(delta), sent(where, model.device)
+    size, where = search.size.to(delta), to_device(where, model.device)
     optimiser = torch.optim.Adam([delta], lr=rome.rate)
     edit = Edit(route.writes, lambda y: y + route.factor * (where[..., None] * delta).to(y.device))
     stream, last = entering(model, batch, search.layer), batch.last()[:, None]
@@ -305,5 +305,5 @@ def mentioned(value: Float[Tensor, "b p m"], where: Bool[Tensor, "b p"]) -> Floa
     Args:
         where: on the host, one token of each row.
     """
-    rows, columns = (sent(index, value.device) for index in where.nonzero().T)
+    rows, columns = (to_device(index, value.device) for index in where.nonzero().T)
     return value[rows, columns]

@@ -18,13 +18,13 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.stats import wide
-from interp.core.wording import shown
+from interp.core.stats import upcast
+from interp.core.wording import value_text
 from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.passes.observe import Model, as_model, as_network
-from interp.weights.matrices import by_head, held, side_by_side
+from interp.weights.matrices import by_head, matrix_place, side_by_side
 
 LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """A function from all logits of the prompts to the number that training minimises."""
@@ -59,7 +59,7 @@ class SingularValues:
             torch.Size([24])
         """
         network = as_network(model)
-        weight = wide(held(network, name).in_(network).detach())
+        weight = upcast(matrix_place(network, name).in_(network).detach())
         if not bool(weight.isfinite().all()):
             raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
         u, sigma, vh = torch.linalg.svd(side_by_side(weight, name), full_matrices=False)
@@ -224,9 +224,9 @@ def train_z(
     losses = []
     for _ in range(tuning.steps):
         changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
-        value = loss(wide(network.with_parameters(changed(network, changes))(batch.tokens, **inputs)))
+        value = loss(upcast(network.with_parameters(changed(network, changes))(batch.tokens, **inputs)))
         if not isinstance(value, Tensor):
-            raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
+            raise ValueError(f"loss must be one number, a tensor, got {value_text(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):
             raise ValueError(f"the loss must be one finite number, got {value.detach()}")
         losses.append(float(value.detach()))

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.viewer import Brief
 from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts
@@ -87,7 +87,7 @@ class Dispatch(Brief):
         if not self.labels:
             raise ValueError("a dispatch requires a label for each kind of prompt, got none")
 
-    def asked(self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None) -> Batch:
+    def with_question(self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None) -> Batch:
         """The prompts, padded on the left, each followed by the question.
 
         Args:
@@ -96,7 +96,8 @@ class Dispatch(Brief):
             prepend_bos: whether texts begin with BOS; None: as the model does by default.
 
         Example:
-            >>> Dispatch((1, 2), {"even": 5, "odd": 6}).asked(model, torch.tensor([[7, 8]]), prepend_bos=False).tokens
+            >>> dispatch = Dispatch((1, 2), {"even": 5, "odd": 6})
+            >>> dispatch.with_question(model, torch.tensor([[7, 8]]), prepend_bos=False).tokens
             tensor([[7, 8, 1, 2]])
         """
         text = as_model(model).text
@@ -132,8 +133,8 @@ class Dispatch(Brief):
             [b t], in the order of the labels; each row sums to 1.
         """
         network = as_network(model) if self.z is None else adapted(model, self.z, rescale=self.rescale)
-        logits = _last_logits(network, self.asked(model, prompts, prepend_bos=prepend_bos))
-        return wide(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)
+        logits = _last_logits(network, self.with_question(model, prompts, prepend_bos=prepend_bos))
+        return upcast(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -326,7 +327,7 @@ def policy_loss(
     Returns:
         [b], in float32 at least.
     """
-    own, other = (wide(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
+    own, other = (upcast(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
     said = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
     far = (own.exp() * (own - other)).sum(-1).mean(1)
     return -reward * said + kl * far

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.stats import wide
-from interp.core.transfers import fetched
+from interp.core.stats import upcast
+from interp.core.transfers import to_host
 from interp.core.viewer import Brief
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
-from interp.weights.matrices import MatrixPlace, ends, held
+from interp.weights.matrices import MatrixPlace, ends, matrix_place
 
 WeightChange = FactoredMatrix | Float[Tensor, "*h i o"]
 """What is added to a matrix: two thin factors, or a tensor of its shape."""
@@ -58,7 +58,7 @@ class WeightEdit(Brief):
     def __post_init__(self) -> None:
         """ValueError for a change that is NaN or infinite."""
         parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
-        if not all(map(bool, fetched({i: part.isfinite().all() for i, part in enumerate(parts)}).values())):
+        if not all(map(bool, to_host({i: part.isfinite().all() for i, part in enumerate(parts)}).values())):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
 
     @property
@@ -83,7 +83,7 @@ class WeightEdit(Brief):
             KeyError, IndexError, ValueError: a matrix that the model lacks, a change of another shape, NaN or inf.
         """
         network = as_network(model)
-        where = held(network, self.name)
+        where = matrix_place(network, self.name)
         change = self._fitting(where.in_(network))
         mine = _Standing(network.get_parameter(where.parameter), where, change)
         mine.begin()
@@ -107,7 +107,7 @@ class WeightEdit(Brief):
                 where the family norms what the sublayer adds (the raw output is no site).
         """
         network = as_network(model)
-        self._fitting(held(network, self.name).in_(network))
+        self._fitting(matrix_place(network, self.name).in_(network))
         change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
@@ -123,7 +123,7 @@ class WeightEdit(Brief):
                 f"a change of {self.name} must have its shape {shape_text(weight.shape)}, got "
                 f"{shape_text(self.change.shape)}"
             )
-        dense = wide(self.dense)
+        dense = upcast(self.dense)
         if not bool(dense.isfinite().all()):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
         return dense
@@ -178,9 +178,9 @@ def changed(
     """
     found = dict[str, Tensor]()
     for name, change in changes.items():
-        where = held(network, name)
+        where = matrix_place(network, name)
         if where.parameter not in found:
-            found[where.parameter] = wide(network.get_parameter(where.parameter).detach()).clone()
+            found[where.parameter] = upcast(network.get_parameter(where.parameter).detach()).clone()
         where.view(found[where.parameter]).add_(change)
     return {name: value.to(network.get_parameter(name).dtype) for name, value in found.items()}
 

@@ -281,7 +281,7 @@ def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
             f"{into}: merged into its matrices, an adapter ({', '.join(map(_kind, kinds.values()))}) gives other "
             f"numbers than beside them, by {error:.1e} of the largest ({allowed:.0e} allowed); it is not opened"
         )
-    return plain, (_said(kinds, active, into), *untied)
+    return plain, (_merge_text(kinds, active, into), *untied)
 
 
 def _layers(network: nn.Module) -> list[BaseTunerLayer]:
@@ -445,7 +445,7 @@ def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> 
     return ("embedding and unembedding, tied in the base, are apart: the adapter changes one of them",)
 
 
-def _said(kinds: Mapping[str, object], active: Sequence[str], into: str) -> str:
+def _merge_text(kinds: Mapping[str, object], active: Sequence[str], into: str) -> str:
     """The sentences about the adapters that were merged, and about those that are not active."""
     of_each = []
     for name in active:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 from interp.model.config import AnyConfig, ModelConfig, Rotary
 
 if TYPE_CHECKING:
@@ -100,14 +100,18 @@ class GgufContents:
         found = self.key(name)
         found = default if found is None else found
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}")
+            raise ValueError(
+                f"{self.path}: {self.architecture}.{name} must be a number, got {value_text(found)}"
+            )
         return found
 
     def count(self, name: str) -> int:
         """A key of the architecture that must be a whole number from 1 on."""
         found = self.number(name)
         if found < 1 or found != int(found):
-            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a count, got {shown(found)}")
+            raise ValueError(
+                f"{self.path}: {self.architecture}.{name} must be a count, got {value_text(found)}"
+            )
         return int(found)
 
     def has(self, end: str) -> bool:
@@ -171,7 +175,7 @@ def _for_all_layers(said: GgufContents, key: str, found: object) -> object:
         return max(found, default=0)  # 0 in the layers without attention
     if not found or any(one != found[0] for one in found):
         raise ValueError(
-            f"{said.path}: {said.architecture}.{key} differs between layers, which is not read: {shown(found)}"
+            f"{said.path}: {said.architecture}.{key} differs between layers, which is not read: {value_text(found)}"
         )
     return found[0]
 
@@ -382,7 +386,7 @@ def _account(said: GgufContents) -> None:
     for name in (key.removeprefix(prefix) for key in said.fields if key.startswith(prefix)):
         value = said.key(name)
         if name not in known and value not in NEUTRAL.get(name, ()):
-            raise ValueError(f"{said.path}: key {prefix}{name} = {shown(value)} is not understood")
+            raise ValueError(f"{said.path}: key {prefix}{name} = {value_text(value)} is not understood")
 
 
 def _read(said: GgufContents) -> set[str]:
@@ -448,5 +452,5 @@ def agrees_with_theirs(said: GgufContents, config: PreTrainedConfig) -> None:
         value = said.key(name)
         if value is not None and value not in (*NEUTRAL.get(name, ()), plain.get(name)):
             raise ValueError(
-                f"{said.path}: key {said.architecture}.{name} = {shown(value)} is not understood"
+                f"{said.path}: key {said.architecture}.{name} = {value_text(value)} is not understood"
             )

@@ -149,7 +149,7 @@ class Quantisation:
 
 def method_of(values: Mapping[str, object]) -> str | None:
     """The `quant_method` of a config; None for one with ordinary weights, which those read from GGUF already are."""
-    said = _said(values)
+    said = _quantisation_entry(values)
     if said is None:
         return "mlx" if _is_mlx(values) else None
     found = said.get("quant_method") if isinstance(said, Mapping) else said
@@ -165,13 +165,13 @@ def _is_mlx(values: Mapping[str, object]) -> bool:
     return isinstance(said, Mapping) and {"bits", "group_size"} <= set(said)
 
 
-def _said(values: Mapping[str, object]) -> object:
+def _quantisation_entry(values: Mapping[str, object]) -> object:
     return next((values[key] for key in KEYS if values.get(key)), None)
 
 
 def quantisation_of(values: Mapping[str, object], family: str) -> Quantisation | None:
     """The quantisation in a config; None for ordinary weights. ValueError naming a format that is not read."""
-    said, method = _said(values), method_of(values)
+    said, method = _quantisation_entry(values), method_of(values)
     if method is None:
         return None
     if not isinstance(said, Mapping) and method != "mlx":

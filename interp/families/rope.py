@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.families.spec import LARGEST, Settings, UnsupportedError
 from interp.model.config import (
     DynamicScaling,
@@ -126,7 +126,7 @@ def _share(
     share = rule.peek(key) if rule.peek(key) is not None else settings.peek(key)
     if kind != "default" and share not in (None, 1.0):
         raise ValueError(
-            f"rope_parameters: whole heads are required under rope_type={kind!r}, got {key}={shown(share)}"
+            f"rope_parameters: whole heads are required under rope_type={kind!r}, got {key}={value_text(share)}"
         )
     rule.ignored((key,))
     return 1.0

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, cast
 
 from torch import Tensor
 
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.families.inert import read_keys, usual_values
 from interp.model.config import (
     AnyConfig,
@@ -108,14 +108,16 @@ class Settings:
         """A boolean setting."""
         value = self.get(key)
         if not isinstance(value, bool | None):
-            raise ValueError(f"{self._family}: config requires true or false for {key}, got {shown(value)}")
+            raise ValueError(
+                f"{self._family}: config requires true or false for {key}, got {value_text(value)}"
+            )
         return default if value is None else value
 
     def text(self, key: str, default: str) -> str:
         """A string setting."""
         value = self.get(key)
         if not isinstance(value, str | None):
-            raise ValueError(f"{self._family}: config requires a text for {key}, got {shown(value)}")
+            raise ValueError(f"{self._family}: config requires a text for {key}, got {value_text(value)}")
         return default if value is None else value
 
     def get(self, key: str) -> object:
@@ -144,7 +146,7 @@ class Settings:
         """A nested object, empty if missing."""
         value = self.get(key)
         if not isinstance(value, Mapping | None):
-            raise ValueError(f"{self._family}: config requires an object for {key}, got {shown(value)}")
+            raise ValueError(f"{self._family}: config requires an object for {key}, got {value_text(value)}")
         return dict(value or {})
 
     def require(self, key: str, *allowed: Scalar) -> None:
@@ -163,7 +165,7 @@ class Settings:
         usual = self._usual() if left or self._ignored else {}
         unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
         if unknown:
-            said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
+            said = ", ".join(f"{key}={value_text(left[key])}" for key in unknown)
             raise UnsupportedError(f"{self._family}: config keys not understood: {said}")
         tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
         inert = (left.keys() - asked) | (self._ignored - self._read)
@@ -181,10 +183,10 @@ class Settings:
         if value is None and key not in self._values:
             value = self._usual().get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self._family}: config requires a number for {key}, got {shown(value)}")
+            raise ValueError(f"{self._family}: config requires a number for {key}, got {value_text(value)}")
         if not abs(value) <= LARGEST:  # nor NaN
             raise ValueError(
-                f"{self._family}: config requires a number up to {LARGEST:g} for {key}, got {shown(value)}"
+                f"{self._family}: config requires a number up to {LARGEST:g} for {key}, got {value_text(value)}"
             )
         return value
 

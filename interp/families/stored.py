@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.core.files import json_object, named_path, regular
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.model.mapped import FileMap, MappedFile
 
 CHUNK = 4 * 2**20
@@ -348,7 +348,7 @@ def weights_of(folder: Path, suffix: str) -> list[Path]:
 def _of_index(folder: Path, index: Path) -> list[Path]:
     table = json_object(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-        raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
+        raise ValueError(f"{index}: weight_map must name a file for every tensor, got {value_text(table)}")
     files = [named_path(folder / name) for name in sorted(set(table.values()))]
     if missing := [f.name for f in files if not f.is_file()]:
         raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")

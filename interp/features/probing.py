@@ -21,7 +21,7 @@ from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
 from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows, upper_p, wilson
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.features.best_subset import CANDIDATES, best_subsets, check_sizes
 from interp.model.config import ModelConfig
@@ -222,7 +222,7 @@ def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePos
         ValueError: packed rows.
         IndexError: a missing position.
     """
-    share = sent(_shares(batch, pos), model.device)
+    share = to_device(_shares(batch, pos), model.device)
     reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
     trace = (yield from recorded(batch, reads)).trace
     return {read.site: trace[read] for read in reads}

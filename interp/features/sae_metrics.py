@@ -20,8 +20,8 @@ from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
-from interp.core.transfers import check, sent
-from interp.core.wording import shown
+from interp.core.transfers import check, to_device
+from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -342,7 +342,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
     for chunk in (activations,) if isinstance(activations, Tensor) else activations:
         if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(sae.b_dec):
             raise ValueError(
-                f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {shown(chunk)}"
+                f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {value_text(chunk)}"
             )
         x = chunk.to(sae.W_enc.device)
         part = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
@@ -478,7 +478,7 @@ class _Sums:
         vectors, home = self.sae.vectors(trace[Read(self.site)]), batch.host()
         counted, text = counted_tokens(home, self.bos_id, self.skip_bos), home.text_numbers
         row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.sae.d_in)
-        place, row = (sent(x, vectors.device) for x in (counted.flatten().nonzero()[:, 0], row))
+        place, row = (to_device(x, vectors.device) for x in (counted.flatten().nonzero()[:, 0], row))
         return fitted(self.sae, vectors.flatten(0, 1)[place].flatten(0, -2), row, int(text.max()) + 1)
 
 
@@ -517,7 +517,9 @@ class _Quality:
 
         def with_mean(value: Tensor) -> Tensor:
             assert mean is not None
-            return placed(value, sent(mean, value.device).expand_as(sae.vectors(value)).reshape(value.shape))
+            return placed(
+                value, to_device(mean, value.device).expand_as(sae.vectors(value)).reshape(value.shape)
+            )
 
         changes = [
             lambda value: placed(value, sae.reconstruct(value)),
@@ -598,7 +600,7 @@ SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=
 def _directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     wide = rows.detach().cpu().double()
     if not wide.numel() or not bool(wide.isfinite().all()):
-        raise ValueError(f"directions of finite numbers are required, got {shown(rows)}")
+        raise ValueError(f"directions of finite numbers are required, got {value_text(rows)}")
     norm = wide.norm(dim=1, keepdim=True)
     if bool((norm == 0).any()):
         raise ValueError("directions must not be zero vectors")

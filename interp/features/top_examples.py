@@ -24,7 +24,7 @@ from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, wide
+from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.features.sae import SAE
@@ -221,7 +221,7 @@ class _Activation:
                     "an autoencoder of the whole site is required, got one that reads head by head"
                 )
         else:
-            found = wide(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
+            found = upcast(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
         return _chosen(found, self.cells)
 
 

@@ -125,7 +125,7 @@ class DifferentialAttention(Attention):
         if rotary is None:
             return q, k
         assert positions is not None
-        turn = shared.once("half rotation", lambda: Rotation.at(rotary, half, positions, q.dtype))
+        turn = shared.made_once("half rotation", lambda: Rotation.at(rotary, half, positions, q.dtype))
 
         def turned(x: Tensor) -> Tensor:
             return torch.cat([turn.apply(part) for part in x.split(half, -1)], -1)

@@ -120,7 +120,9 @@ class DualChunkAttention(Attention):
 
         def rotation(index: int) -> Rotation:
             made = ("dual chunk", self.kind, index)
-            return shared.once(made, lambda: Rotation.at(self.rotary, self.d_head, places[index], q.dtype))
+            return shared.made_once(
+                made, lambda: Rotation.at(self.rotary, self.d_head, places[index], q.dtype)
+            )
 
         q = torch.cat([at(tap, QUERIES[i], rotation(i).apply(q)) for i in range(len(places))], -1)
         return q, at(tap, "attn.hook_rot_k", rotation(0).apply(k))

@@ -115,7 +115,7 @@ class LightningMixer(LinearMixer):
         assert positions is not None
         wide = torch.promote_types(like.dtype, torch.float32)
         rates = self.depth * alibi_slopes(self.heads[0]).to(like.device, wide)
-        before = shared.once("position before", lambda: _before(shared, positions))
+        before = shared.made_once("position before", lambda: _before(shared, positions))
         return Decay(rates, positions, before, even=shared.layout.keep is None)
 
     def _finished(

@@ -12,7 +12,7 @@ from torch import Tensor
 from interp.model.block import Block, UsualBlock
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import AnyMLP, known, requires
+from interp.model.records import AnyMLP, all_records, requires
 from interp.model.sites import Site, norm_sites
 from interp.model.tap import Scope, at
 
@@ -44,7 +44,7 @@ class Macaron(UsualBlock):
     @classmethod
     def any_sites(cls) -> tuple[Site, ...]:
         """Sites of the block and of the first MLP, whatever it is."""
-        mlps = [kind for kind in known().values() if issubclass(kind, AnyMLP) and kind.pointwise]
+        mlps = [kind for kind in all_records().values() if issubclass(kind, AnyMLP) and kind.pointwise]
         return cls._around(site for kind in mlps for site in kind.any_sites())
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:

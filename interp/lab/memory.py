@@ -184,7 +184,7 @@ class MemoryMixer(Attention):
     ) -> Float[Tensor, "b p h e"]:
         """z before it is written, in float32 at least, of texts read from their first column on."""
         (rows, n), segment, like = qkv[0].shape[:2], self.kind.segment, qkv[2]
-        where = shared.once(("texts", segment), lambda: texts(shared, rows, n, segment))
+        where = shared.made_once(("texts", segment), lambda: texts(shared, rows, n, segment))
         state = () if shared.cache is None else shared.cache.states.get(self.layer, ())
         wide = torch.promote_types(like.dtype, torch.float32)
         given = {name: where.apart(rate.to(wide)) for name, rate in rates.items()}
@@ -208,7 +208,7 @@ class MemoryMixer(Attention):
         """The memory over the whole text, with attention to the text (gate) or to its readings (layer)."""
         q, k, v = qkv
         segment = self.kind.segment
-        held = self._held(state, where, v)
+        held = self._memory_before(state, where, v)
 
         def learned(given: MemoryValues) -> tuple[MemoryValues, MixerState]:
             lesson = _lesson([where.apart(part) for part in qkv], rates | given, where.present)
@@ -251,7 +251,7 @@ class MemoryMixer(Attention):
         ask = where.apart(_query(qkv[0]))
         q, k = (where.apart(x) for x in self._placed(*qkv[:2], shared.everywhere, shared, tap))
         v = where.apart(qkv[2])
-        held = self._held(state, where, v)
+        held = self._memory_before(state, where, v)
         past = state[4:] if state else (torch.zeros_like(v[:, :1]).expand(-1, segment, -1, -1),) * 4
         k, v = (_filled(old, new, where) for old, new in zip(past[2:], (k, v), strict=True))
         mask = torch.ones(segment, segment, dtype=torch.bool, device=k.device).tril().repeat(1, 2)
@@ -289,7 +289,7 @@ class MemoryMixer(Attention):
         z = self._gated(where.together(values["a"]), where.together(values["gate"]), tap)
         return z, (*after[:4], *kept)
 
-    def _held(self, state: MixerState, where: Texts, like: Tensor) -> KeptMemory:
+    def _memory_before(self, state: MixerState, where: Texts, like: Tensor) -> KeptMemory:
         """The memory that an earlier pass left, or a new one."""
         if state:
             return KeptMemory(*state[:3])

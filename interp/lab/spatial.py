@@ -96,7 +96,7 @@ class SpatialGatingUnit(Attention):
         total = v.shape[1]
         if only is not None:
             mask, query = mask.queries(only, n, total), query.expand(len(only), -1).gather(1, only)
-        key = shared.once("key positions", lambda: shared.layout.positions(total, 0, v.device))
+        key = shared.made_once("key positions", lambda: shared.layout.positions(total, 0, v.device))
         pattern = self.spatial[query].movedim(2, 1).take_along_dim(key[:, None, None], -1)
         allowed = mask.matrix(query.shape[1], total, v.device)
         pattern = pattern if allowed is None else pattern.masked_fill(~allowed, 0)

@@ -98,7 +98,7 @@ class SynthesizerAttention(Attention):
         if only is not None:
             mask, q = mask.queries(only, n, v.shape[1]), picked(q, only)
             query = query.expand(len(only), -1).gather(1, only)
-        key = shared.once("key positions", lambda: shared.layout.positions(v.shape[1], 0, v.device))
+        key = shared.made_once("key positions", lambda: shared.layout.positions(v.shape[1], 0, v.device))
         if self.dense is None:
             return self._attend_random(query, key, v, mask, tap)
         keys, z = self.keys[key].expand(len(v), -1, -1, -1), F.pad(v, (0, 1))

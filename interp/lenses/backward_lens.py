@@ -22,7 +22,7 @@ from torch import Tensor
 from interp.core.factored import FactoredMatrix
 from interp.core.kinds import listed
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows, wide
+from interp.core.stats import Partial, Rows, upcast
 from interp.core.tiles import row_tiles
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
@@ -388,7 +388,7 @@ class GradientCosines(_OfGradients):
         """The cosines of all pairs of layers at the last token."""
         last = found.batch.last()
         here = torch.arange(len(last), device=last.device)
-        vectors = torch.stack([wide(found.in_stream(layer, matrix)[here, last]) for layer in layers], 1)
+        vectors = torch.stack([upcast(found.in_stream(layer, matrix)[here, last]) for layer in layers], 1)
         unit = vectors / vectors.norm(dim=-1, keepdim=True)
         return {"value": unit @ unit.mT}
 
@@ -419,7 +419,7 @@ def norms(
     """Lengths of `x` and `delta`, and of their outer product relative to the prompt's largest; NaN at padding."""
     pairs, hidden = [found[full_name(layer, matrix)] for layer in layers], ~found.batch.real[:, None]
     x, delta = (
-        torch.stack([wide(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(hidden, torch.nan)
+        torch.stack([upcast(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(hidden, torch.nan)
         for side in (0, 1)
     )
     size = x * delta
@@ -449,11 +449,11 @@ def _projected(
     vectors: Float[Tensor, "n d"], model: Transformer, projection: Projection
 ) -> Float[Tensor, "n d"]:
     """Vectors of the stream as they enter the unembedding."""
-    v = wide(vectors)
+    v = upcast(vectors)
     if projection == "raw":
         return v
     if projection == "normalised":
         v = v / v.norm(dim=-1, keepdim=True)
     norm, head = model.ln_final, model.mlm_head
     v = norm.linear(v, norm.scale(v))
-    return v if head is None else wide(head(v.to(model.dtype)))
+    return v if head is None else upcast(head(v.to(model.dtype)))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.notes import note
-from interp.core.stats import Rows, finite, wide
+from interp.core.stats import Rows, finite, upcast
 from interp.core.transfers import check
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
@@ -41,7 +41,7 @@ from interp.passes.question import ByRow, NotFiniteError
 from interp.passes.rules import Rules, under_rules
 from interp.passes.schedule import run_steps
 from interp.runs.over_data import reduced_over
-from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
+from interp.weights.matrices import between, given_at, matrix_place, reads_memory, side_by_side
 
 LensMatrix = Literal[
     "W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O",
@@ -120,7 +120,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         For `z = x W`: the transpose of an `nn.Linear`'s `weight.grad`.
         """
         x, delta = self[name]
-        return einsum(wide(x), wide(delta), "b p i, b p o -> i o")
+        return einsum(upcast(x), upcast(delta), "b p i, b p o -> i o")
 
     def error(self, name: str) -> float:
         """Largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
@@ -133,7 +133,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
 
     def _autograd(self, name: str) -> Float[Tensor, "i o"]:
         """The weight gradient by autograd; the pass runs with a stand-in that shares memory, so nothing is written."""
-        where = held(self.model, name)
+        where = matrix_place(self.model, name)
         path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
         batch = self.batch
@@ -143,7 +143,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
                 types=batch.types, memory=batch.memory,
             )  # fmt: skip
             (found,) = torch.autograd.grad(self.loss(output), stand_in)
-        return wide(side_by_side(where.view(found).to(self.model.device), name))
+        return upcast(side_by_side(where.view(found).to(self.model.device), name))
 
 
 @public()
@@ -391,7 +391,7 @@ def loss_of_answers(logits: Float[Tensor, "b 1 v"], batch: Batch) -> Float[Tenso
     """The value of `answer_loss` for a batch with answers."""
     answer, wrong = batch.answer, batch.wrong
     assert answer is not None
-    last = wide(logits[:, -1])
+    last = upcast(logits[:, -1])
     if wrong is not None:
         return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
     return F.cross_entropy(last, answer, reduction="sum")
@@ -513,4 +513,4 @@ def _at_output(
         output = x @ weights.W_out + weights.b_out
     else:
         output = x @ weights.W_O.flatten(0, 1) + weights.b_O
-    return gradient_before(norm.norm, wide(gradient), wide(output)).to(gradient.dtype)
+    return gradient_before(norm.norm, upcast(gradient), upcast(output)).to(gradient.dtype)

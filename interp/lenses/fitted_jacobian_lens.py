@@ -24,8 +24,8 @@ from interp.core.boundary import public
 from interp.core.files import regular, write_atomically
 from interp.core.kinds import Count
 from interp.core.results import check_result
-from interp.core.stats import FEWEST, narrowed, wide
-from interp.core.transfers import sent
+from interp.core.stats import FEWEST, narrowed, upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -106,7 +106,7 @@ class FittedJacobianLens:
         """
         check_result("result", result, ("value", "error", "by_group", "prompts", "layer"), "jacobian_lens")
         network = as_network(model)
-        like = wide(torch.empty(0, dtype=network.dtype, device=network.device))
+        like = upcast(torch.empty(0, dtype=network.dtype, device=network.device))
         tensors = {
             name: torch.from_numpy(result[name].values) for name in ("value", "error", "by_group", "prompts")
         }
@@ -357,7 +357,7 @@ class FittedJacobianLens:
             raise ValueError(
                 f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(odd[0].shape)}"
             )
-        like = wide(torch.empty(0, dtype=network.dtype, device=network.device))
+        like = upcast(torch.empty(0, dtype=network.dtype, device=network.device))
         layers = tuple(sorted(matrices))
         jacobian = torch.stack([matrices[layer].to(like) for layer in layers])
         if not bool(jacobian.isfinite().all()):
@@ -417,9 +417,9 @@ class CoordinateExchange:
 
     def __call__(self, cells: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """x + V (c swapped - c), c = V^+ x."""
-        basis = self.pair.to(wide(cells))
-        coordinates = wide(cells) @ torch.linalg.pinv(basis)
-        return (wide(cells) + (coordinates.flip(-1) - coordinates) @ basis).to(cells.dtype)
+        basis = self.pair.to(upcast(cells))
+        coordinates = upcast(cells) @ torch.linalg.pinv(basis)
+        return (upcast(cells) + (coordinates.flip(-1) - coordinates) @ basis).to(cells.dtype)
 
 
 def token_directions(model: Transformer, tokens: Sequence[int]) -> Float[Tensor, "n d"]:
@@ -430,7 +430,7 @@ def token_directions(model: Transformer, tokens: Sequence[int]) -> Float[Tensor,
     """
     if model.unembed is None or model.mlm_head is not None:
         raise ValueError("directions of tokens require an unembedding right after the final norm")
-    columns = wide(Weights(model).W_U[:, list(tokens)].detach()).mT * model.config.logit_scale
+    columns = upcast(Weights(model).W_U[:, list(tokens)].detach()).mT * model.config.logit_scale
     return final_norm(model).back(columns)
 
 
@@ -454,7 +454,7 @@ def _with_ranks(
         values[name] = nothing.clone()
     if weights is None:
         return values
-    columns, real = (sent(x, tokens.device) for x in columns_of(batch, pos))
+    columns, real = (to_device(x, tokens.device) for x in columns_of(batch, pos))
     if batch.documents is not None:
         raise ValueError("resampled ranks require one text per row, this batch is packed")
     row, place = real.nonzero(as_tuple=True)
@@ -489,7 +489,7 @@ def lens_ranks(
     found = []
     size = max(1, CHUNK // len(weights))
     for some, listed in zip(mixed.split(size), tokens.split(size), strict=True):
-        logits = model.read_out(wide(some))
+        logits = model.read_out(upcast(some))
         own = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
         found.append(torch.stack([(logits > own[..., [i]]).sum(-1) for i in range(own.shape[-1])], -1))
     return torch.cat(found).double()

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model
 from interp.residual.decomposition import not_linear
@@ -41,7 +41,7 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
         >>> imprint(torch.tensor([3.0, 4.0]), torch.tensor([1.0]), -0.1)
         tensor([-2.5000])
     """
-    x, delta = wide(x), wide(delta)
+    x, delta = upcast(x), upcast(delta)
     return eta * x.square().sum(-1, keepdim=True) * delta
 
 
@@ -66,7 +66,7 @@ def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) ->
         >>> shift(torch.tensor([-2.0, 1.0]), torch.tensor([1.0]), -0.5).flatten().tolist()
         [-2.0, -0.5]
     """
-    return eta * einsum(wide(x).square(), wide(delta), "... i, ... o -> ... i o")
+    return eta * einsum(upcast(x).square(), upcast(delta), "... i, ... o -> ... i o")
 
 
 def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
@@ -83,7 +83,7 @@ def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float
         >>> logit_vjp(torch.zeros(4), torch.tensor(2)).tolist()
         [0.25, 0.25, -0.75, 0.25]
     """
-    probabilities = wide(logits).softmax(-1)
+    probabilities = upcast(logits).softmax(-1)
     return probabilities - torch.nn.functional.one_hot(answer, logits.shape[-1])
 
 
@@ -113,5 +113,5 @@ def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b
         )
     found, cap = logit_vjp(logits, answer), network.config.logit_softcap
     if cap is not None:
-        found = found * (1 - (wide(logits) / cap).square())
+        found = found * (1 - (upcast(logits) / cap).square())
     return (found * network.config.logit_scale) @ Weights(network).W_U.mT.to(found)

@@ -23,8 +23,8 @@ from tqdm import tqdm
 from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.results import labelled
-from interp.core.stats import Partial, wide
-from interp.core.transfers import sent
+from interp.core.stats import Partial, upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, PromptBatches, Stream, prompt_source
@@ -282,7 +282,7 @@ def _compute(
     rows = torch.eye(d, device=model.device) if tokens is None else token_directions(model, tokens)
     texts = list(_texts(batch.host()))
     counts = [max(0, text.tokens.shape[1] - 1 - skip) for text in texts]
-    nothing = wide(torch.empty(0, dtype=model.dtype)).new_zeros(
+    nothing = upcast(torch.empty(0, dtype=model.dtype)).new_zeros(
         len(layers), len(rows), d, device=model.device
     )
     total = len(rows) * sum(count > 0 for count in counts)
@@ -352,7 +352,7 @@ def prompt_jacobian(
         towards = torch.zeros_like(final)
         towards[: len(piece), counted] = piece[:, None]
         grads = torch.autograd.grad(final, sources, towards, retain_graph=piece is not pieces[-1])
-        mean = [wide(grad[: len(piece), counted]).mean(1).to(model.device) for grad in grads]
+        mean = [upcast(grad[: len(piece), counted]).mean(1).to(model.device) for grad in grads]
         found.append(torch.stack(mean))
         done(len(piece))
     tap.close()
@@ -438,8 +438,10 @@ class JacobianGroups:
         counts = positions > 0
         number = torch.arange(len(counts)) if rows is None else rows
         group, place = (number.to(counts.device)[counts] % self.count).unique(return_inverse=True)
-        found = jacobian[sent(counts.nonzero()[:, 0], jacobian.device)].double()
-        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(0, sent(place, found.device), found)
+        found = jacobian[to_device(counts.nonzero()[:, 0], jacobian.device)].double()
+        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(
+            0, to_device(place, found.device), found
+        )
         prompts = torch.bincount(place, minlength=len(group))
         return JacobianSums(group, prompts, total, found.square().sum((0, 2, 3)), (~counts).sum())
 

@@ -28,7 +28,7 @@ from interp.core.stats import (
     Means,
     Partial,
     two_sided_p,
-    wide,
+    upcast,
 )
 from interp.core.viewer import Brief
 from interp.data.answers import AnswerTokens
@@ -203,7 +203,7 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     state = trace[read][batch.real]
     total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
     for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
-        total.index_add_(0, where, model.read_out(wide(rows)).softmax(-1).double())
+        total.index_add_(0, where, model.read_out(upcast(rows)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
 
 
@@ -234,7 +234,7 @@ def average_token(
         [*n d], in float32 at least.
     """
     weights = Weights(model)
-    each = wide(weights.W_U.mT if words == "unembedding" else weights.W_E)
+    each = upcast(weights.W_U.mT if words == "unembedding" else weights.W_E)
     return (share.to(each) - 1 / share.shape[-1]) @ each
 
 
@@ -293,10 +293,10 @@ def _steps(
     )  # nothing else is carried to the words
     written = {part: written_by(part, last, model)[:, -1] for part in single}
     out = torch.stack([torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1)
-    unembedding = wide(Weights(model).W_U)
+    unembedding = upcast(Weights(model).W_U)
     towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
     states = torch.stack([trace[Read(site)][:, -1] for site in _states(config)], 1)
-    log_prob, rank = _said(model.read_out(wide(states)), batch.answer)
+    log_prob, rank = _answer_statistics(model.read_out(upcast(states)), batch.answer)
     generator = torch.Generator().manual_seed(0)
     orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
     axis, null = (average_token(model, p.to(model.device), words) for p in (share, share[orders]))
@@ -306,7 +306,7 @@ def _steps(
         "cosine_null": torch.nn.functional.normalize(out, dim=-1)
         @ torch.nn.functional.normalize(null).to(out).mT,
         **without,
-        "first_attention": _to_first(wide(trace[last_attention(config, config.n_layers - 1)]), batch),
+        "first_attention": _to_first(upcast(trace[last_attention(config, config.n_layers - 1)]), batch),
         "log_prob": log_prob,
         "rank": rank.to(log_prob.dtype),
     }  # fmt: skip
@@ -324,7 +324,8 @@ def _without(
         batch, [Variant([]), *(Variant([Edit(part, Zero()) for part in group]) for group in groups)]
     )
     said = [
-        _said(model.read_out(wide(stream[:, None])), batch.answer.to(stream.device)) for stream in streams
+        _answer_statistics(model.read_out(upcast(stream[:, None])), batch.answer.to(stream.device))
+        for stream in streams
     ]
     log_prob, rank = (torch.cat(each, 1) for each in zip(*said, strict=True))
     return {
@@ -333,11 +334,11 @@ def _without(
     }
 
 
-def _said(
+def _answer_statistics(
     logits: Float[Tensor, "b n v"], answer: Int[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """Log probability and rank of each row's answer."""
-    logp = wide(logits).log_softmax(-1)
+    logp = upcast(logits).log_softmax(-1)
     own = logp.gather(-1, answer[:, None, None].expand(-1, logp.shape[1], 1))
     return own[..., 0], (logp > own).sum(-1)
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.kinds import listed
 from interp.core.results import Score, check_result, labelled, scored
-from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
-from interp.core.transfers import check, sent
+from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, upcast
+from interp.core.transfers import check, to_device
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
@@ -103,9 +103,9 @@ class LogitTiles:
         """A function from a range of tokens to their logits; without an unembedding all are computed at once."""
         model = self.model
         if model.unembed is None:
-            logits = model.read_out(wide(state))
+            logits = model.read_out(upcast(state))
             return lambda part: logits[:, part]
-        x, unembed = model.ln_final(wide(state)), model.unembed
+        x, unembed = model.ln_final(upcast(state)), model.unembed
         x = x if model.mlm_head is None else called(model.mlm_head, x)
         return lambda part: self._finished(unembedded(unembed, x, part))
 
@@ -369,8 +369,10 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     columns, real = columns_of(batch.host(), positions)
     flat, there = real.flatten().nonzero()[:, 0], batch.tokens.device
-    cells, row, column = sent(torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), there)
-    columns, real = sent(columns, there), sent(real, there)
+    cells, row, column = to_device(
+        torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), there
+    )
+    columns, real = to_device(columns, there), to_device(real, there)
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))

@@ -21,7 +21,7 @@ from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
@@ -132,7 +132,7 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     written = written_by(part, trace if source is None else _from(source, part, trace, batch, model), model)
     keep = batch.real
-    row, column = sent(batch.host().real.nonzero().T, keep.device)
+    row, column = to_device(batch.host().real.nonzero().T, keep.device)
     found = spoken(written[row, column], model, targets(batch, model.config)[row, column], top)
     out = {"token": batch.tokens.masked_fill(~keep, -1)}
     for name, value in found.items():

@@ -21,8 +21,8 @@ from interp.core.axes import shape_text
 from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, finite, share_interval
-from interp.core.transfers import check, sent
-from interp.core.wording import shown
+from interp.core.transfers import check, to_device
+from interp.core.wording import value_text
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
@@ -160,7 +160,7 @@ def _steps(
     top: int,
 ) -> Steps[Mapping[str, Tensor]]:
     receiver = model if into is None else as_model(into).transformer
-    column = sent(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
+    column = to_device(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
     states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
     check(finite(states), partial(not_finite, dict(zip(sites, states, strict=True))))
     given = [_mapped(state, mapping, receiver) for state in states]
@@ -186,7 +186,7 @@ def _mapped(state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transfor
     found = state if mapping is None else mapping(state)
     wanted = (len(state), model.config.d_model)
     if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
-        got = shape_text(found.shape) if isinstance(found, Tensor) else shown(found)
+        got = shape_text(found.shape) if isinstance(found, Tensor) else value_text(found)
         raise ValueError(
             f"states of shape {shape_text(wanted)} are required by the model of the target prompt, got {got}: give "
             "`mapping` where widths differ"

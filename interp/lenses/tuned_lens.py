@@ -21,9 +21,9 @@ from tqdm import tqdm
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.kinds import Count
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.viewer import Brief
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source, windows_of
@@ -196,7 +196,7 @@ def train_tuned_lens(
     optimise = _adam(parameters) if optimiser is None else optimiser(parameters)
     if not isinstance(optimise, torch.optim.Optimizer):
         raise ValueError(
-            f"optimiser must make a torch.optim.Optimizer of the parameters, it made {shown(optimise)}"
+            f"optimiser must make a torch.optim.Optimizer of the parameters, it made {value_text(optimise)}"
         )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / steps)
     if is_prompts(data):
@@ -247,7 +247,7 @@ def loss_and_gradients(
 
 
 def _log_probs(model: Transformer, state: Float[Tensor, "r d"]) -> Float[Tensor, "r v"]:
-    return model.read_out(wide(state)).log_softmax(-1)
+    return model.read_out(upcast(state)).log_softmax(-1)
 
 
 def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:

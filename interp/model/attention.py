@@ -23,7 +23,7 @@ from interp.model.kv_cache import Past
 from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
-from interp.model.rules import NO_RULES, Rule, halves, held
+from interp.model.rules import NO_RULES, Rule, constant_pattern, halves
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _fused(
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
     """Attention by torch's fused kernel, which never holds scores or a pattern whole."""
-    q, k = (held(halves(x, rules), rules) for x in (q, k))
+    q, k = (constant_pattern(halves(x, rules), rules) for x in (q, k))
     if sinks is not None:
         k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])  # one key more
     width = v.shape[-1]
@@ -253,7 +253,7 @@ def attend_scores(
     site = f"{name}.hook_attn_scores"
     scores_bhqk = at(tap, site, hidden_scores(scores_bhqk, mask, softcap))
     spent = tap is not None and not tap.wants(site)
-    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks, spent=spent).to(v.dtype), rules)
+    pattern_bhqk = constant_pattern(row_softmax(scores_bhqk, mask, sinks, spent=spent).to(v.dtype), rules)
     pattern_bhqk = at(tap, f"{name}.hook_pattern", pattern_bhqk)
     return halves(pattern_bhqk @ v, rules)  # [b h q k] [b h k e] -> [b h q e]
 
@@ -353,7 +353,7 @@ class PassState:
     """States that mixers leave at the end of the pass, when the cache takes them over."""
     _made: dict[Hashable, object] = field(default_factory=dict)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def made_once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of `make`, computed by the first block of this pass that needs it."""
         if key not in self._made:
             self._made[key] = make()

@@ -14,9 +14,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.axes import describe, shape_text
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.model import sites
-from interp.model.edits import COLUMNS, POSITIONS, Edit, Mean, Placed, Ready, Resample, Set, own_name
+from interp.model.edits import COLUMNS, POSITIONS, Edit, Mean, Ready, Resample, Set, SiteAware, own_name
 from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, TextTokens, several
 
 
@@ -92,7 +92,7 @@ def _changed(edit: Edit, cells: Tensor, own: Tensor | None, span: Span) -> Tenso
             f"{type(change).__name__}() at {edit.name} stands for values that only a model and reference prompts give: "
             "hand it to model.edited(...) or an analysis, which look them up"
         )
-    function = change.at_site(edit.site, span.memory) if isinstance(change, Placed) else change
+    function = change.at_site(edit.site, span.memory) if isinstance(change, SiteAware) else change
     return _fitting(edit, lambda: function(cells), cells)
 
 
@@ -210,7 +210,7 @@ def _edited_tokens(edit: Edit, value: Tensor, span: Span) -> Tensor:
 def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor:
     """The private copy with these cells changed, those that are not there left as they are."""
     here = part.device
-    index = cells.mesh(cells.columns, sent(cells.rows, here), part.shape)
+    index = cells.mesh(cells.columns, to_device(cells.rows, here), part.shape)
     block = part[index]
     own = _own_of_tokens(edit, part.shape, cells, span)
     new = _changed(edit, block.squeeze(cells.squeezed), own, span).to(part.dtype).reshape(block.shape)
@@ -223,7 +223,7 @@ def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor
     for j in range(
         cells.there.shape[1]
     ):  # one position at a time: those that are not there share a column with others
-        texts = sent(cells.there[:, j].nonzero()[:, 0], here)
+        texts = to_device(cells.there[:, j].nonzero()[:, 0], here)
         if not len(texts):
             continue
         one = slice(None) if cells.there.shape[1] == 1 or axis is None else slice(j, j + 1)
@@ -283,7 +283,7 @@ def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) 
         each if i <= last or axis in POSITIONS else None
         for i, (axis, each) in enumerate(zip(letters, filled, strict=True))
     ]
-    return values[cells.mesh(kept, sent(rows, values.device), values.shape)].squeeze(cells.squeezed)
+    return values[cells.mesh(kept, to_device(rows, values.device), values.shape)].squeeze(cells.squeezed)
 
 
 def _value_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
@@ -415,12 +415,12 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     columns, there = _within_pass(site, axes[axis], found.columns, found.rows, span)
     if found.there is not None or not bool(there.all()):
         raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}")
-    index = [sent(found.rows, value.device).view(-1, *[1] * axis)]
+    index = [to_device(found.rows, value.device).view(-1, *[1] * axis)]
     index += [
         torch.arange(n, device=value.device).view(*[1] * i, -1, *[1] * (axis - i))
         for i, n in enumerate(value.shape[1:axis], 1)
     ]
-    index.append(sent(columns, value.device).view(len(columns), *[1] * (axis - 1), -1))
+    index.append(to_device(columns, value.device).view(len(columns), *[1] * (axis - 1), -1))
     return value[tuple(index)]
 
 
@@ -479,7 +479,7 @@ def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
 def _row_index(edit: Edit, value: Tensor) -> Tensor:
     assert edit.rows is not None
     _check_rows(edit, value.shape[0])
-    return sent(edit.rows, value.device)
+    return to_device(edit.rows, value.device)
 
 
 def _check_rows(edit: Edit, n: int) -> None:

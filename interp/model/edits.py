@@ -23,10 +23,10 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.core.viewer import Brief
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 from interp.model import sites
 from interp.model.layout import NEW, New, PerRow
 from interp.model.parts import Part
@@ -118,7 +118,7 @@ class Add(Brief):
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """The cells with the values added."""
         assert own is not None
-        return cells + self.scale * sent(own, cells.device).to(cells)
+        return cells + self.scale * to_device(own, cells.device).to(cells)
 
 
 @public()
@@ -193,7 +193,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 @runtime_checkable
-class Placed(Protocol):
+class SiteAware(Protocol):
     """A function as a change that receives the site where it acts, and a memory for the rest of one pass."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
@@ -204,7 +204,7 @@ class Placed(Protocol):
         ...
 
 
-Change = Closed | Function | Placed
+Change = Closed | Function | SiteAware
 
 
 @public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
@@ -245,16 +245,18 @@ class Edit(Brief):
     def __post_init__(self) -> None:
         if not (isinstance(self.where, str) and "hook_" in self.where):
             object.__setattr__(self, "where", Part.of(self.where))
-        known = isinstance(self.change, Closed | Placed) or callable(self.change)
+        known = isinstance(self.change, Closed | SiteAware) or callable(self.change)
         if isinstance(self.change, type) or not known:
             raise ValueError(
                 f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
                 f"got {self.change!r}"
             )
         if not isinstance(self.at, Mapping):
-            raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {shown(self.at)}")
+            raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {value_text(self.at)}")
         if self.rows is not None and not (isinstance(self.rows, tuple) and all(map(_is_index, self.rows))):
-            raise ValueError(f"rows must be a tuple of the rows' numbers or None, got {shown(self.rows)}")
+            raise ValueError(
+                f"rows must be a tuple of the rows' numbers or None, got {value_text(self.rows)}"
+            )
         object.__setattr__(self, "_cells", self._named_cells())
 
     def __reduce__(self) -> tuple[type[Edit], tuple[object, ...]]:
@@ -337,8 +339,8 @@ def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
 
 def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor, "... d"]:
     """The part of x in the span of an orthonormal basis, computed in float32 at least."""
-    q = sent(basis, x.device).to(wide(x))
-    return ((wide(x) @ q.mT) @ q).to(x)
+    q = to_device(basis, x.device).to(upcast(x))
+    return ((upcast(x) @ q.mT) @ q).to(x)
 
 
 def _checked_index(dim: str, index: object) -> PositionIndex:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.files import regular
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.transformer import Transformer
 
 SAMPLED = 16
@@ -49,7 +49,7 @@ def sample_of(model: Transformer) -> Float[Tensor, "n"]:
     picked = []
     for _, parameter in sorted(model.named_parameters()):
         where = _spread(parameter.numel(), parameter.device)
-        picked.append(wide(parameter.flatten()[where].to(model.device)))
+        picked.append(upcast(parameter.flatten()[where].to(model.device)))
     return torch.cat(picked)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.wording import shown
+from interp.core.wording import value_text
 
 New = Literal["new"]
 NEW: New = "new"
@@ -53,7 +53,7 @@ class PerRow:
         given = list(given) if several or isinstance(given, list) else []
         if not given or not all(each is None or _is_place(each) for each in given):
             raise ValueError(
-                f"one position for every row is required, such as [3, 4], got {shown(self.places)}"
+                f"one position for every row is required, such as [3, 4], got {value_text(self.places)}"
             )
         object.__setattr__(self, "places", tuple(None if each is None else int(each) for each in given))
 
@@ -95,7 +95,8 @@ def one_position(pos: object, name: str = "pos") -> None:
     """ValueError for what is not one position of every row: a number, or one for each row."""
     if not (_is_place(pos) or isinstance(pos, PerRow)):
         raise ValueError(
-            f"{name} is one position of every prompt, a number, or PerRow([3, 4]) with one for each, got {shown(pos)}"
+            f"{name} is one position of every prompt, a number, or PerRow([3, 4]) with one for each, "
+            f"got {value_text(pos)}"
         )
 
 
@@ -212,13 +213,13 @@ class Layout:
                 'the position "new" names tokens that are generated, and this pass generates none'
             )
         columns = torch.arange(self.prompt, shape[1]).expand(shape[0], -1)
-        keep = torch.ones(shape, dtype=torch.bool) if self._home[0] is None else self._home[0]
+        keep = torch.ones(shape, dtype=torch.bool) if self._on_host[0] is None else self._on_host[0]
         there, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
         return TextTokens(torch.arange(shape[0]), columns, places, None if bool(there.all()) else there)
 
     def _texts(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The row and length of each text, where its tokens begin among all, and the place of each in the batch."""
-        keep, documents = self._home
+        keep, documents = self._on_host
         real = torch.ones(shape, dtype=torch.bool) if keep is None else keep
         flat = real.flatten().nonzero()[:, 0]
         if documents is None:
@@ -232,13 +233,13 @@ class Layout:
         """Number of tokens from which negative positions are counted back: the prompt's, where an answer follows."""
         if self.prompt is None:
             return lengths if self.forced is None else lengths - self.forced.cpu()
-        keep = self._home[0]
+        keep = self._on_host[0]
         if keep is None:
             return torch.full_like(lengths, self.prompt)
         return keep[:, : self.prompt].sum(1) + max(0, self.prompt - shape[1])
 
     @cached_property
-    def _home(self) -> tuple[Tensor | None, Tensor | None]:
+    def _on_host(self) -> tuple[Tensor | None, Tensor | None]:
         """The mask and the documents on the host, where columns are looked up."""
         keep, documents = (None if x is None else x.cpu() for x in (self.keep, self.documents))
         return keep, documents

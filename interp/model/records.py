@@ -285,7 +285,7 @@ def not_negative(record: object, *names: str) -> None:
             )
 
 
-def known() -> dict[str, type[ConfigRecord]]:
+def all_records() -> dict[str, type[ConfigRecord]]:
     """Every record that exists, by the name under which a config file keeps it."""
     late.fill("records")
     return _defined()
@@ -339,7 +339,7 @@ def _record(where: str, value: object) -> object:
     if not isinstance(value, dict):
         return value
     kind = str(value.get("kind"))
-    found = _defined().get(kind) or known().get(kind)
+    found = _defined().get(kind) or all_records().get(kind)
     if found is None:
-        raise ValueError(f"{where}: unknown record {value.get('kind')!r}; {nearest(kind, known())}")
+        raise ValueError(f"{where}: unknown record {value.get('kind')!r}; {nearest(kind, all_records())}")
     return from_json(found, {k: v for k, v in value.items() if k != "kind"})

@@ -62,7 +62,7 @@ def constant(value: Tensor, rules: Collection[str]) -> Tensor:
     return value.detach() if "gate" in rules else value
 
 
-def held(value: Tensor, rules: Collection[str]) -> Tensor:
+def constant_pattern(value: Tensor, rules: Collection[str]) -> Tensor:
     """An attention pattern, which is a constant under its rule."""
     return value.detach() if "pattern" in rules else value
 

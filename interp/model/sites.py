@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from interp.core.wording import nearest
-from interp.model.records import ConfigRecord, known
+from interp.model.records import ConfigRecord, all_records
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -215,7 +215,7 @@ _BLOCK_NAME = re.compile(r"blocks\.(-?\d+)\.(.+)")
 
 def block_rows(config: ModelConfig | None = None) -> tuple[Site, ...]:
     """The sites of a block of this model in the order of the forward pass; of any model, if none is given."""
-    return _rows_of_any(tuple(known().values())) if config is None else _rows_of(config)
+    return _rows_of_any(tuple(all_records().values())) if config is None else _rows_of(config)
 
 
 @functools.lru_cache(2)

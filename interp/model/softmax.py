@@ -25,7 +25,7 @@ from interp.model.attention import (
 from interp.model.norm import Norm, Normalize, NormedHeads, RMSNorm
 from interp.model.position import Alibi, Buckets
 from interp.model.records import ConfigRecord, Mixer, Traits, at_least_one, maps_flops, positive, requires
-from interp.model.rules import constant, halves, held, secant
+from interp.model.rules import constant, constant_pattern, halves, secant
 from interp.model.sites import GATE, Site
 from interp.model.sparsity import QueryPiece, Sparsity, attend_pieces, pieces, visible
 from interp.model.tap import Scope, at
@@ -318,7 +318,7 @@ class SoftmaxAttention(Attention):
         cache, rows = shared.cache, len(k)
         state = () if cache is None else cache.states.get(self.layer, ())
         earlier = torch.cat((state[0] if state else torch.zeros_like(k[:, :1]), k), 1)
-        source = shared.once("column before", lambda: _column_before(shared, k)).expand(rows, -1)
+        source = shared.made_once("column before", lambda: _column_before(shared, k)).expand(rows, -1)
         if cache is not None:
             shared.left[self.layer] = (picked(earlier, source[:, -1:]),)
         before = picked(earlier, source[:, :-1])
@@ -349,7 +349,7 @@ class SoftmaxAttention(Attention):
             found = self._pieces(mask, total, shared, k.device)
             if self.kind.temperature is not None and self.kind.temperature.by_count:
                 q = q * self._factor(torch.cat([piece.allowed.sum(-1) for piece in found])[None], q)
-            q, k = (held(halves(x, self.rules), self.rules) for x in (q, k))
+            q, k = (constant_pattern(halves(x, self.rules), self.rules) for x in (q, k))
             return halves(attend_pieces(q, k, v, found, self.scale), self.rules)
         return self._attended(q, k, v, self._mask(mask, n, total, shared, only, k.device), tap)
 
@@ -392,7 +392,7 @@ class SoftmaxAttention(Attention):
         self, pattern_bhqk: Float[Tensor, "b h q k"], v: Float[Tensor, "b k g e"], tap: Scope | None
     ) -> Float[Tensor, "b q h e"]:
         v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)
-        weights = at(tap, "attn.hook_pattern", held(pattern_bhqk, self.rules))
+        weights = at(tap, "attn.hook_pattern", constant_pattern(pattern_bhqk, self.rules))
         return halves(einsum(weights, v, "b h q k, b k h e -> b q h e"), self.rules)
 
     def _mask(
@@ -412,7 +412,7 @@ class SoftmaxAttention(Attention):
         if only is not None and not mask.causal:
             mask = mask.queries(only, n, total)
         key = ("sparse mask", kind, self.local, only is None)
-        return shared.once(key, lambda: _joined(kind, mask, columns + total - n, total, shared))
+        return shared.made_once(key, lambda: _joined(kind, mask, columns + total - n, total, shared))
 
     def _in_pieces(self, mask: Mask, n: int, total: int, tap: Scope | None) -> bool:
         """Whether gathered keys serve: a long text without padding, window or bias, and no reads inside."""
@@ -427,7 +427,7 @@ class SoftmaxAttention(Attention):
         kind = self.kind.sparsity
         assert kind is not None
         made = ("sparse pieces", kind)
-        return shared.once(made, lambda: pieces(kind, total, total, device, causal=mask.causal))
+        return shared.made_once(made, lambda: pieces(kind, total, total, device, causal=mask.causal))
 
 
 def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int, shared: PassState) -> Mask:
@@ -485,7 +485,7 @@ class RowAttention(nn.Module):
     ) -> Float[Tensor, "b h n k"]:
         """The refined rows of the wanted columns (None: all), from the first pattern of all columns of this pass."""
         n, total = pattern.shape[2:]
-        places = shared.once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
+        places = shared.made_once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
         left, right = (pattern @ table[:, places].movedim(1, 0) for table in (self.query, self.key))
         if self.kind == "stochastic":
             left = right = torch.cat((left, (F.elu(right) + 1).sqrt()), -1)

@@ -18,8 +18,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.tiles import wide_product
-from interp.core.transfers import sent
-from interp.core.wording import shown
+from interp.core.transfers import to_device
+from interp.core.wording import value_text
 from interp.model import sites
 from interp.model.attention import Memory, PassState, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block
@@ -50,7 +50,7 @@ def check_pass(
 ) -> None:
     """ValueError for tokens, layers, masks or a cache that do not fit the model or each other."""
     if not isinstance(tokens, Tensor):
-        raise ValueError(f"token ids in a Tensor, shape [batch, pos], are required, got {shown(tokens)}")
+        raise ValueError(f"token ids in a Tensor, shape [batch, pos], are required, got {value_text(tokens)}")
     start, last = layers
     if not 0 <= start <= last <= config.n_layers:
         raise ValueError(f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}")
@@ -119,11 +119,11 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
         )
 
 
-def _beside(device: torch.device, given: T) -> T:
+def _on_device(device: torch.device, given: T) -> T:
     """A tensor of another device, such as token ids of the host, moved to this one; anything else as it is."""
     if not isinstance(given, Tensor) or given.device == device:
         return given
-    return sent(given, device)  # type: ignore[return-value]
+    return to_device(given, device)  # type: ignore[return-value]
 
 
 def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
@@ -322,9 +322,9 @@ class Transformer(nn.Module):
             ValueError: ids, shapes, lengths or layers that do not fit, or weights whose file was overwritten.
         """
         self.check_files()
-        tokens = tokens if start else _beside(self.device, tokens)
+        tokens = tokens if start else _on_device(self.device, tokens)
         keep, documents, types, logits_at = (
-            _beside(self.device, x) for x in (keep, documents, types, logits_at)
+            _on_device(self.device, x) for x in (keep, documents, types, logits_at)
         )
         last, past = self.config.n_layers if stop is None else stop, 0 if cache is None else cache.length
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
@@ -337,7 +337,7 @@ class Transformer(nn.Module):
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
         if tap is not None:
             span = Span(past, layout, _source(memory), logits_at, past + tokens.shape[1])
-            tap.open(self.config, start, stop, self._home, standing=self.edits, span=span)
+            tap.open(self.config, start, stop, self._answers_device, standing=self.edits, span=span)
         outside = None if tap is None else tap.scope()
         positions = layout.positions(tokens.shape[1], past, tokens.device)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)
@@ -429,7 +429,7 @@ class Transformer(nn.Module):
         return block
 
     @property
-    def _home(self) -> torch.device | None:
+    def _answers_device(self) -> torch.device | None:
         """The device that answers go to, if layers are spread over devices."""
         return None if self.devices is None else self.device
 

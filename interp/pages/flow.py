@@ -11,8 +11,8 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from interp.core.results import frame
-from interp.core.stats import wide
-from interp.core.transfers import fetched
+from interp.core.stats import upcast
+from interp.core.transfers import to_host
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -113,12 +113,12 @@ def neurons(model: Transformer, trace: Trace, result: xr.Dataset, names: Sequenc
     whole_share, best = result.mlp.isel(prompt=0).to_numpy(), dict[tuple[int, str], Tensor]()
     layers = range(model.config.n_layers)
     for layer in layers:
-        seen = {read.site: wide(trace[read]) for read in _neuron_reads(model.config, layer)}
+        seen = {read.site: upcast(trace[read]) for read in _neuron_reads(model.config, layer)}
         proximity = _neuron_proximity(model, layer, seen)
         of_all = (proximity / proximity.sum(-1, keepdim=True).clamp_min(1e-30))[:, :-1]
         top = of_all.topk(min(NEURONS, of_all.shape[1]))
         best |= {(layer, "values"): top.values, (layer, "indices"): top.indices}
-    here = fetched(best)
+    here = to_host(best)
     for layer in layers:
         value = here[layer, "values"].float().numpy() * whole_share[layer][:, None]
         query, rank = np.nonzero(value > 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.pages.templates import environment, own
@@ -68,7 +68,7 @@ def influence_page(
         True
     """
     if "value" not in result or result.value.dims != ("row", "query"):
-        raise ValueError(f"a result of interp.dynamics.influence is required, got {shown(result)}")
+        raise ValueError(f"a result of interp.dynamics.influence is required, got {value_text(result)}")
     sizes = (len(rows.batch), len(queries.batch))
     if result.value.shape != sizes:
         raise ValueError(f"values of {sizes} rows and queries are required, got {result.value.shape}")
@@ -76,7 +76,8 @@ def influence_page(
     values = result.value.to_numpy()
     texts = _texts(rows.batch, text)
     asked = [
-        _asked(i, said, values[:, i], texts, top) for i, said in enumerate(_texts(queries.batch, text)[:most])
+        _query_rows(i, said, values[:, i], texts, top)
+        for i, said in enumerate(_texts(queries.batch, text)[:most])
     ]
     return environment().get_template("influence.html").render(
         css=own("report.css"),
@@ -99,7 +100,7 @@ def _texts(batch: Batch, text: Text) -> list[str]:
     return [harmless(words(ids)) for ids in kept]
 
 
-def _asked(i: int, text: str, values: np.ndarray, texts: Sequence[str], top: int) -> QueryRows:
+def _query_rows(i: int, text: str, values: np.ndarray, texts: Sequence[str], top: int) -> QueryRows:
     order = np.argsort(-values, kind="stable")
     largest = float(np.abs(values).max()) or 1.0
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import ScoreParts, every_score
-from interp.core.transfers import checks_together, fetched
+from interp.core.transfers import checks_together, to_host
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
@@ -83,7 +83,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
             names = [str(Part("head", layer, head)) for head in alike]
             largest.append(_Largest.of(layer, names, scores))
     numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
-    here = fetched({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
+    here = to_host({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
     checks.settle({i: here[-1, i] for i in checks.flags})
     sides = {layer: sides_of(config, layer, heads=True) for layer in layers}
     return [

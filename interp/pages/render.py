@@ -170,7 +170,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         shown["word_count"] = words.token_id.nunique()
         linked["words"] = view_lattice.words(words, ids, report.config)
     if "flow_routes" in tables:
-        shown |= view_lattice.shown(tables["flow_routes"])
+        shown |= view_lattice.template_values(tables["flow_routes"])
         linked["lattice"] = view_lattice.lattice(
             tables["flow_routes"], tables.get("flow_neurons"), tables["logit_lens"], report.config
         )

@@ -21,7 +21,7 @@ from interp.attention.shares import with_pattern
 from interp.circuits import EdgeAttribution
 from interp.core.boundary import public
 from interp.core.results import frame
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.ids import check_contrast
@@ -46,7 +46,7 @@ from interp.passes.question import Askable
 from interp.residual import Attribute, attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
-from interp.runs.kept import once, unchanged
+from interp.runs.kept import cached_for_model, unchanged
 from interp.runs.provenance import model_hash, provenance
 from interp.runs.run import run
 from interp.tasks import RepeatedTokens
@@ -287,7 +287,7 @@ def _made(
     parameters: Json = {
         **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
     }  # fmt: skip
-    digest = once(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
+    digest = cached_for_model(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
     record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent.why
@@ -364,7 +364,10 @@ def _of_prompt(model: Subject, question: ReportQuestion, answered: _Answered, ab
 
     If that fails, each section is answered by itself, to know which fails; those that do are absent.
     """
-    asked, corrupt = _asked(model.transformer.config, question, answered), question.corrupt_tokens
+    asked, corrupt = (
+        _questions_of_sections(model.transformer.config, question, answered),
+        question.corrupt_tokens,
+    )
     asked = {section: some for section, some in asked.items() if section not in absent.why and some}
     batch = model.text.batch(question.tokens)
     data = _source(model, batch if corrupt is None else paired(model.text, question.tokens, corrupt))
@@ -383,7 +386,7 @@ def _of_prompt(model: Subject, question: ReportQuestion, answered: _Answered, ab
     return {section: one[section] for section, one in each.items() if one is not None}
 
 
-def _asked(
+def _questions_of_sections(
     config: ModelConfig, question: ReportQuestion, answered: _Answered
 ) -> dict[str, dict[str, Askable]]:
     """The questions of every section about the prompt, by their names: about edges only with a corrupted prompt."""
@@ -394,7 +397,7 @@ def _asked(
         "attribution": {"attribution": Attribute(answer, wrong, parts=parts)},
         "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer=answer)},
         "flow_routes": {"flow_routes": FlowRoutes()},
-        "backward_lens": {"backward_lens": BackwardLens(answer, matrices=_shown(config))},
+        "backward_lens": {"backward_lens": BackwardLens(answer, matrices=_lens_matrices(config))},
         "ablation": {**ablations(config, metric, corrupt=compares)} if config.n_layers else {},
     }
     if compares:
@@ -403,7 +406,7 @@ def _asked(
     return asked
 
 
-def _shown(config: ModelConfig) -> tuple[LensMatrix, ...]:
+def _lens_matrices(config: ModelConfig) -> tuple[LensMatrix, ...]:
     """The matrices of the backward lens: one that writes to the stream and one that reads it, of MLPs if possible."""
     there = present(config)
     of_mlps: tuple[LensMatrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
@@ -468,7 +471,7 @@ def _corrupted(
     if corrupt is None or question.corrupt is None:
         return None
     other = model.text.batch(corrupt)
-    last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
+    last = to_host({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
     answer, wrong = _candidates(answered, last, model)
     total = answered.asked_of(last)
     if total == answered.asked_of(answered.logits_pv[-1]):
@@ -556,7 +559,7 @@ def _pass(
     steps = stages.stage_reads(network, stages.staged(network))
     seen = observe(network, batch, [*patterns, *scores, *steps, *flow_reads(network, absent)])
     every = {"pattern": torch.stack([seen.trace[read][0] for read in patterns])} if patterns else {}
-    here = fetched({"output": seen.output[0], **every})
+    here = to_host({"output": seen.output[0], **every})
     return here["output"], here.get("pattern"), seen.trace
 
 

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.attention.score_parts import product_site
-from interp.core.stats import wide
-from interp.core.transfers import fetched
+from interp.core.stats import upcast
+from interp.core.transfers import to_host
 from interp.model.parts import Part
 from interp.model.sites import names
 from interp.model.tap import Read, Trace
@@ -64,13 +64,13 @@ class HeadStages:
         factor: Float[Tensor, "#q"],
     ) -> HeadStages:
         """The stages from what a pass recorded; grouped heads share keys and values."""
-        q, k, v = (wide(x).transpose(0, 1) for x in qkv)
+        q, k, v = (upcast(x).transpose(0, 1) for x in qkv)
         k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-        products, shares = torch.bmm(q, k.mT), wide(pattern)
+        products, shares = torch.bmm(q, k.mT), upcast(pattern)
         z = torch.bmm(shares, v)
         length = z.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
         weighted = shares * torch.bmm(z / length, v.mT)
-        return cls(products, products * factor[:, None], wide(scores), shares, weighted, factor)
+        return cls(products, products * factor[:, None], upcast(scores), shares, weighted, factor)
 
 
 def staged(model: Transformer) -> list[int]:
@@ -93,7 +93,7 @@ def sites_of(model: Transformer, layer: int) -> tuple[str, str, str, str, str]:
 def factor_of(model: Transformer, layer: int, scores: Float[Tensor, "h q k"]) -> Float[Tensor, "#q"]:
     """The factor on the products of each query."""
     seen = (scores > -torch.inf).any(0).sum(-1)[None]
-    return wide(model.block(layer).attn.score_factor(seen, wide(scores))[0])
+    return upcast(model.block(layer).attn.score_factor(seen, upcast(scores))[0])
 
 
 def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
@@ -126,18 +126,18 @@ def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[s
     return {
         str(Part("head", layer, head)): said
         for layer, of_layer in chosen.items()
-        for head, said in zip(of_layer, _told(stages[layer], of_layer), strict=True)
+        for head, said in zip(of_layer, _stage_values(stages[layer], of_layer), strict=True)
     }
 
 
 def _on_host(stages: Mapping[int, HeadStages]) -> dict[int, dict[str, np.ndarray]]:
     """The stages of every layer and the factors of their queries, fetched in one copy."""
     kept = ("products", "scaled", "scores", "weighted", "factor")
-    here = fetched({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})
+    here = to_host({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})
     return {layer: {name: here[layer, name].numpy() for name in kept} for layer in stages}
 
 
-def _told(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[dict[str, object]]:
+def _stage_values(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[dict[str, object]]:
     """The data of some heads of a layer for the script."""
     products, scaled, scores, weighted = (
         stages[name][heads] for name in ("products", "scaled", "scores", "weighted")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.pages.templates import environment, own
 from interp.pages.wording import number, short
 
@@ -82,7 +82,7 @@ def steering_page(result: xr.Dataset) -> str:
         True
     """
     if any(name not in result for name in NEEDED) or "strength" not in result.dims:
-        raise ValueError(f"a result of interp.causal.steering_curve is required, got {shown(result)}")
+        raise ValueError(f"a result of interp.causal.steering_curve is required, got {value_text(result)}")
     some = result.sortby("strength")
     names = [str(name) for name in some.score.values]
     strengths = some.strength.to_numpy().astype(float)

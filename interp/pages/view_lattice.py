@@ -30,7 +30,7 @@ class EdgeRow:
     attribution: float
 
 
-def shown(table: pd.DataFrame) -> dict[str, object]:
+def template_values(table: pd.DataFrame) -> dict[str, object]:
     """Variables of the template."""
     return {
         "flows": strongest(table),

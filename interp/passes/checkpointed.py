@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, final_stream
@@ -79,7 +79,7 @@ def differentiated_in_runs(
             (gradient,) = torch.autograd.grad(_through(model, batch, entered, run), entered, gradient)
 
     def along(stream: Tensor) -> Float[Tensor, ""]:
-        return (wide(stream) * wide(gradient)).sum()
+        return (upcast(stream) * upcast(gradient)).sum()
 
     trace = observe(model, batch, own, edits, stop=first.stop, metric=along).trace
     return Trace({**trace, end: slope}), final.detach()

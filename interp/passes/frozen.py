@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.config import LayerNorm, ModelConfig, NoNorm
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
@@ -78,7 +78,7 @@ class FrozenNorm:
 
         In float32 at least.
         """
-        return self.back(wide(matrix.mT)).mT
+        return self.back(upcast(matrix.mT)).mT
 
     @property
     def beta(self) -> Float[Tensor, "d"] | None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.data.ids import is_id
 from interp.data.text import Text
@@ -48,7 +48,7 @@ class Step:
     @property
     def log_probs(self) -> Float[Tensor, "b"]:
         """Log-probability of each new token under the model's own distribution, in nats."""
-        return wide(self.logits).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
+        return upcast(self.logits).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
 
 
 def stream(

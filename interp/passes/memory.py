@@ -7,7 +7,7 @@ import torch
 
 from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
-from interp.passes.together import least
+from interp.passes.together import smallest_over_processes
 
 HOST_ROOM, DEVICE_ROOM = 32 << 20, 0.25
 """What a pass of interventions may hold: so many bytes on a CPU, where more does not make it faster; such a share of an
@@ -20,7 +20,7 @@ def room(model: Transformer) -> int:
     """Bytes that one pass of interventions may hold; the least of the processes that share a model."""
     if model.device.type != "cuda":
         return HOST_ROOM
-    return least(model, int(torch.cuda.mem_get_info(model.device)[0] * DEVICE_ROOM))
+    return smallest_over_processes(model, int(torch.cuda.mem_get_info(model.device)[0] * DEVICE_ROOM))
 
 
 def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:

@@ -22,8 +22,8 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.hints import Required
-from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
-from interp.core.transfers import sent
+from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, upcast
+from interp.core.transfers import to_device
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
@@ -55,19 +55,19 @@ class Outcome:
 
     def logits(self) -> Float[Tensor, "r n v"]:
         """All logits, soft cap included, in float32 at least."""
-        return wide(self.model.read_out(wide(self.stream)))
+        return upcast(self.model.read_out(upcast(self.stream)))
 
     def reference_logits(self) -> Float[Tensor, "b n v"]:
         """All logits of the run that a metric compares with. ValueError where there is none."""
         if self.reference is None:
             raise ValueError("a metric that compares requires a reference run, got none")
         reader = self.model if self.reference_model is None else self.reference_model
-        return wide(reader.read_out(wide(self.reference)))
+        return upcast(reader.read_out(upcast(self.reference)))
 
     def logits_of(self, tokens: Int[Tensor, "r *k"]) -> Float[Tensor, "r n *k"]:
         """The logits of one token per row, or of several, in float32 at least; no others are computed."""
         columns = tokens.reshape(len(tokens), 1, -1).expand(-1, self.stream.shape[1], -1)
-        found = wide(self.model.read_out(wide(self.stream), columns=columns))
+        found = upcast(self.model.read_out(upcast(self.stream), columns=columns))
         return found.reshape(*found.shape[:2], *tokens.shape[1:])
 
 
@@ -116,7 +116,7 @@ class Metric:
     def sees(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
         """The final stream at the columns that it looks at."""
         columns = self.columns(batch)
-        return stream if columns is None else picked(stream, sent(columns, stream.device))
+        return stream if columns is None else picked(stream, to_device(columns, stream.device))
 
     def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
         """The value of every row; ValueError if it is not one number per row."""
@@ -343,7 +343,7 @@ def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) ->
 
 def _at(outcome: Outcome, value: MetricValue, pos: int | PerRow) -> Float[Tensor, "r"]:
     """A metric's value where only the column of one position is left."""
-    column = sent(outcome.batch.tokens_at(pos).columns[:, 0], outcome.stream.device)
+    column = to_device(outcome.batch.tokens_at(pos).columns[:, 0], outcome.stream.device)
     rows = torch.arange(len(column), device=column.device)
     reference = outcome.reference
     if reference is not None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
@@ -23,7 +23,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.rules import Rules, completeness
-from interp.passes.sweep import Judge, Swept
+from interp.passes.sweep import MetricOfVariants, Swept
 from interp.passes.variants import Variant
 
 T = TypeVar("T")
@@ -60,7 +60,9 @@ class TowardMetric:
         """The number, from the final stream of the pass."""
         whose = torch.arange(len(batch), device=stream.device) if self.example is None else self.example
         seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
-        return self.metric.of(Outcome(model, seen, batch, sent(whose, stream.device), self.reference)).sum()
+        return self.metric.of(
+            Outcome(model, seen, batch, to_device(whose, stream.device), self.reference)
+        ).sum()
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
@@ -141,7 +143,7 @@ class Recorded:
         assert self.final is not None, "the final stream was not asked for"
         return self.final
 
-    def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
+    def final_at(self, metric: Metric) -> Float[Tensor, "b n d"]:
         """The final stream at the columns that the metric sees; one tensor shared by all callers."""
         of_answer = metric.of_answer and self.batch.forced is not None
         key = metric.everywhere, of_answer
@@ -151,7 +153,7 @@ class Recorded:
 
     def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
         """The reference of a metric that compares with this run; None for a metric that does not compare."""
-        return self.home(metric) if metric.compares else None
+        return self.final_at(metric) if metric.compares else None
 
     def completeness(self) -> dict[str, Float[Tensor, "b"]]:
         """Error of the sum of relevances (`rules.completeness`), of a pass that reads the final gradient.
@@ -168,8 +170,8 @@ class Recorded:
         about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
         key = (metric_key(metric), *map(id, about))
         if key not in self._values:
-            judge = Judge(metric, self.batch, self.model, reference)
-            self._values[key] = about, judge.value(self.home(metric), 1)[0]
+            judge = MetricOfVariants(metric, self.batch, self.model, reference)
+            self._values[key] = about, judge.value(self.final_at(metric), 1)[0]
         return self._values[key][1]
 
 

@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.hints import Required
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts
@@ -195,7 +195,7 @@ def observe(
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     if logits_at is not None:
         _check_columns(logits_at, batch.tokens.shape)  # of the host's, a device is not waited for
-        logits_at = sent(logits_at, network.device)
+        logits_at = to_device(logits_at, network.device)
     batch = batch.to(network.device)
     follows = batch.forced is not None
     tap = (
@@ -315,7 +315,7 @@ class Hooked:
 
 
 @dataclass(eq=False)
-class Standing:
+class EditsInForce:
     """Edits that hold for every pass of one model inside a `with`."""
 
     model: object
@@ -326,17 +326,17 @@ class Standing:
     """
 
 
-_STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits", default=())
+_STANDING: ContextVar[tuple[EditsInForce, ...]] = ContextVar("interp_standing_edits", default=())
 
 
 @contextmanager
-def standing(model: object, edits: Sequence[Edit]) -> Iterator[None]:
+def edits_in_force(model: object, edits: Sequence[Edit]) -> Iterator[None]:
     """Let these edits hold for every pass of this model, in this thread or task only, until the `with` is left.
 
     Blocks may overlap and be left in any order, and by another thread than began them: each takes away what it brought.
     Nothing is kept on the model.
     """
-    mine = Standing(model, tuple(edits))
+    mine = EditsInForce(model, tuple(edits))
     _STANDING.set((*_STANDING.get(), mine))
     try:
         yield

@@ -1,8 +1,8 @@
 """Questions about a model as data, and their form once bound to one: what is computed of every row, how rows combine.
 
 `Question.bind` turns the record into a `ByRow` (asked of rows of data), a `Staged` (asked of several data sets, one
-stage after the other) or `Alone` (asked of the weights). `Questions` answers several of them for one batch; `runs`
-drives that over all data.
+stage after the other) or `WithoutData` (asked of the weights). `Questions` answers several of them for one batch;
+`runs` drives that over all data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction, Rows
-from interp.core.transfers import Checks, fetched
+from interp.core.transfers import Checks, to_host
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -59,7 +59,7 @@ class Askable(Protocol):
         """The name of its result."""
         ...
 
-    def bind(self, model: Subject) -> ByRow | Staged | Alone:
+    def bind(self, model: Subject) -> ByRow | Staged | WithoutData:
         """The computation that answers it for this model."""
         ...
 
@@ -69,8 +69,8 @@ class Question:
     """A question about a model as data: a frozen record with its parameters as fields.
 
     `bind` checks the fields against one model and says how it is answered: by a `ByRow` of rows of data, in stages
-    (`Staged`), or `Alone`, of weights. `interp.run` asks any number of questions in shared passes, over data of any
-    size; the function of the same name asks one.
+    (`Staged`), or `WithoutData`, of weights. `interp.run` asks any number of questions in shared passes, over data of
+    any size; the function of the same name asks one.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Question:
         """
         return self, data
 
-    def bind(self, model: Subject) -> ByRow | Staged | Alone:
+    def bind(self, model: Subject) -> ByRow | Staged | WithoutData:
         """The computation that answers the question for this model.
 
         Raises:
@@ -240,7 +240,7 @@ class ByRow:
 
 
 @dataclass(frozen=True)
-class Alone:
+class WithoutData:
     """A question about the weights alone, bound to a model: no rows are needed to answer it."""
 
     name: str
@@ -393,12 +393,12 @@ class Questions:
         """
         checks = Checks() if checks is None else checks
         if fine.is_cpu and not bool(fine):
-            checks.settle(fetched(checks.flags))
+            checks.settle(to_host(checks.flags))
             return None
         made = {each.name: each.keep.of(values[each.name], rows) for each in self.asked}
         flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
         flags = {("", str(i)): flag for i, flag in checks.flags.items()}
-        here = fetched({**flat, ("", "fine"): fine, **flags})
+        here = to_host({**flat, ("", "fine"): fine, **flags})
         checks.settle({i: here.pop(("", str(i))) for i in checks.flags})
         if not bool(here.pop(("", "fine"))):
             return None

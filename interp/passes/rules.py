@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.model import sites
@@ -167,8 +167,8 @@ def completeness(
     """
     if not promises(model):
         return {}
-    relevances = [wide(x) * wide(g) for x, g in _slopes(model, batch, gradient)]
-    parts, whole = torch.stack([each.sum() for each in relevances]), (wide(stream) * wide(gradient)).sum()
+    relevances = [upcast(x) * upcast(g) for x, g in _slopes(model, batch, gradient)]
+    parts, whole = torch.stack([each.sum() for each in relevances]), (upcast(stream) * upcast(gradient)).sum()
     missed, scale = (parts.sum() - whole).abs(), parts.abs().sum()
     # Products that cancel within every part leave rounding of the size of their root sum of squares.
     squares = torch.stack([each.square().sum() for each in relevances]).sum()

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.passes.question import NotFiniteError
 
@@ -37,7 +37,7 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The distribution drawn from: temperature first, then top-k, then top-p, renormalised."""
-        logits = wide(logits)  # however low the temperature, the largest stays 0
+        logits = upcast(logits)  # however low the temperature, the largest stays 0
         lowest = torch.finfo(logits.dtype).tiny
         scaled = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, lowest)
         if self.top_k is not None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
-from interp.core.stats import wide
-from interp.core.transfers import fetched, sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device, to_host
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import picked
@@ -251,9 +251,9 @@ class _Differences:
             differs = self._unlike(edit) if key[2] else self._changed(edit)
             axes[key], waiting[key] = self._vectors(edit.site, differs)
             if sum(map(Tensor.numel, waiting.values())) > AT_ONCE:
-                self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
+                self._known |= {key: (axes[key], each.numpy()) for key, each in to_host(waiting).items()}
                 waiting = {}
-        self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
+        self._known |= {key: (axes[key], each.numpy()) for key, each in to_host(waiting).items()}
 
     def _key(self, edit: PlacedEdit) -> tuple[str, int, bool]:
         """Cache key of an edit, `(site, id of the values, whole)`.
@@ -283,7 +283,7 @@ class _Differences:
         values = edit.change.values if isinstance(edit.change, Set) else 0.0
         if not isinstance(values, Tensor):
             return base != values
-        values = sent(values, base.device).to(base.dtype)
+        values = to_device(values, base.device).to(base.dtype)
         if len(values) not in (1, len(base)):
             base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
         return values != base
@@ -388,7 +388,7 @@ class SweepPass:
             columns = (at - self.pack.column).clamp_min(0).repeat(len(slots), 1)
             if len(slots) == len(everyone):
                 return self._block(last, stream, slots, only=columns)
-            which = sent(slots, stream.device)
+            which = to_device(slots, stream.device)
             done = self._block(last, by_variant[which].flatten(0, 1), slots, only=columns)
             out[which] = done.unflatten(0, (len(slots), -1))
         return out.flatten(0, 1)
@@ -435,7 +435,7 @@ class SweepPass:
     def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
         """Write what was read of the first variants, columns from the pack's on."""
         value = value.unflatten(0, (-1, len(self.batch)))
-        which = sent(self.pack.variants[: len(value)], into.device)
+        which = to_device(self.pack.variants[: len(value)], into.device)
         axes = sites.axes_of(read.site).split()
         place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
         if place is None:
@@ -542,20 +542,20 @@ class Sweep:
             `Swept`: the values [v, b] of the variants and of the base run.
         """
         base, watched = self.base, self._watched(metric)
-        columns = None if watched is None else sent(watched, self._network.device)
+        columns = None if watched is None else to_device(watched, self._network.device)
         home = base.final if columns is None else picked(base.final, columns)
         reference = home if reference is None else reference
-        judge = Judge(metric, self._batch, self._network, reference, reference_model)
+        judge = MetricOfVariants(metric, self._batch, self._network, reference, reference_model)
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
         def measure(one: SweepPass) -> None:
             stream = one.final(columns)
-            values[sent(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
+            values[to_device(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
 
         where = self._where(watched)
         self._run(base, self._planned(where, watched), metric.name, measure)
-        reaches = sent(where.reaches, values.device)
+        reaches = to_device(where.reaches, values.device)
         return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
@@ -582,12 +582,12 @@ class Sweep:
     def final(self) -> Float[Tensor, "v b d"]:
         """The final stream of every variant at each row's last token; the base run's where it changed nothing."""
         base, watched = self.base, self._batch.host().last()[:, None] if self.at is None else self.at.cpu()
-        columns = sent(watched, self._network.device)
+        columns = to_device(watched, self._network.device)
         home = picked(base.final, columns)[:, 0]
         found = home.repeat(len(self.variants), 1, 1)
 
         def keep(one: SweepPass) -> None:
-            found[sent(one.pack.variants, found.device)] = one.final(columns)[:, 0].unflatten(
+            found[to_device(one.pack.variants, found.device)] = one.final(columns)[:, 0].unflatten(
                 0, (-1, len(home))
             )
 
@@ -719,7 +719,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class MetricOfVariants:
     """A metric with all it needs, in slices that keep the logits small."""
 
     metric: Metric
@@ -736,8 +736,8 @@ class Judge:
         found = []
         for rows, some in zip(stream.split(size), example.split(size), strict=True):
             whole = len(some) == len(example) == len(self.batch)
-            here = torch.arange(len(some), device=stream.device) if whole else sent(some, stream.device)
+            here = torch.arange(len(some), device=stream.device) if whole else to_device(some, stream.device)
             mine = self.batch if whole else self.batch.rows(some)
             outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
-            found.append(wide(self.metric.of(outcome)))
+            found.append(upcast(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from interp.model.transformer import Transformer
 
 
-def least(model: Transformer, value: int) -> int:
+def smallest_over_processes(model: Transformer, value: int) -> int:
     """The smallest of the processes' values; the value itself for a model in one process."""
     group = _group(model)
     if group is None:
@@ -33,11 +33,11 @@ def one_after_another(model: Transformer) -> Iterator[None]:
         yield
         return
     if not writes(model):
-        least(model, 0)
+        smallest_over_processes(model, 0)
     yield
     if writes(model):
-        least(model, 0)
-    least(model, 0)
+        smallest_over_processes(model, 0)
+    smallest_over_processes(model, 0)
 
 
 def _group(model: Transformer) -> dist.ProcessGroup | None:

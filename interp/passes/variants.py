@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.axes import describe, shape_text
 from interp.core.boundary import public
-from interp.core.transfers import sent
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -100,7 +100,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
             edit.where.within(config)
         sizes = _sizes(edit, config, *batch.tokens.shape)
         singles = [edit] if layout.documents is not None and names_tokens(edit) else edit.singly()
-        found += _once(
+        found += _without_repeats(
             [
                 PlacedEdit(name, _counted(one, sizes, layout, len(batch)), one.change, one.cells)
                 for one in singles
@@ -110,7 +110,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
     return tuple(found)
 
 
-def _once(edits: Sequence[PlacedEdit], examples: int) -> list[PlacedEdit]:
+def _without_repeats(edits: Sequence[PlacedEdit], examples: int) -> list[PlacedEdit]:
     """The cells of one edit, each once: 1 and -2 are one token of a row of three."""
     if not any(isinstance(i, int) and i < 0 for each in edits for i in each.named.values()):
         return list(edits)
@@ -226,7 +226,7 @@ def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tenso
         return change
     if values.device == device or values.device.type != "cpu":
         return change
-    there, _ = moved.setdefault(id(values), (sent(values, device), values))
+    there, _ = moved.setdefault(id(values), (to_device(values, device), values))
     return replace(change, values=there)
 
 
@@ -313,7 +313,7 @@ def _write(
 ) -> None:
     """One index assignment; slices keep whole axes, positions count from `start`."""
     device, n = cells.device, cells.shape[1]
-    slots, firsts = sent([list(each) for each in zip(wave.slots, wave.firsts, strict=True)], device).mT[
+    slots, firsts = to_device([list(each) for each in zip(wave.slots, wave.firsts, strict=True)], device).mT[
         ..., None
     ]
     examples = torch.arange(n, device=device)
@@ -325,7 +325,7 @@ def _write(
             continue
         each = [indices[wave.axes.index(letter)] for indices in wave.indices]
         single = all(isinstance(i, int) for i in each)
-        place = sent([[i] if single else np.broadcast_to(i, n).tolist() for i in each], device)
+        place = to_device([[i] if single else np.broadcast_to(i, n).tolist() for i in each], device)
         first = start if letter in COLUMNS else 0
         if not single:
             here = place >= first
@@ -336,7 +336,7 @@ def _write(
         _write_some(cells, wave, into, own, there)
     elif isinstance(wave.change, Set):
         assert own is not None
-        cells[tuple(into)] = sent(own, device).to(cells.dtype)
+        cells[tuple(into)] = to_device(own, device).to(cells.dtype)
     else:
         cells[tuple(into)] = wave.change(cells[tuple(into)], own).to(cells.dtype)
 
@@ -353,7 +353,7 @@ def _write_some(
     index = tuple(i if isinstance(i, slice) else i[there] for i in spread)
     if own is not None:
         shape = cells[tuple(i if isinstance(i, slice) else i.clamp_min(0) for i in spread)].shape
-        own = sent(own, cells.device).expand(shape)[there]
+        own = to_device(own, cells.device).expand(shape)[there]
     old = cells[index]
     new = own if isinstance(wave.change, Set) else wave.change(old, own)
     assert new is not None
@@ -378,7 +378,7 @@ def _own(
         return values
     where = values.device
     rows = firsts + examples if len(values) > 1 else torch.zeros_like(firsts)
-    out_of: list[Tensor | slice] = [sent(rows, where)]
+    out_of: list[Tensor | slice] = [to_device(rows, where)]
     for letter, place in zip(letters, places, strict=True):
         skipped = start if letter in COLUMNS else 0
         if isinstance(place, slice):
@@ -386,6 +386,8 @@ def _own(
         else:
             column = place + skipped if skipped else place
             out_of.append(
-                sent(column.clamp_min(0) if len(place.shape) == 2 and place.shape[1] > 1 else column, where)
+                to_device(
+                    column.clamp_min(0) if len(place.shape) == 2 and place.shape[1] > 1 else column, where
+                )
             )
     return values[tuple(out_of)]

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.results import labelled
-from interp.core.stats import WIDE, Partial, Rows, wide
-from interp.core.transfers import check, sent
+from interp.core.stats import WIDE, Partial, Rows, upcast
+from interp.core.transfers import check, to_device
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
@@ -245,7 +245,7 @@ def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
 
 def places_of(batch: Batch, pos: int | PerRow) -> Int[Tensor, "b"]:
     """Index, among the real tokens of each row, of the token in question; negative numbers counted from its end."""
-    return sent(batch.tokens_at(pos).places[:, 0], batch.tokens.device)
+    return to_device(batch.tokens_at(pos).places[:, 0], batch.tokens.device)
 
 
 def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
@@ -401,18 +401,18 @@ def _compute(
         )
     if batch.keep is not None and not bool(batch.host().real[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (padding on the left)")
-    last = {read.site: wide(trace[read]) for read in _reads(model.config, parts)}
+    last = {read.site: upcast(trace[read]) for read in _reads(model.config, parts)}
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
-    folded = Folded(model, last, wide(target.direction), checked=summed)
+    folded = Folded(model, last, upcast(target.direction), checked=summed)
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
         found, sources = folded.block(layer, parts)
         columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found
         extra |= sources
-    values = torch.cat((*columns, wide(target.constant)[:, None]), 1)
+    values = torch.cat((*columns, upcast(target.constant)[:, None]), 1)
     rounding = target.total - values.sum(1)
     size = values.abs().sum(1) + folded.size + target.size
     allowed = bound(values.shape[1], size, values.dtype)
@@ -464,7 +464,7 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
     stream = last[final_stream(model.config)]
     logits = model.uncapped(stream.to(model.device), columns=asked).to(stream.device)
     total = logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
-    normed = wide(model.ln_final(stream.to(model.device))).to(direction)
+    normed = upcast(model.ln_final(stream.to(model.device))).to(direction)
     size = logits.abs().sum(1) + (normed * direction).norm(dim=1)
     return _Target(direction, constant, total, logits.abs().amax(1), size)
 

@@ -38,7 +38,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.stats import WIDE, wide
+from interp.core.stats import WIDE, upcast
 from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Part, PartName
@@ -134,7 +134,7 @@ def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> flo
 
     Each vector (each number, for `[c b]`) has its own scale, so a huge position hides no error elsewhere.
     """
-    error = (wide(parts).sum(0) - wide(whole)).abs()
+    error = (upcast(parts).sum(0) - upcast(whole)).abs()
     scale = _largest(parts, whole)
     error = error.amax(-1, keepdim=True) if whole.ndim > 1 else error
     return float((error / scale).max())
@@ -142,7 +142,7 @@ def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> flo
 
 def _largest(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The largest number of each vector of the parts and the whole."""
-    largest = wide(torch.maximum(_absolute(parts, torch.inf), whole.abs().to(parts)))
+    largest = upcast(torch.maximum(_absolute(parts, torch.inf), whole.abs().to(parts)))
     largest = largest.amax(-1, keepdim=True) if whole.ndim > 1 else largest
     return largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
@@ -167,9 +167,9 @@ def check_sum(
             their terms are not; None: that of the parts and the whole.
         more: rounding of the whole by the model beyond that.
     """
-    parts, whole = wide(parts), wide(whole)
+    parts, whole = upcast(parts), upcast(whole)
     of_parts = _absolute(parts) + whole.abs()
-    size = of_parts if size is None else torch.maximum(wide(size), of_parts)
+    size = of_parts if size is None else torch.maximum(upcast(size), of_parts)
     error = (parts.sum(0) - whole).abs()
     return check_missed(error, bound(len(parts), size, parts.dtype) + more, _largest(parts, whole), what)
 
@@ -227,13 +227,13 @@ def rounded_off(
         IncompleteSumError: the rest is more than rounding.
     """
     replay = _Replay.of(cache, model, places)
-    whole = wide(whole)
+    whole = upcast(whole)
     if model.dtype in WIDE:
         allowed = bound(replay.n, replay.size + whole.abs(), model.dtype)
     else:
         same = not replay.normed and not model.config.block.proven
         allowed = EPS[model.dtype] * (1 if same else 8 + 1.5 * replay.n**0.5) * replay.largest
-    error = (wide(replay.stream) - whole).abs()
+    error = (upcast(replay.stream) - whole).abs()
     scale = replay.largest.amax(-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
     return whole - replay.exact, check_missed(error, allowed, scale, what)
 
@@ -259,8 +259,8 @@ class _Replay:
     def of(cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]]) -> _Replay:
         """The stream of the embeddings and these sublayers, added up again."""
         first, *others = (cache[site] for site in embedding_parts(model.config))
-        size = wide(first).abs()
-        found = cls(first.to(model.dtype), wide(first), size, size)
+        size = upcast(first).abs()
+        found = cls(first.to(model.dtype), upcast(first), size, size)
         for other in others:
             found = found.plus(other)
         found = found.through(embedding_norm(model).recorded(cache))
@@ -272,9 +272,9 @@ class _Replay:
     def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
         """The replay with one more term."""
         # the sum in float32, rounded once: what an addition in half precision gives
-        stream = (wide(self.stream) + wide(term.to(self.stream))).to(self.stream.dtype)
-        term = wide(term)
-        largest = torch.maximum(torch.maximum(self.largest, term.abs()), wide(stream).abs())
+        stream = (upcast(self.stream) + upcast(term.to(self.stream))).to(self.stream.dtype)
+        term = upcast(term)
+        largest = torch.maximum(torch.maximum(self.largest, term.abs()), upcast(stream).abs())
         return replace(
             self,
             stream=stream,
@@ -293,7 +293,7 @@ class _Replay:
             stream,
             norm.split(self.exact[None], 0)[0],
             norm.size(self.size),
-            torch.maximum(norm.size(self.largest), wide(stream).abs()),
+            torch.maximum(norm.size(self.largest), upcast(stream).abs()),
             self.n + 1,
             normed=True,
         )
@@ -359,7 +359,7 @@ def head_results(
 def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Decomposition:
     """Addition of each head of a block to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
     weights = Weights(model).layer(layer, cross=cross)
-    z = wide(cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"])
+    z = upcast(cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"])
     W_O, b_O = weights.W_O.to(z), weights.b_O.to(z)
     results = einsum(z, W_O, "b p h e, h e d -> h b p d")
     size = einsum(z.abs(), W_O.abs(), "b p h e, h e d -> b p d") + b_O.abs()
@@ -368,7 +368,7 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
     missed = check_sum(values, whole, f"heads of layer {layer}", size=size, more=rounded_output(model, whole))
     names = tuple(map(str, _heads(model.config, layer, cross=cross)))
-    return Decomposition(values, names, rounding=wide(whole) - values.sum(0), missed=missed)
+    return Decomposition(values, names, rounding=upcast(whole) - values.sum(0), missed=missed)
 
 
 def in_half(model: Transformer) -> float:
@@ -387,7 +387,7 @@ def rounded_output(model: Transformer, whole: Float[Tensor, "*b d"]) -> Float[Te
     """
     share = in_half(model)
     return share and share * torch.maximum(
-        wide(whole).abs(), wide(whole).square().mean(-1, keepdim=True).sqrt()
+        upcast(whole).abs(), upcast(whole).square().mean(-1, keepdim=True).sqrt()
     )
 
 
@@ -441,11 +441,11 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     require("additive", model.config.mixers[layer : layer + 1], "splitting heads by source")
     weights = Weights(model)
     w = weights.layer(layer)
-    pattern = wide(cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos])
-    v = wide(cache[f"blocks.{layer}.attn.hook_v"])[:, :, weights.kv_head()]
+    pattern = upcast(cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos])
+    v = upcast(cache[f"blocks.{layer}.attn.hook_v"])[:, :, weights.kv_head()]
     W_O = w.W_O.to(v)
     moved = einsum(v, W_O, "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
-    z = wide(cache[f"blocks.{layer}.attn.hook_z"][:, pos])
+    z = upcast(cache[f"blocks.{layer}.attn.hook_z"][:, pos])
     norm = output_norm(model, layer, "attn_out").of(
         lambda: einsum(z, W_O, "b h e, h e d -> b d") + w.b_O.to(z)
     )
@@ -475,7 +475,7 @@ def by_neuron(
     if weights.W_out is None or weights.b_out is None:
         kind = model.config.mlp_in_words
         raise KeyError(f"layer {layer} has no neurons that write on their own: this model is {kind}")
-    post = wide(cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos])
+    post = upcast(cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos])
     out = cache[f"blocks.{layer}.hook_{mlp}_out"][:, pos]
     W_out, b_out = weights.W_out.to(post), weights.b_out.to(post)
     neurons = einsum(post, W_out, "b m, m d -> m b d")
@@ -485,7 +485,9 @@ def by_neuron(
     missed = check_sum(stacked, out, f"neurons of layer {layer}", size=size, more=rounded_output(model, out))
     kind = "neuron_before" if before else "neuron"
     parts = [*(Part(kind, layer, u) for u in range(len(neurons))), Part(f"{mlp}_bias", layer)]
-    return Decomposition(stacked, tuple(map(str, parts)), rounding=wide(out) - stacked.sum(0), missed=missed)
+    return Decomposition(
+        stacked, tuple(map(str, parts)), rounding=upcast(out) - stacked.sum(0), missed=missed
+    )
 
 
 def as_wholes(cache: Cache) -> PartSplit:
@@ -493,7 +495,7 @@ def as_wholes(cache: Cache) -> PartSplit:
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         site = f"blocks.{i}.hook_{sublayer}"
-        return {Part.of(site): wide(cache[site])}
+        return {Part.of(site): upcast(cache[site])}
 
     return split
 
@@ -544,14 +546,14 @@ def _collected(
     names = tuple(map(str, parts))
     rows = _moved(parts, rounding, left)
     stacked = rows[: len(names)]
-    size = _absolute(stacked) + wide(whole).abs()
+    size = _absolute(stacked) + upcast(whole).abs()
     size = size + size.mean(-1, keepdim=True)  # a norm in the stream takes a mean off
     summed = check_sum(rows, whole, what, size=size)
     return Decomposition(
         stacked,
         names,
         n == model.config.n_layers,
-        wide(whole) - stacked.sum(0),
+        upcast(whole) - stacked.sum(0),
         _worse(missed, summed),
     )
 
@@ -575,7 +577,7 @@ def _left(
     out: Float[Tensor, "*b d"], pieces: Mapping[Part, Tensor], model: Transformer, what: str
 ) -> Float[Tensor, "*b d"]:
     """Rest of a sublayer's output that its pieces do not explain; IncompleteSumError where it is no rounding."""
-    each, out = torch.stack(list(pieces.values())), wide(out)
+    each, out = torch.stack(list(pieces.values())), upcast(out)
     size = (
         each.abs().sum(0).amax(-1, keepdim=True)
     )  # pieces are products: one may be small where its terms are not
@@ -616,7 +618,7 @@ def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Par
 
 def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
     """The parts of the stream entering the first block."""
-    parts = {Part.of(site): wide(cache[site]) for site in embedding_parts(model.config)}
+    parts = {Part.of(site): upcast(cache[site]) for site in embedding_parts(model.config)}
     return _behind(embedding_norm(model).recorded(cache), parts, Part("embed_bias"))
 
 
@@ -642,9 +644,9 @@ def logit_direction(
     if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
     weights, factor = Weights(model), model.config.logit_scale
-    direction, constant = wide(weights.W_U.mT[answer]), wide(weights.b_U[answer])
+    direction, constant = upcast(weights.W_U.mT[answer]), upcast(weights.b_U[answer])
     if wrong is not None:
-        direction = direction - wide(weights.W_U.mT[wrong])
-        constant = constant - wide(weights.b_U[wrong])
-    constant = constant + einsum(direction, wide(weights.final_beta), "b d, d -> b")
+        direction = direction - upcast(weights.W_U.mT[wrong])
+        constant = constant - upcast(weights.b_U[wrong])
+    constant = constant + einsum(direction, upcast(weights.final_beta), "b d, d -> b")
     return direction * factor, constant * factor

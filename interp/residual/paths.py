@@ -29,7 +29,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import WIDE, Means, Partial, Rows, wide
+from interp.core.stats import WIDE, Means, Partial, Rows, upcast
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
@@ -281,7 +281,7 @@ def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMat
         joined = path @ circuits.ov(place).wide().rows(slice(width))  # what a head wrote carries no constant
         assert isinstance(joined, FactoredMatrix)
         path = joined
-    return FactoredMatrix(wide(circuits.embedded) @ path.A, path.B @ wide(circuits.unembedding))
+    return FactoredMatrix(upcast(circuits.embedded) @ path.A, path.B @ upcast(circuits.unembedding))
 
 
 def _place(part: Part) -> tuple[int, int]:
@@ -346,7 +346,7 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
     check_sum(parts, frozen.logits(frozen.again), "logits by order", size=frozen.logits_size)
-    return parts, sum_error(parts, frozen.model.uncapped(wide(frozen.final)))
+    return parts, sum_error(parts, frozen.model.uncapped(upcast(frozen.final)))
 
 
 def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -442,7 +442,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     parts = path_logits(frozen, end)
     parts[()][:, 1] += constant.to(last)
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
-    logits = model.uncapped(wide(frozen.final[:, -1:]))[:, 0].to(last)
+    logits = model.uncapped(upcast(frozen.final[:, -1:]))[:, 0].to(last)
     asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
     own, exact = logits.gather(1, asked), end.of(frozen.again)[:, 0] + constant.to(last)
     whole = own[:, 0] if batch.wrong is None else own[:, 0] - own[:, 1]
@@ -615,11 +615,11 @@ class Frozen:
         """layout: layout of the recorded rows; None: no padding."""
         self.model, config = model, model.config
         check_expandable(model)
-        seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}
+        seen = {read.site: upcast(trace[read]) for read in frozen_reads(config)}
         self.start: Float[Tensor, "b p d"] = seen[first_stream(config)]
         self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
         """As the model left it, in the model's dtype."""
-        self.ending = final_norm(model).of(wide(self.final))
+        self.ending = final_norm(model).of(upcast(self.final))
         self.layers = tuple(
             FrozenLayer(model, layer, seen, layout or Layout()) for layer in range(config.n_layers)
         )
@@ -647,7 +647,7 @@ class Frozen:
         is as sharp as the pass: between two streams a block rounds six times (normed stream, values, what they are
         mixed to, output, its norm, sum), each time relative to its own vector.
         """
-        size, dtype, final = self.size, self.model.dtype, wide(self.final)
+        size, dtype, final = self.size, self.model.dtype, upcast(self.final)
         check_sum(self.orders, self.again, what, size=size)
         allowed = EPS[dtype] / EPS[final.dtype] * bound(6 * len(self.layers), size, final.dtype)
         check_missed((self.again - final).abs(), allowed, size, what)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Add
 from interp.model.parts import Part, PartName, as_part
@@ -72,7 +72,7 @@ def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
 
 def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
     """Addition of the part, after the linear part of every norm up to the unembedding, in float32 at least."""
-    seen = {read.site: wide(trace[read]) for read in reads_of(part, model.config)}
+    seen = {read.site: upcast(trace[read]) for read in reads_of(part, model.config)}
     out = _added(part, seen, model)
     for place in _later(part, model.config):
         out = sum_norm(model, *place).recorded(seen).through(out)

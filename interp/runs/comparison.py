@@ -82,7 +82,7 @@ def as_dataset(value: object) -> "xr.Dataset":
 def main_variables(result: "xr.Dataset") -> list[str]:
     """Names of the variables that are no interval, null, error or count of another one."""
     names = [str(name) for name in result.data_vars]
-    beside = {_beside(name, what) for name in names for what in BESIDE}
+    beside = {_variable_of(name, what) for name in names for what in BESIDE}
     return [name for name in names if name not in beside]
 
 
@@ -227,14 +227,14 @@ def _places(size: Float[np.ndarray, "..."], count: int) -> list[tuple[int, ...]]
     ]
 
 
-def _beside(name: str, what: str) -> str:
+def _variable_of(name: str, what: str) -> str:
     """The variable that accompanies another one under a suffix."""
     return what if name == "value" else f"{name}_{what}"
 
 
 def _estimate(result: "xr.Dataset", name: str, at: tuple[int, ...]) -> Estimate:
     value = float(result[name].to_numpy()[at])
-    ends = [result.get(_beside(name, end)) for end in ("low", "high")]
+    ends = [result.get(_variable_of(name, end)) for end in ("low", "high")]
     low, high = (
         float("nan") if each is None or each.dims != result[name].dims else float(each.to_numpy()[at])
         for each in ends

@@ -76,7 +76,7 @@ class FolderKind:
             )
         return None
 
-    def owned(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
+    def locked(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
         """The manifest, as `claim`, and the lock of the one process that may write there.
 
         Raises:

@@ -19,7 +19,7 @@ from interp.core.files import write_atomically
 from interp.core.stats import on_host
 from interp.model.config import Json
 from interp.runs.folder import clear
-from interp.runs.progress import Done, Progress, Reductions, ValueGroups, loaded, named, tally_of
+from interp.runs.progress import BatchDone, Progress, Reductions, ValueGroups, loaded, named, tally_of
 
 _HEAD = struct.Struct("<QI")
 """Length and CRC-32 of the entry that follows."""
@@ -74,7 +74,7 @@ class Journal:
             journal._tidy()
         return journal
 
-    def write(self, done: Done) -> None:
+    def write(self, done: BatchDone) -> None:
         """Append one batch and count it as done; after an OSError it is as if it had never been done."""
         entry = _framed(packed_done(done))
         with self._path("journal").open("ab", buffering=0) as file:
@@ -129,17 +129,17 @@ class Journal:
         return self.folder / f"{self.name}.{self._number}.{kind}"
 
 
-def packed_done(done: Done) -> bytes:
+def packed_done(done: BatchDone) -> bytes:
     """One batch's part as bytes, for a file or another process."""
     about = {"window": done.window, "batch": done.batch, "last": done.last, "tally": asdict(done.tally)}
     return _packed(named("part", done.partials), about)
 
 
-def unpacked_done(data: bytes, reductions: Reductions) -> Done:
+def unpacked_done(data: bytes, reductions: Reductions) -> BatchDone:
     """The inverse of `packed_done`, bit for bit."""
     about, groups = _unpacked(data)
     partials = loaded(groups, reductions).get("part")
-    return Done(about["window"], about["batch"], about["last"], partials, tally_of(about["tally"]))
+    return BatchDone(about["window"], about["batch"], about["last"], partials, tally_of(about["tally"]))
 
 
 def numbers_in(folder: Path) -> dict[str, int]:

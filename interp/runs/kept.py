@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.stats import bits, splitmix64
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
 from interp.runs.fingerprint import fingerprint, incomparable
@@ -31,7 +31,7 @@ GROUP = 2**26
 """Bytes of weights that are looked at together."""
 
 
-def once(model: Subject, what: object, make: Callable[[], T]) -> T:
+def cached_for_model(model: Subject, what: object, make: Callable[[], T]) -> T:
     """The value of `make` for these weights and this tokenizer; made again only where they, or `what`, differ.
 
     Args:
@@ -108,7 +108,7 @@ def content(model: Transformer) -> str:
         held = map(in_memory, state.values())
         sums = [hash(bytes(each[i : i + GROUP])) for each in held for i in range(0, len(each), GROUP)]
     else:
-        here = fetched({i: _hashed(group) for i, group in enumerate(_groups(state))})
+        here = to_host({i: _hashed(group) for i, group in enumerate(_groups(state))})
         sums = [int(each) for each in here.values()]
     found = [shapes, *map(str, sums)]
     return hashlib.sha256(" ".join(found).encode()).hexdigest()

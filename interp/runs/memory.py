@@ -20,7 +20,7 @@ from interp.passes.needs import Pass
 from interp.passes.observe import deepest
 from interp.passes.question import Questions
 from interp.passes.schedule import one_pass
-from interp.passes.together import least
+from interp.passes.together import smallest_over_processes
 
 SHARE = 0.6
 """Share of a device's memory that is used besides the weights: allocators round up, and libraries take workspaces."""
@@ -80,10 +80,10 @@ def memory_plan(
         sample = Batch(torch.arange(width)[None] % model.config.d_vocab)
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
-        measured = -float(least(model, -math.ceil(measured)))
+        measured = -float(smallest_over_processes(model, -math.ceil(measured)))
     lookups = _looks_up(questions, model.config)
     most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
-    return MemoryPlan(width, predicted, measured, least(model, _room(model)), most)
+    return MemoryPlan(width, predicted, measured, smallest_over_processes(model, _room(model)), most)
 
 
 def predicted_row_bytes(questions: Questions, model: Transformer, width: int) -> float:

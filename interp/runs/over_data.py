@@ -35,9 +35,9 @@ from interp.model.transformer import Transformer
 from interp.passes.edited import of_columns
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, NotFiniteError, Questions
-from interp.passes.together import least, one_after_another
+from interp.passes.together import one_after_another, smallest_over_processes
 from interp.runs.memory import MOST_ON_HOST, memory_plan
-from interp.runs.progress import Done, Progress, Tally, progress_bar
+from interp.runs.progress import BatchDone, Progress, Tally, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of
 from interp.runs.workers import Worker, all_devices, done_by_processes
 
@@ -96,7 +96,9 @@ def kept_of(
     network, folder = subject.transformer, place.folder
     shared = Questions.of(questions, network.config)
     before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
-    least(network, 0)  # before the first of several processes makes the folder that the others look for
+    smallest_over_processes(
+        network, 0
+    )  # before the first of several processes makes the folder that the others look for
     source = _sized(data, shared, subject, before)
     for each in questions:
         if each.prompts is not None and source.rows not in (None, each.prompts):
@@ -168,7 +170,9 @@ class _Work:
         place = self.place
         return place.shard is not None or place.devices is not None or place.engine is not None
 
-    def go(self, due: Callable[[int], int | None], progress: Progress, take: Callable[[Done], None]) -> None:
+    def go(
+        self, due: Callable[[int], int | None], progress: Progress, take: Callable[[BatchDone], None]
+    ) -> None:
         """Do every window that is due, or as many as are enough, and hand over each batch's part."""
         if self.enough(progress):
             return
@@ -203,7 +207,7 @@ class _Work:
             total = {name: part.ordered() if isinstance(part, Rows) else part for name, part in total.items()}
         return KeptPartials(total, replace(tally, rejected=rejected), complete)
 
-    def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
+    def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
         if self.place.engine == "ray":
             from interp.runs.ray_engine import done_by_ray
 
@@ -214,7 +218,7 @@ class _Work:
         devices = all_devices() if given == "all" else [torch.device(d) for d in given]
         return done_by_processes(self.questions, self.model, self.source, windows, due, devices)
 
-    def _done_here(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
+    def _done_here(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
         worker, pin = Worker(self.questions, self.model), self.model.device.type == "cuda"
         for number, window in windows_of(self.source, windows, ahead=AHEAD, pin=pin):
             yield from worker.answers(number, window, due(number) or 0)

@@ -58,7 +58,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Done:
+class BatchDone:
     """One batch's part of the work; a window without a good row has a single part, without partials."""
 
     window: int
@@ -70,7 +70,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Begun:
+class OpenWindow:
     """A window of which some batches are in."""
 
     batches: int = 0
@@ -85,30 +85,30 @@ class Progress:
     tree: MergeTree[Partials] = field(default_factory=lambda: MergeTree(merged))
     tallies: list[Tally] = field(default_factory=list)
     """Counts of the finished windows, in the order in which they came; added up only where the sum is needed."""
-    open: dict[int, Begun] = field(default_factory=dict)
+    open: dict[int, OpenWindow] = field(default_factory=dict)
 
     def due(self, window: int) -> int | None:
         """The first batch of a window that is still to do; None if the window is done."""
-        return None if window in self.tree else self.open.get(window, Begun()).batches
+        return None if window in self.tree else self.open.get(window, OpenWindow()).batches
 
-    def add(self, done: Done) -> None:
+    def add(self, done: BatchDone) -> None:
         """Take one batch in; ValueError unless it is the next of its window."""
         due = self.due(done.window)
         if due != done.batch:
             raise ValueError(f"batch {due} of window {done.window} is due, got batch {done.batch}")
-        before = self.open.pop(done.window, Begun())
+        before = self.open.pop(done.window, OpenWindow())
         folded = before.folded if done.partials is None else merged(before.folded, done.partials)
         tally = Tally.of((before.tally, done.tally))
         if done.last:
             self.tree.add(done.window, folded)
             self.tallies.append(tally)
         else:
-            self.open[done.window] = Begun(done.batch + 1, folded, tally)
+            self.open[done.window] = OpenWindow(done.batch + 1, folded, tally)
 
     def include(self, other: "Progress") -> None:
         """Take in the windows that another process has finished; ValueError for one that is in already."""
         for (level, index), value in other.tree.nodes.items():
-            self.tree.put(level, index, value)
+            self.tree.put_node(level, index, value)
         self.tallies += other.tallies
 
     @property
@@ -151,7 +151,7 @@ class Progress:
         for level, index in account["nodes"]:
             found.tree.nodes[level, index] = parts.get(f"node {level} {index}")
         for window, batches, tally in account["open"]:
-            found.open[window] = Begun(batches, parts.get(f"open {window}"), tally_of(tally))
+            found.open[window] = OpenWindow(batches, parts.get(f"open {window}"), tally_of(tally))
         return found
 
 
@@ -189,7 +189,7 @@ def loaded(groups: Mapping[str, Tensor], reductions: Reductions) -> dict[str, Pa
 
 
 @contextmanager
-def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[Callable[[Done], None]]:
+def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[Callable[[BatchDone], None]]:
     """A bar that appears after a second; the yielded function takes every batch.
 
     `heads +-0.012` = the median, over all its numbers, of half the width of the 95 % interval so far.
@@ -199,7 +199,7 @@ def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[C
     initial = before.rows + len(before.rejected)
     with tqdm(desc=title, total=rows, initial=initial, unit="row", delay=1, leave=False) as bar:
 
-        def tell(done: Done) -> None:
+        def tell(done: BatchDone) -> None:
             nonlocal shown
             bar.update(done.tally.rows + len(done.tally.rejected))
             now = time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
@@ -33,7 +33,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over the names, dtypes, shapes and bytes of some tensors, in order; 2 GB take a second of a CPU."""
     digest = hashlib.sha256()
     for some in _runs(tensors):
-        for name, tensor in fetched(some).items():
+        for name, tensor in to_host(some).items():
             digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
             digest.update(in_memory(tensor))
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from interp.model.transformer import Transformer
 from interp.passes.question import Questions
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.parcel import Parcel, as_bytes, packed
-from interp.runs.progress import Done
+from interp.runs.progress import BatchDone
 from interp.runs.workers import Worker
 
 READERS = 1.0
@@ -38,7 +38,7 @@ def done_by_ray(
     due: Callable[[int], int | None],
     *,
     actors: int | None = None,
-) -> Iterator[Done]:
+) -> Iterator[BatchDone]:
     """The contributions of all batches of the windows, window by window as the actors finish them.
 
     Args:

@@ -23,7 +23,7 @@ from interp.core.notes import note
 from interp.core.results import with_notes
 from interp.core.stats import Bootstrap, Means
 from interp.core.viewer import Shown, notes_of
-from interp.core.wording import shown
+from interp.core.wording import value_text
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
 from interp.data.stream import ROWS, DataSource, GivenBatches, prompt_source
@@ -31,16 +31,16 @@ from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.question import (
-    Alone,
     Askable,
     ByRow,
     NotFiniteError,
     Question,
     Staged,
+    WithoutData,
     function_name,
 )
 from interp.passes.together import writes
-from interp.runs.kept import looked_at, once
+from interp.runs.kept import cached_for_model, looked_at
 from interp.runs.over_data import WorkDevices, WorkPlace
 from interp.runs.provenance import versions
 from interp.runs.rounds import Rounds
@@ -183,7 +183,9 @@ def _found(
     rounds = Rounds(subject, data, place)
     known = {name: _decided_by(each, named[name], data) for name, each in bound.items()}
     over_rows = {
-        name: each for name, each in bound.items() if known[name] is None and not isinstance(each, Alone)
+        name: each
+        for name, each in bound.items()
+        if known[name] is None and not isinstance(each, WithoutData)
     }
     of_rows = rounds.answered(over_rows.values())
     tally, rejected = rounds.tally, _rejected_table(rounds.tally.rejected)
@@ -192,7 +194,7 @@ def _found(
             of_rows[name] = of_rows[name].assign_attrs(rejected=len(rejected))
         of_rows[name] = _noted(of_rows[name], tally.notes_of(name))
     of_model = {
-        name: once(subject, known[name], partial(_answer, each, subject)).copy(deep=True)
+        name: cached_for_model(subject, known[name], partial(_answer, each, subject)).copy(deep=True)
         for name, each in bound.items()
         if name not in over_rows
     }
@@ -203,16 +205,16 @@ def _found(
     return Results(datasets, tally.rows, tally.tokens, tally.cut, rounds.complete, rejected)
 
 
-def _decided_by(bound: ByRow | Staged | Alone, question: Askable, data: object) -> object:
+def _decided_by(bound: ByRow | Staged | WithoutData, question: Askable, data: object) -> object:
     """All that decides the answer apart from weights and tokenizer; None where other things do."""
     if isinstance(bound, Staged):
         return bound.of_model if data is None or bound.data == "none" else None
-    return question if isinstance(bound, Alone) else None
+    return question if isinstance(bound, WithoutData) else None
 
 
-def _answer(question: ByRow | Staged | Alone, subject: Subject) -> xr.Dataset:
+def _answer(question: ByRow | Staged | WithoutData, subject: Subject) -> xr.Dataset:
     """The answer of a question that needs no data."""
-    if isinstance(question, Alone):
+    if isinstance(question, WithoutData):
         return question.answer()
     return Rounds(subject, None, WorkPlace()).answered([question])[question.name]
 
@@ -302,9 +304,9 @@ def answer_of(question: Askable, model: Model, data: DataSource | Data | Pairs |
 
 def _bound(
     questions: Mapping[str, Askable], model: Subject, bootstrap: int, seed: int
-) -> dict[str, ByRow | Staged | Alone]:
+) -> dict[str, ByRow | Staged | WithoutData]:
     """Every question as it is answered for this model, by name; all that may be wrong with its fields is said here."""
-    found: dict[str, ByRow | Staged | Alone] = {}
+    found: dict[str, ByRow | Staged | WithoutData] = {}
     for name, question in questions.items():
         if not model.transformer.config.n_layers and getattr(question, "of_layers", False):
             raise ValueError(f"{name} requires a model with layers, this one has none")
@@ -314,7 +316,9 @@ def _bound(
 
 
 def _check_data(
-    bound: Mapping[str, ByRow | Staged | Alone], data: DataSource | Data | Pairs | None, place: WorkPlace
+    bound: Mapping[str, ByRow | Staged | WithoutData],
+    data: DataSource | Data | Pairs | None,
+    place: WorkPlace,
 ) -> None:
     """ValueError for data, or a folder, that no question uses, and for none where they are required."""
     staged = [each for each in bound.values() if isinstance(each, Staged)]
@@ -350,7 +354,8 @@ def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
     for _, each in pairs:
         if isinstance(each, type) or not callable(getattr(each, "bind", None)):
             raise ValueError(
-                f"questions are records, such as interp.lenses.LogitLens(top=5), got {shown(each)}{_record_of(each)}"
+                f"questions are records, such as interp.lenses.LogitLens(top=5), "
+                f"got {value_text(each)}{_record_of(each)}"
             )
     names = [name for name, _ in pairs]
     if not names or len(set(names)) < len(names):

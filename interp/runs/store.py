@@ -76,7 +76,7 @@ class StoreIndex:
         return sum(shard.entries for shard in self.shards)
 
     @property
-    def asked(self) -> Json:
+    def settings(self) -> Json:
         """The fields that decide the entries: everything but the progress."""
         contents = ("complete", "rejected", "shapes", "shards")
         return {name: value for name, value in asdict(self).items() if name not in contents}
@@ -363,7 +363,7 @@ def store_activations(
         names = ", ".join(edit.name for edit in network.edits)
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
     wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
-    stored, held = STORE.owned(folder, asdict(wanted))
+    stored, held = STORE.locked(folder, asdict(wanted))
     with held:
         index = _begun(folder, wanted, stored)
         given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
@@ -427,7 +427,7 @@ def _new_index(
 def _begun(folder: Path, wanted: StoreIndex, manifest: Mapping[str, Any]) -> StoreIndex:
     """The index of the folder's present contents, which must agree with the arguments."""
     stored = _index(folder, manifest)
-    STORE.agree(folder, stored.asked, wanted.asked)
+    STORE.agree(folder, stored.settings, wanted.settings)
     clear(folder, "shard-*")
     for shard in stored.shards:
         shard.check(folder)

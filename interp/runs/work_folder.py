@@ -20,7 +20,7 @@ from interp.passes.together import one_after_another, writes
 from interp.runs.fingerprint import fingerprint, incomparable
 from interp.runs.folder import FolderKind, locked, write_bytes
 from interp.runs.journal import Journal, numbers_in
-from interp.runs.progress import Done, Progress
+from interp.runs.progress import BatchDone, Progress
 from interp.runs.provenance import model_hash
 from interp.runs.step_files import encoded
 
@@ -67,7 +67,7 @@ class WorkFolder:
     writes: bool = True
     """False in processes that share a spread model with the one that writes the journal."""
 
-    def take(self, done: Done) -> None:
+    def take(self, done: BatchDone) -> None:
         """Count one batch as done, and write it if this is the process that does."""
         if self.writes:
             self.journal.write(done)

@@ -21,7 +21,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from interp.core.stats import finite
-from interp.core.transfers import Checks, checks_together, fetched
+from interp.core.transfers import Checks, checks_together, to_host
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
@@ -29,7 +29,7 @@ from interp.model.transformer import Transformer
 from interp.passes.question import BatchValues, NotFiniteError, Questions, merged
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.parcel import Parcel, in_shared_memory, packed
-from interp.runs.progress import Done, Partials, Tally
+from interp.runs.progress import BatchDone, Partials, Tally
 
 WorkerAnswer = tuple[Partials | None, tuple[Rejected, ...]]
 """Partial results over the good rows of a batch (None if there is none), and the rows set aside."""
@@ -46,7 +46,7 @@ class Worker:
     room: int | None = field(default=None, init=False)
     """Tokens that a pass may have, once memory has run out."""
 
-    def answers(self, number: int, window: Window, first: int = 0) -> Iterator[Done]:
+    def answers(self, number: int, window: Window, first: int = 0) -> Iterator[BatchDone]:
         """The contributions of each batch of the window, from batch `first` on.
 
         Raises:
@@ -54,12 +54,12 @@ class Worker:
         """
         count, aside = len(window.batches), Tally(0, 0, window.cut, window.rejected)
         if not count:
-            yield Done(number, 0, True, None, aside)
+            yield BatchDone(number, 0, True, None, aside)
         for i, batch in enumerate(window.batches[first:], first):
             partials, bad = self._answer(batch)
             notes = self.questions.notes(batch)
             tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad, notes)
-            yield Done(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
+            yield BatchDone(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
 
     def _answer(self, batch: Batch) -> WorkerAnswer:
         if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:
@@ -114,7 +114,7 @@ class Worker:
         """
         good: Tensor | None = None
         culprits = []
-        fine_already = fetched({name: finite(each.values()) for name, each in values.items()})
+        fine_already = to_host({name: finite(each.values()) for name, each in values.items()})
         for each in self.questions.asked:
             if bool(fine_already[each.name]):
                 continue
@@ -132,7 +132,7 @@ def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tenso
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
     floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
-    some = torch.stack(list(fetched(floats).values())).any(0) if floats else None
+    some = torch.stack(list(to_host(floats).values())).any(0) if floats else None
     return {} if some is None else {", ".join(floats): some}
 
 
@@ -206,7 +206,7 @@ def done_by_processes(
     windows: Iterable[int],
     due: Due,
     devices: Sequence[torch.device],
-) -> Iterator[Done]:
+) -> Iterator[BatchDone]:
     """The contributions of all batches of the windows, in the order in which the workers finish them.
 
     The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses

@@ -16,7 +16,7 @@ from torch import Tensor
 from interp.attention.heads import same_token
 from interp.attention.shares import signed_shares, without_shares
 from interp.core.patterns import SCORES, copy_keys, copy_scores
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.data.ids import check_contrast
 from interp.model import sites
@@ -32,7 +32,7 @@ from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.serve import directions
 from interp.serve.asks import Continue, Look, TokenField
-from interp.serve.changes import part_of, positions, said
+from interp.serve.changes import edit_text, part_of, positions
 from interp.serve.session import RowPair, Seen, Session
 
 TOP = 10
@@ -70,7 +70,7 @@ def look(session: Session, ask: Look, pair: RowPair) -> dict[str, object]:
         "tokens": names(session, pair.tokens),
         "second": None if pair.second is None else names(session, pair.second),
         "position": pair.position,
-        "edits": [said(edit) for edit in ask.edits],
+        "edits": [edit_text(edit) for edit in ask.edits],
         "answer": {"id": answer, "token": name(session, answer)},
         "wrong": None if wrong is None else {"id": wrong, "token": name(session, wrong)},
         "next": _next(session, logits, probabilities),
@@ -296,11 +296,11 @@ def _scores(session: Session, pair: RowPair) -> dict[str, list[list[list[float |
             runs.append(_rounded(values.T, 4))
         for i, name in enumerate(SCORES):
             if name in found:
-                found[name].append([_known(run[i]) for run in runs] if runs else None)
+                found[name].append([_none_for_nan(run[i]) for run in runs] if runs else None)
     return found
 
 
-def _known(values: Sequence[float]) -> list[float | None]:
+def _none_for_nan(values: Sequence[float]) -> list[float | None]:
     return [None if math.isnan(x) else x for x in values]
 
 
@@ -309,7 +309,7 @@ def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str,
     names, model = session.streams, session.model.transformer
     states = torch.cat([torch.cat([row.at[name] for name in names]) for row in rows])
     with torch.no_grad():
-        probabilities = model.read_out(wide(states)).double().softmax(-1).cpu()
+        probabilities = model.read_out(upcast(states)).double().softmax(-1).cpu()
     best = probabilities.max(-1)
     runs = [
         [
@@ -400,7 +400,7 @@ def _added(
     ids = torch.tensor([answer] * 2, device=model.device)
     foils = None if wrong is None else torch.full_like(ids, wrong)
     direction, _ = logit_direction(model, ids, foils)
-    widened = {site: wide(value) for site, value in last.items()}
+    widened = {site: upcast(value) for site, value in last.items()}
     end = widened[sites.final_stream(model.config)]
     columns, _ = Folded(model, widened, direction.to(end)).block(layer, "neuron")
     return [column for column in columns if column.shape[1] == session.neurons][-1].cpu().double()

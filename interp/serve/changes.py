@@ -78,7 +78,7 @@ def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths, given: N
             _check_cut(edit, config, cut)
             _check_second(edit, lengths)
         except (KeyError, IndexError, ValueError) as cause:
-            raise ValueError(f"edit {number} ({said(edit)}): {cause.args[0]}") from cause
+            raise ValueError(f"edit {number} ({edit_text(edit)}): {cause.args[0]}") from cause
 
 
 def _check_indices(edit: Edit, config: ModelConfig, lengths: Lengths) -> None:
@@ -169,7 +169,7 @@ def _with_values(edit: Edit, means: DirectionValues, second: DirectionValues, co
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def said(edit: Edit) -> str:
+def edit_text(edit: Edit) -> str:
     """An edit in words, short: `L1H5 → 0 at 3, 4`."""
     part = part_of(edit)
     if part.kind in CUT:

@@ -46,10 +46,10 @@ def in_words(cause: ValidationError) -> str:
     errors = cause.errors(include_url=False, include_input=False)
     first, places = errors[0], dict.fromkeys(_where(error) for error in errors)
     also = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    return _said(first) + also
+    return _error_text(first) + also
 
 
-def _said(error: ErrorDetails) -> str:
+def _error_text(error: ErrorDetails) -> str:
     where, kind = _where(error), error["type"]
     if kind == "value_error":
         return f"{where}: {error['msg'].removeprefix('Value error, ')}"

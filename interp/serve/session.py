@@ -200,12 +200,12 @@ class Session:
         random = None
         if ask.steered:
             random = self._random.get(edited_key)
-            random = self._beside(tokens, position, edits, stop) if random is None else random
+            random = self._random_directions(tokens, position, edits, stop) if random is None else random
             _keep(self._random, edited_key, random)
         return RowPair(tokens, second, position, clean, edited, edits, donor, random)
 
     @torch.no_grad()
-    def _beside(
+    def _random_directions(
         self, tokens: Int[Tensor, "p"], position: int, edits: Sequence[Edit], stop: Event
     ) -> Float[Tensor, "r v"]:
         """The logits with random directions in place of those that edits add, one row for each."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.transfers import check
 from interp.data.batch import Batch
 from interp.model.loss import next_token_loss, predicted
@@ -87,7 +87,7 @@ class Examples:
         for start in range(0, len(self.batch), size):
             yield self.rows(torch.arange(start, min(start + size, len(self.batch))))
 
-    def asked(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
+    def predicted(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
         """True at tokens from the second on that a loss counts: predicted ones, or those that the context determines.
 
         Raises:
@@ -119,12 +119,12 @@ class Examples:
         """
         batch = self.batch
         if batch.answer is None:
-            asked = self.asked(determined_only=determined_only)
+            asked = self.predicted(determined_only=determined_only)
             unlike = "rows with a token to predict are required, some have none that is asked"
             check(asked.any(1).all(), partial(ValueError, unlike))
             losses = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
             return (losses * asked).sum(1) / asked.sum(1)
-        last = wide(logits[torch.arange(len(batch), device=logits.device), batch.last()])
+        last = upcast(logits[torch.arange(len(batch), device=logits.device), batch.last()])
         right = last.gather(1, batch.answer[:, None])[:, 0]
         if batch.wrong is None:
             return last.logsumexp(1) - right

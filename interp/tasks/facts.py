@@ -187,7 +187,7 @@ class Facts:
     """The facts; None: those of the package."""
 
     def __post_init__(self) -> None:
-        relations = list(dict.fromkeys(fact.relation for fact in self.known))
+        relations = list(dict.fromkeys(fact.relation for fact in self.all_facts))
         for relation, prompts in (self.phrasings or {}).items():
             if relation not in relations:
                 raise ValueError(
@@ -197,7 +197,7 @@ class Facts:
                 raise ValueError(f"a phrasing requires {{subject}}, got {open_ended[0]!r}")
 
     @property
-    def known(self) -> tuple[Fact, ...]:
+    def all_facts(self) -> tuple[Fact, ...]:
         """The table."""
         return load_facts() if self.table is None else self.table
 
@@ -205,8 +205,10 @@ class Facts:
     def prompts(self) -> tuple[FactPrompt, ...]:
         """Every fact in every phrasing, fact by fact."""
         if self.phrasings is None:
-            return fact_prompts(HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS, self.known)
-        return fact_prompts(self.phrasings, [fact for fact in self.known if fact.relation in self.phrasings])
+            return fact_prompts(HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS, self.all_facts)
+        return fact_prompts(
+            self.phrasings, [fact for fact in self.all_facts if fact.relation in self.phrasings]
+        )
 
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[FactPrompt, ...]:
         """Random prompts of the table.
@@ -243,9 +245,9 @@ class Facts:
             >>> len(capitals), capitals.changes
             (3, ('subject',))
         """
-        pools: dict[tuple[str, str], list[_Asked]] = defaultdict(list)
+        pools: dict[tuple[str, str], list[_SpelledFact]] = defaultdict(list)
         for prompt in self.prompts:
-            if asked := _asked(tokenizer, prompt):
+            if asked := _spelled(tokenizer, prompt):
                 pools[prompt.fact.relation, asked.group].append(asked)
         fitting = [
             (asked, others)
@@ -254,7 +256,7 @@ class Facts:
             if (others := [other for other in pool if other.answer != asked.answer])
         ]
         if not fitting:
-            raise ValueError(_no_two_fit(tokenizer, self.known))
+            raise ValueError(_no_two_fit(tokenizer, self.all_facts))
         generator = np.random.default_rng(self.seed)
         pairs = []
         for index in generator.integers(0, len(fitting), size=self.rows).tolist():
@@ -264,7 +266,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SpelledFact:
     """A prompt of a fact in tokens."""
 
     row: WordRow
@@ -273,7 +275,7 @@ class _Asked:
     group: str
 
 
-def _asked(tokenizer: Tokenizer, prompt: FactPrompt) -> _Asked | None:
+def _spelled(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
     """The tokens of a fact; None where its subject or object has no tokens of its own that spell it."""
     fact = prompt.fact
     try:
@@ -288,10 +290,10 @@ def _asked(tokenizer: Tokenizer, prompt: FactPrompt) -> _Asked | None:
     ):
         return None
     group = f"{prompt.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)"
-    return _Asked(row, answer[0], group)
+    return _SpelledFact(row, answer[0], group)
 
 
-def _swapped(asked: _Asked, other: _Asked) -> Pair:
+def _swapped(asked: _SpelledFact, other: _SpelledFact) -> Pair:
     subject = asked.row.columns["subject"]
     roles = {"subject": subject, "subject_last": subject[-1:]}
     return Pair(asked.row, other.row, asked.answer, other.answer, roles, asked.group)

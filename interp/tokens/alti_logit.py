@@ -14,7 +14,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.transfers import check, sent
+from interp.core.transfers import check, to_device
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -87,7 +87,7 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[
     reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
     seen = yield from recorded(there, reads, last_only=True)
     found = credited(model, there, seen.trace, by_source)
-    order = sent(keep.int().argsort(dim=1, stable=True), found["value"].device)
+    order = to_device(keep.int().argsort(dim=1, stable=True), found["value"].device)
     return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
 
 
@@ -100,7 +100,7 @@ def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Reading)
     mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
     columns = parts["logits"]
     rest = {
-        name: columns[:, sent(mask.nonzero()[:, 0], columns.device)].sum(1)
+        name: columns[:, to_device(mask.nonzero()[:, 0], columns.device)].sum(1)
         for name, mask in _groups(model.config).items()
     }
     score, total = rolled_back(moved, mixing), parts["total"]

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from interp.core.kinds import Count
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
-from interp.core.transfers import check, fetched, sent
+from interp.core.stats import FEWEST, Moments, Partial, Rows, over, upcast
+from interp.core.transfers import check, to_device, to_host
 from interp.core.viewer import Brief
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
@@ -303,9 +303,9 @@ def erased(
     Raises:
         ValueError: a removable token without a score, or prompts without answers.
     """
-    values = sent(values, batch.tokens.device)
+    values = to_device(values, batch.tokens.device)
     home = _removable(batch.host())
-    removable = sent(home, values.device)
+    removable = to_device(home, values.device)
     sets = []
     for value in values:
         top = [top_share(value, home, share) for share in how.shares]
@@ -336,8 +336,8 @@ def top_share(
     Raises:
         ValueError: a removable token without a score.
     """
-    count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
-    removable = sent(removable, score.device)
+    count = to_device([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
+    removable = to_device(removable, score.device)
     check(~(score.isnan() & removable).any(), partial(ValueError, NO_SCORE))
     order = score.masked_fill(~removable, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
@@ -386,9 +386,9 @@ def _of_every(
     values = []
     for method in each.values():
         found = yield from method.steps(trace, batch, model)
-        values.append(sent(found["value"], device))
+        values.append(to_device(found["value"], device))
     chance = random_values(batch, asked.draws, asked.seed)
-    ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
+    ranked = torch.stack([*(value.double() for value in values), *to_device(chance.double(), device)])
     scores = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
     return {"each": torch.cat((scores[: len(values)], scores[len(values) :].mean(0)[None])).transpose(0, 1)}
 
@@ -426,16 +426,16 @@ def _answers(
     base = baseline_embedding(model, how.replacement)
     prompts = torch.arange(len(batch), device=holes.device).expand(len(holes), -1)
     every = torch.cat((rearrange(prompts, "n b -> (n b) 1"), rearrange(holes, "n b p -> (n b) p").long()), 1)
-    rows, place = fetched({"rows": every})["rows"].unique(dim=0, return_inverse=True)  # how many is data
-    at, batch = sent(at, model.device), batch.to(model.device)
+    rows, place = to_host({"rows": every})["rows"].unique(dim=0, return_inverse=True)  # how many is data
+    at, batch = to_device(at, model.device), batch.to(model.device)
     found = []
     for some in rows.split(batch_size):
-        prompt, mine = some[:, 0], sent(some[:, 1:].bool(), model.device)
+        prompt, mine = some[:, 0], to_device(some[:, 1:].bool(), model.device)
         edit = Edit("hook_embed", partial(_replaced, base=base, holes=mine))
         asked = batch.rows(prompt)
         run = yield from recorded(asked, (), final=True, edits=[edit])
-        found.append(_measured(model, run.end, asked, at[sent(prompt, at.device)], how.measure))
-    return torch.cat(found)[sent(place, model.device)].unflatten(0, holes.shape[:2])
+        found.append(_measured(model, run.end, asked, at[to_device(prompt, at.device)], how.measure))
+    return torch.cat(found)[to_device(place, model.device)].unflatten(0, holes.shape[:2])
 
 
 def _replaced(
@@ -456,7 +456,7 @@ def _measured(
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None
     place = torch.arange(len(stream), device=stream.device)
-    return model.read_out(wide(stream[place, at])).softmax(-1)[place, batch.answer]
+    return model.read_out(upcast(stream[place, at])).softmax(-1)[place, batch.answer]
 
 
 def _named(methods: Sequence[str] | Mapping[str, TokenMethod]) -> Mapping[str, TokenMethod]:

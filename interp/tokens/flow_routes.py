@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import check_result, labelled
-from interp.core.stats import Partial, Rows, wide
+from interp.core.stats import Partial, Rows, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
@@ -262,7 +262,7 @@ def _mlp_read(layer: int) -> Read:
 def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     config, each = model.config, []
     for layer in range(config.n_layers):
-        mlp = None if config.mlp is None else wide(trace[_mlp_read(layer)])
+        mlp = None if config.mlp is None else upcast(trace[_mlp_read(layer)])
         parts = SourceSplit.of(model, layer, trace, "res")
         each.append(BlockShares.of(parts, mlp, parallel=config.parallel, causal=config.causal))
     found = {

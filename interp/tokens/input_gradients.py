@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
-from interp.core.stats import ACCEPTED_MISS, wide
-from interp.core.transfers import sent
+from interp.core.stats import ACCEPTED_MISS, upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.sites import final_stream
@@ -126,7 +126,7 @@ def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, 
     if baseline == "zero":
         return torch.zeros_like(table[0])
     if baseline == "mean":
-        return (wide(table).mean(0) * scale).to(table.dtype)
+        return (upcast(table).mean(0) * scale).to(table.dtype)
     if isinstance(baseline, str) or not 0 <= baseline < len(table):
         raise ValueError(
             f"a baseline requires 'zero', 'mean' or a token in [0, {len(table) - 1}], got {baseline!r}"
@@ -144,7 +144,7 @@ def answer_logits(
         )
     place = torch.arange(len(stream), device=stream.device)
     asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
-    logits = model.uncapped(wide(stream[place, at]), columns=asked)
+    logits = model.uncapped(upcast(stream[place, at]), columns=asked)
     return logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
 
 
@@ -166,7 +166,7 @@ def gradient_x_input(
     size, found = rows_at_once(model, batch, batch_size), []
     for some, columns in zip(batch.split(size), at.split(size), strict=True):
         seen = yield from _toward_answers(some, columns.tolist(), (_EMBEDDED, _SLOPE, end), rules=rules)
-        value = (wide(seen.trace[_EMBEDDED]) * wide(seen.trace[_SLOPE])).sum(-1)
+        value = (upcast(seen.trace[_EMBEDDED]) * upcast(seen.trace[_SLOPE])).sum(-1)
         chunk = {"value": value, **seen.completeness()}
         if "completeness_error" in chunk:
             logit = _logits(seen, columns.tolist())
@@ -193,7 +193,7 @@ def integrated_gradients(
     for i, column in enumerate(at.tolist()):
         prompt = batch.rows(torch.tensor([i])).trimmed()
         seen = yield from recorded(prompt, [_EMBEDDED])
-        change = wide(seen.trace[_EMBEDDED]) - wide(base)
+        change = upcast(seen.trace[_EMBEDDED]) - upcast(base)
         line = _Line(model, prompt, column, base, change, rows_at_once(model, prompt, batch_size), bar.update)
         weights, error = yield from (
             _adapted(line, how.steps) if how.rule == "adaptive" else _fixed(line, how)
@@ -231,13 +231,13 @@ class _Line:
         """Differentiate at those of the points that are new."""
         new = sorted(set(points) - self.products.keys())
         for some in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
-            share = sent(torch.tensor(some, dtype=torch.float64), self.base.device)
+            share = to_device(torch.tensor(some, dtype=torch.float64), self.base.device)
             edit = Edit(_EMBEDDED.site, partial(_towards, base=self.base, share=share))
             rows = self.prompt.rows(torch.zeros(len(some), dtype=torch.long))
             columns = [self.at] * len(some)
             seen = yield from _toward_answers(rows, columns, (_SLOPE,), [edit])
             self.count(len(some))
-            products = (self.change * wide(seen.trace[_SLOPE])).sum(-1)
+            products = (self.change * upcast(seen.trace[_SLOPE])).sum(-1)
             logits, slopes = _logits(seen, columns).tolist(), products.double().sum(1).tolist()
             for point, product, slope, logit in zip(some, products, slopes, logits, strict=True):
                 self.products[point], self.slope[point], self.logit[point] = product, slope, logit
@@ -311,7 +311,7 @@ class _AnswerLogit:
     at: tuple[int, ...]
 
     def __call__(self, outcome: Outcome) -> Float[Tensor, "r"]:
-        at = sent(torch.tensor(self.at), outcome.stream.device)
+        at = to_device(torch.tensor(self.at), outcome.stream.device)
         return answer_logits(outcome.model, outcome.stream, outcome.batch, at[outcome.example])
 
 
@@ -328,11 +328,11 @@ def _toward_answers(
 def _logits(seen: Recorded, at: Sequence[int]) -> Float[Tensor, "b"]:
     """The answers' logits in a pass."""
     device = seen.end.device
-    return answer_logits(seen.model, seen.end, seen.batch.to(device), sent(torch.tensor(at), device))
+    return answer_logits(seen.model, seen.end, seen.batch.to(device), to_device(torch.tensor(at), device))
 
 
 def _towards(
     value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], share: Float[Tensor, "b"]
 ) -> Float[Tensor, "b p d"]:
-    start = wide(base)
-    return (start + (wide(value) - start) * share[:, None, None].to(start)).to(value.dtype)
+    start = upcast(base)
+    return (start + (upcast(value) - start) * share[:, None, None].to(start)).to(value.dtype)

@@ -16,7 +16,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.wording import nearest
 from interp.model.config import ModelConfig
 from interp.model.edits import Detach
@@ -79,7 +79,7 @@ class SourceSplit:
         """
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
         weights = Weights(model).layer(layer)
-        stream, pattern, v = (wide(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
+        stream, pattern, v = (upcast(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
         found = cls(
             pattern=pattern,
             value=v[:, :, Weights(model).kv_head()],
@@ -88,7 +88,7 @@ class SourceSplit:
             stream=torch.zeros_like(stream),
             constant=weights.b_O.to(v).expand_as(stream),
         )
-        edited = {at: wide(trace[read]) for at, read in _edited_reads(model, layer, upto).items()}
+        edited = {at: upcast(trace[read]) for at, read in _edited_reads(model, layer, upto).items()}
         if "z" in edited:
             share = head_shares(model, layer, pattern, found.value, edited["z"])
             found = replace(found, pattern=pattern * share)

@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import ACCEPTED_MISS, Partial, Rows
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
@@ -340,11 +340,11 @@ def _mixed(
     if how.kernel == "attention" and isinstance(how.across, str):
         layers = [with_residual(layer) for layer in layers]
     if how.across != "flow":
-        return {"value": rolled_row(layers, sent(at, layers[0].device))}
+        return {"value": rolled_row(layers, to_device(at, layers[0].device))}
     stacked = torch.stack(layers, 1)
-    here = fetched({"layers": stacked})["layers"]  # the search goes from edge to edge
+    here = to_host({"layers": stacked})["layers"]  # the search goes from edge to edge
     flows = [flow(row, i) for row, i in zip(here, at.tolist(), strict=True)]
-    return {"value": shares(sent(torch.stack(flows), stacked.device))}
+    return {"value": shares(to_device(torch.stack(flows), stacked.device))}
 
 
 def _alti_logit(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.results import labelled
-from interp.core.stats import Partial, wide
+from interp.core.stats import Partial, upcast
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -147,10 +147,10 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> x
     pairs = torch.stack((codes // d_vocab, codes % d_vocab))
     first, index = pairs[0].unique(return_inverse=True)
     total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
-    rows = wide(circuits.embedded_tokens(first))
+    rows = upcast(circuits.embedded_tokens(first))
     if circuits.folded:
         rows = final_norm(circuits.network).of(rows).through(rows) * circuits.config.logit_scale
-    log_q, spread = _log_softmax_at(rows, wide(circuits.bare_unembedding), index, pairs[1])
+    log_q, spread = _log_softmax_at(rows, upcast(circuits.bare_unembedding), index, pairs[1])
     unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
     p, u = counts / total[index], unigram[pairs[1]].log()
     direct = torch.stack(_agreement(p, log_q, spread, index, d_vocab), -1)

@@ -24,12 +24,12 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Part, PartName, as_part
 from interp.passes.observe import Model, Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 from interp.weights.head_circuits import HeadCircuits, as_circuits, head_names
 
@@ -102,13 +102,13 @@ class Composition(Question):
     offset: int | None = None
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products of thin matrices, no pass."""
         circuits = HeadCircuits(model, folded=self.folded)
         if circuits.config.n_layers < 2:
             raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
         _check(circuits, self.kind, self.offset)
-        return Alone(self.name, partial(_pairs, circuits, self))
+        return WithoutData(self.name, partial(_pairs, circuits, self))
 
 
 composition = of_weights(Composition)
@@ -360,7 +360,7 @@ def _halves(
 
 def _half(matrix: FactoredMatrix) -> Float[Tensor, "h e d"]:
     """The thin matrix with the Gram matrix of W / ||W||: R B for W = A B and A = (orthonormal) R. NaN for W = 0."""
-    half = torch.linalg.qr(wide(matrix.A), mode="r")[1] @ wide(matrix.B)
+    half = torch.linalg.qr(upcast(matrix.A), mode="r")[1] @ upcast(matrix.B)
     return half.div_(half.norm(dim=(-2, -1), keepdim=True))
 
 

@@ -30,16 +30,16 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
 from interp.core.results import Score, scored
-from interp.core.stats import Moments, two_sided_p, wide
+from interp.core.stats import Moments, two_sided_p, upcast
 from interp.core.tiles import entry_ranks
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 from interp.weights.head_circuits import (
     Embedding,
@@ -82,8 +82,8 @@ def copying_scores(
     chance = chance_copying(tokens.shape[1])
     layers = []
     for layer, value_bsge in enumerate(values):
-        folded = einsum(wide(circuits.writing(layer)), direction, "h e d, b t d -> b h e t")
-        value_bshe = wide(value_bsge[:, :, weights.kv_head()])
+        folded = einsum(upcast(circuits.writing(layer)), direction, "h e d, b t d -> b h e t")
+        value_bshe = upcast(value_bsge[:, :, weights.kv_head()])
         logits = einsum(value_bshe, folded, "b s h e, b h e t -> b h s t")
         layers.append(raised_share(logits, chance).mean(-1))
     return torch.stack(layers, 1)
@@ -92,9 +92,9 @@ def copying_scores(
 def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
     """Direction of each token's logit in the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
     weights = Weights(model)
-    columns = wide(weights.W_U.mT[tokens])
+    columns = upcast(weights.W_U.mT[tokens])
     columns = columns - weights.W_U.mean(1, dtype=columns.dtype)
-    return wide(final_norm(model).back(columns))
+    return upcast(final_norm(model).back(columns))
 
 
 def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:
@@ -193,7 +193,7 @@ class Copying(Question):
     random: int = 0
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products of thin matrices, no pass."""
         model.transformer.config.require_tokens("how far heads copy tokens")
         if not self.ranks and (self.sample is not None or self.random):
@@ -211,7 +211,7 @@ class Copying(Question):
                 f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
             )
         random_heads(circuits.network, self.random)  # refuses what it cannot do
-        return Alone(self.name, partial(_copying, circuits, self))
+        return WithoutData(self.name, partial(_copying, circuits, self))
 
 
 copying = of_weights(Copying)
@@ -251,8 +251,8 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     circuits = as_circuits(circuits)
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
-    small = fetched({layer: _cycled(circuits, circuits.ov(Part("attn", layer))) for layer in layers})
-    return sent(_positivities(small.values(), circuits.config), circuits.network.device)
+    small = to_host({layer: _cycled(circuits, circuits.ov(Part("attn", layer))) for layer in layers})
+    return to_device(_positivities(small.values(), circuits.config), circuits.network.device)
 
 
 def _check_square(circuits: HeadCircuits) -> None:
@@ -262,7 +262,7 @@ def _check_square(circuits: HeadCircuits) -> None:
 
 def _cycled(circuits: HeadCircuits, ov: FactoredMatrix) -> Float[Tensor, "h e e"]:
     """Small matrices with the eigenvalues of each head's full OV circuit."""
-    return FactoredMatrix(wide(ov.A), circuits.around(ov.B)).wide().BA
+    return FactoredMatrix(upcast(ov.A), circuits.around(ov.B)).wide().BA
 
 
 def _positivities(small: Iterable[Float[Tensor, "h e e"]], config: ModelConfig) -> Float[Tensor, "l h"]:
@@ -306,7 +306,7 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
     """
     circuits = as_circuits(circuits)
     found = torch.stack([scores for scores, _ in _matching(circuits, previous)])
-    return sent(found, circuits.network.device)
+    return to_device(found, circuits.network.device)
 
 
 def _matching(
@@ -321,7 +321,7 @@ def _matching(
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
     gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
-    weight, written = sent(previous.to(gram.dtype), gram.device), torch.zeros_like(gram)
+    weight, written = to_device(previous.to(gram.dtype), gram.device), torch.zeros_like(gram)
     small: dict[tuple[str, int], Tensor] = {}
     through: dict[int, Back] = {}
     for layer in range(config.n_layers):
@@ -330,11 +330,11 @@ def _matching(
         if config.mixers[layer].traits.bilinear:
             qk, carried = circuits.qk(heads), written.mT @ gram
             through[layer] = partial(torch.matmul, other=carried)
-            small["cycled", layer] = FactoredMatrix(wide(qk.A), wide(qk.B) @ carried).wide().BA
+            small["cycled", layer] = FactoredMatrix(upcast(qk.A), upcast(qk.B) @ carried).wide().BA
             small["core", layer] = qk.core()
-        values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
-        written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
-    here = fetched(small)
+        values = einsum(weight[layer], upcast(ov.A), "h, h d e -> d h e")
+        written = written + values.flatten(1) @ rearrange(upcast(ov.B), "h e d -> (h e) d")
+    here = to_host(small)
     random = RandomHeads.several(
         {layer: (back, _spectra([here["core", layer]])) for layer, back in through.items()}, circuits, draws
     )
@@ -382,7 +382,7 @@ class RandomHeads:
             key: _random_products(back, spectra, model.config.d_model, model.device, draws, seed)
             for key, (back, spectra) in given.items()
         }
-        return {key: cls.of(each) for key, each in fetched(small).items()}
+        return {key: cls.of(each) for key, each in to_host(small).items()}
 
     @classmethod
     def of(cls, small: Float[Tensor, "n e e"]) -> RandomHeads:
@@ -420,9 +420,9 @@ def _random_products(
     n = -(-draws // PARTNERS)
     drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
     read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
-    read, written = (sent(each, device).to(spectra.dtype) for each in (read, written))
+    read, written = (to_device(each, device).to(spectra.dtype) for each in (read, written))
     written = back(written.mT)
-    own = sent(spectra[order % len(spectra)][:, None], device)
+    own = to_device(spectra[order % len(spectra)][:, None], device)
     return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
 
 
@@ -467,7 +467,7 @@ def random_copying(
         without: heads whose spectra do not count.
     """
     layers = range(circuits.config.n_layers)
-    cores = fetched({layer: circuits.ov(Part("attn", layer)).core() for layer in layers})
+    cores = to_host({layer: circuits.ov(Part("attn", layer)).core() for layer in layers})
     return _random_of(circuits, cores.values(), draws, seed, without)
 
 
@@ -488,7 +488,7 @@ def against_random(
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
     every = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
-    here = fetched(
+    here = to_host(
         {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
         | {("core", layer): ov.core() for layer, ov in every.items()}
         | {("beside", name): each for name, each in beside.items()}
@@ -640,17 +640,17 @@ class _Screen:
     @classmethod
     def of(cls, circuits: HeadCircuits, sources: Int[Tensor, "n"]) -> _Screen:
         unembedding = circuits.bare_unembedding
-        sources, count = sent(sources, unembedding.device), circuits.config.d_vocab
+        sources, count = to_device(sources, unembedding.device), circuits.config.d_vocab
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:SCREENED]
-        outputs = sent(drawn, unembedding.device)
+        outputs = to_device(drawn, unembedding.device)
         return cls(
             circuits,
             sources,
-            wide(circuits.embedded[sources]),
-            wide(unembedding[:, sources]),
-            wide(unembedding[:, outputs]),
+            upcast(circuits.embedded[sources]),
+            upcast(unembedding[:, sources]),
+            upcast(unembedding[:, outputs]),
             sources[:, None] == outputs,
-            wide(unembedding.norm(dim=0).max()),
+            upcast(unembedding.norm(dim=0).max()),
         )
 
     def ranks(self, ov: FactoredMatrix) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
@@ -666,7 +666,7 @@ class _Screen:
         left = (logits <= (own + slack)[:, None]).all(1).nonzero()[:, 0]
         top = torch.zeros_like(above, dtype=torch.bool)
         if len(left):
-            columns = wide(self.circuits.bare_unembedding)
+            columns = upcast(self.circuits.bare_unembedding)
             few = len(left) < ov.A.shape[-1]
             a, b = (written[left] @ carried, columns) if few else (written[left], carried @ columns)
             top[left] = entry_ranks(a, b, self.sources[left]) == 0

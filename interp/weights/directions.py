@@ -25,7 +25,7 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.kinds import listed
 from interp.core.results import labelled
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.viewer import Brief
 from interp.data.text import Text
 from interp.model.config import MLP, ModelConfig
@@ -33,7 +33,7 @@ from interp.model.parts import Part, PartName, as_part, as_parts
 from interp.model.weights import Weights
 from interp.passes.frozen import input_norm, output_norm
 from interp.passes.observe import Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.token_pairs import worded
@@ -103,7 +103,7 @@ class Directions(Brief, Question):
     top: int | None = None
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products with the embedding or the unembedding, no pass."""
         circuits = HeadCircuits(model, folded=True)
         width = circuits.config.d_model
@@ -116,7 +116,7 @@ class Directions(Brief, Question):
             )
         most = circuits.config.n_outputs if self.side == "written" else circuits.config.d_vocab
         asked = replace(self, top=listed(self.top, 10, most))
-        return Alone(self.name, partial(_directions, circuits, model.text, asked))
+        return WithoutData(self.name, partial(_directions, circuits, model.text, asked))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class SingularDirections(Question):
     top: int | None = None
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """A decomposition of thin factors, no pass."""
         circuits = HeadCircuits(model, folded=True)
         if self.offset is not None and self.matrix != "QK":
@@ -182,7 +182,7 @@ class SingularDirections(Question):
             raise ValueError(f"{self.matrix} has 1 to {most} singular directions, got count={self.count}")
         config.require_tokens("what a matrix reads and writes as tokens, side by side,")
         asked = replace(self, top=listed(self.top, 10, config.d_vocab))
-        return Alone(self.name, partial(_singular_directions, circuits, model.text, part, asked))
+        return WithoutData(self.name, partial(_singular_directions, circuits, model.text, part, asked))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Neurons(Question):
     top: int | None = None
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products with the embedding and the unembedding, no pass."""
         circuits = HeadCircuits(model, folded=True)
         config = circuits.config
@@ -235,7 +235,7 @@ class Neurons(Question):
         chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
         config.require_tokens("what neurons read and write as tokens, side by side,")
         asked = replace(self, top=listed(self.top, 10, config.d_vocab))
-        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, asked))
+        return WithoutData(self.name, partial(_neurons, circuits, model.text, chosen, asked))
 
 
 directions = of_weights(Directions)
@@ -254,7 +254,7 @@ neurons = of_weights(Neurons, renamed={"layer": "parts, such as 'L3N17'", "index
 def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dataset:
     embedded, unit = circuits.embedded, _unit(circuits, asked.side)
     rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
-    rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
+    rows = rows.to(embedded.device, upcast(embedded[:0]).dtype)
     told = text.of_outputs if asked.side == "written" else text
     value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), told)
     return labelled(
@@ -369,15 +369,15 @@ def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tens
     assert weights.W_in is not None and weights.W_out is not None
     read, out = (norm(circuits.network, layer, "mlp_out") for norm in (input_norm, output_norm))
     into = {"W_gate": weights.W_gate, "W_in": weights.W_in}
-    folded = {name: read.reading(wide(w)) for name, w in into.items() if w is not None}
-    return {**folded, "W_out": out.through(wide(weights.W_out))}
+    folded = {name: read.reading(upcast(w)) for name, w in into.items() if w is not None}
+    return {**folded, "W_out": out.through(upcast(weights.W_out))}
 
 
 def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
     """Every token's score for directions that are written, or (read, query, key) read."""
     if side != "written":
-        return vectors @ wide(circuits.embedded).mT
-    logits = vectors @ wide(circuits.unembedding)
+        return vectors @ upcast(circuits.embedded).mT
+    logits = vectors @ upcast(circuits.unembedding)
     return logits - logits.mean(-1, keepdim=True)
 
 

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.model.attention import Attention, CrossAttention
 from interp.model.config import MLPS, Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero
@@ -169,7 +169,7 @@ class HeadCircuits:
         """
         ov = self.ov(head).wide()
         return FactoredMatrix(
-            wide(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ wide(self.bare_unembedding)
+            upcast(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ upcast(self.bare_unembedding)
         )
 
     def full_qk(
@@ -195,7 +195,7 @@ class HeadCircuits:
         if bad := [term for term in (query, key) if term not in sides]:
             raise ValueError(f"query and key must be token or position, got {bad[0]!r}")
         circuit = self.qk(head, offset=offset).wide()
-        return FactoredMatrix(wide(sides[query]()) @ circuit.A, circuit.B @ wide(sides[key]()).mT)
+        return FactoredMatrix(upcast(sides[query]()) @ circuit.A, circuit.B @ upcast(sides[key]()).mT)
 
     def direct(self) -> FactoredMatrix:
         """The direct path W_E W_U `[token, output token]` past every layer: a bigram table (zero-layer transformer)."""
@@ -244,7 +244,7 @@ class HeadCircuits:
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
-        ids = sent(ids, self.network.device)
+        ids = to_device(ids, self.network.device)
         return self._with_constant(
             self.network.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0
         )
@@ -297,7 +297,7 @@ class HeadCircuits:
 
         The vocabulary's part U E, by which an OV circuit is closed to a square one, is one product, made once.
         """
-        return self.before_unembedding(wide(written)) @ self._around
+        return self.before_unembedding(upcast(written)) @ self._around
 
     @cached_property
     def _around(self) -> Float[Tensor, "d d"]:
@@ -308,12 +308,12 @@ class HeadCircuits:
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
         out = self.writing(layer, cross=cross)  # it refuses what is no map
         value = self.reading(layer, "v", cross=cross)
-        return FactoredMatrix(wide(value) if self.folded else value, out)
+        return FactoredMatrix(upcast(value) if self.folded else value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
-        query, key = (wide(self.reading(layer, part, cross=cross)) for part in "qk")
+        query, key = (upcast(self.reading(layer, part, cross=cross)) for part in "qk")
         rotary, back = self.rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
         if rotary is None:  # of a layer that is not rotated, the same at every offset
             query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
@@ -341,7 +341,7 @@ class HeadCircuits:
         if not cross:
             weights.require("moves", "OV circuit", [layer])
         out = weights.layer(layer, cross=cross).W_O
-        return output_norm(self.network, layer, _sublayer(cross)).through(wide(out)) if self.folded else out
+        return output_norm(self.network, layer, _sublayer(cross)).through(upcast(out)) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """The map from the stream to the queries, keys or values of each query head.
@@ -358,7 +358,7 @@ class HeadCircuits:
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
         if self.folded and (part == "q" or not cross):  # the memory is read as it is
             norm = input_norm(self.network, layer, _sublayer(cross))
-            matrix, bias = wide(matrix), wide(bias)
+            matrix, bias = upcast(matrix), upcast(bias)
             if norm.beta is not None:
                 bias = bias + norm.beta.to(matrix) @ matrix
             matrix = norm.reading(matrix)
@@ -366,7 +366,7 @@ class HeadCircuits:
             matrix = torch.cat((matrix, bias[:, None]), 1)
         head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
         if self.folded and head_norm is not None:
-            matrix = _head_normed(head_norm, wide(matrix))
+            matrix = _head_normed(head_norm, upcast(matrix))
         return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
 
     def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:
@@ -430,7 +430,11 @@ class HeadCircuits:
             return self.network(ids[:, None], Tap(edits=silent), stop=1)[:, 0]
         alone = self.network(ids[:, None], Tap(edits=[Edit(site, Zero()) for site in parts]), stop=0)
         if self.embedding == "effective":
-            alone = self.network.block(0).without_attention(alone.to(self._home(0))).to(self.network.device)
+            alone = (
+                self.network.block(0)
+                .without_attention(alone.to(self._device_of_layer(0)))
+                .to(self.network.device)
+            )
         return alone[:, 0]
 
     def _is_bare(self) -> bool:
@@ -439,7 +443,7 @@ class HeadCircuits:
         untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
         return untouched and not config.embed_norm and config.embed_scale == 1
 
-    def _home(self, layer: int) -> torch.device:
+    def _device_of_layer(self, layer: int) -> torch.device:
         return self.network.device if self.network.devices is None else self.network.devices[layer]
 
     def _with_constant(self, rows: Float[Tensor, "n d"], constant: float) -> Float[Tensor, "n _"]:
@@ -448,9 +452,9 @@ class HeadCircuits:
 
 def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
     """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
-    total = wide(left.new_zeros(len(left), right.shape[1]))
+    total = upcast(left.new_zeros(len(left), right.shape[1]))
     for columns, rows in zip(left.split(WIDENED, 1), right.split(WIDENED), strict=True):
-        total = torch.addmm(total, wide(columns), wide(rows))
+        total = torch.addmm(total, upcast(columns), upcast(rows))
     return total
 
 

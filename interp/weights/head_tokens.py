@@ -18,14 +18,14 @@ from torch import Tensor
 
 from interp.core.kinds import listed
 from interp.core.results import labelled
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.core.tiles import row_tiles
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import to_device, to_host
 from interp.data.batch import Answers
 from interp.data.text import Text
 from interp.model.parts import Part
 from interp.passes.observe import Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
 from interp.weights.token_pairs import worded
@@ -97,12 +97,12 @@ class HeadTokens(Question):
     embedding: Embedding = "effective"
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         ids = _distinct(model.text, self.tokens)
         asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
-        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
+        return WithoutData(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
 
 
 head_tokens = of_weights(HeadTokens, renamed={"circuits": "folded, scaled and embedding"})
@@ -111,8 +111,8 @@ head_tokens = of_weights(HeadTokens, renamed={"circuits": "folded, scaled and em
 @torch.no_grad()
 def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens) -> xr.Dataset:
     config, device = circuits.config, circuits.network.device
-    rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
-    centre, known = unembedding.mean(-1), sent(ids, device)
+    rows, unembedding = upcast(circuits.embedded_tokens(ids)), upcast(circuits.bare_unembedding)
+    centre, known = unembedding.mean(-1), to_device(ids, device)
     assert asked.top is not None
     values, words = [], []
     for layer in range(config.n_layers):
@@ -124,7 +124,7 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
         keys = torch.nn.functional.pad(known[places], more, value=-1)
         values.append(torch.cat((written, sought[:, :, None]), 2))
         words.append(torch.cat((outputs, keys[:, :, None]), 2))
-    found = fetched({"value": torch.stack(values), "word_id": torch.stack(words)})
+    found = to_host({"value": torch.stack(values), "word_id": torch.stack(words)})
     factors, unit = typical_factors(circuits), units(config)
     factor = torch.stack((factors.moved, factors.moved, factors.sought), 1)
     table = labelled(

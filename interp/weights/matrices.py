@@ -34,7 +34,7 @@ class MatrixPlace:
         return self.view(model.get_parameter(self.parameter))
 
 
-def held(model: Transformer, name: str) -> MatrixPlace:
+def matrix_place(model: Transformer, name: str) -> MatrixPlace:
     """The parameter and view that hold the matrix of this name.
 
     Raises:
@@ -47,7 +47,7 @@ def held(model: Transformer, name: str) -> MatrixPlace:
         return _outside(config, name)
     layer, part, matrix = int(match[1]), match[2], match[3]
     if matrix not in _MATRICES[part]:
-        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _known(layer))}")
+        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _matrix_names(layer))}")
     if not 0 <= layer < config.n_layers:
         raise IndexError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
     if part == "attn":
@@ -185,13 +185,13 @@ _MATRICES = {
 _OUTSIDE = ("embed.W_E", "pos_embed.W_pos", "unembed.W_U")
 
 
-def _known(layer: int = 0) -> Sequence[str]:
+def _matrix_names(layer: int = 0) -> Sequence[str]:
     return [*(f"blocks.{layer}.{part}.{m}" for part, ms in _MATRICES.items() for m in ms), *_OUTSIDE]
 
 
 def _outside(config: ModelConfig, name: str) -> MatrixPlace:
     if name not in _OUTSIDE:
-        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _known())}")
+        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _matrix_names())}")
     kind = config.position
     if name == "embed.W_E":
         return MatrixPlace("embed.weight", lambda t: t)

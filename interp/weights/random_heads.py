@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.core.haar import haar_frames
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.attention import Attention
 from interp.model.transformer import Transformer
 
@@ -74,7 +74,7 @@ def with_random_heads(model: Transformer, seed: int) -> Transformer:
 
 def _turn(rows: Tensor, turn: Tensor) -> None:
     """Turn rows `[... d]` of the stream, in place."""
-    rows.copy_(wide(rows) @ turn.to(wide(rows)))
+    rows.copy_(upcast(rows) @ turn.to(upcast(rows)))
 
 
 def _as_written_by(real: Attention, _: nn.Module, given: tuple[object, ...], __: Tensor) -> Tensor:

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
-from interp.core.stats import wide
-from interp.core.transfers import fetched
+from interp.core.stats import upcast
+from interp.core.transfers import to_host
 from interp.model.experts import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
 from interp.passes.observe import Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ class Spectra(Question):
     top: int = 10
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Decompositions, no pass."""
         if self.top < 1:
             raise ValueError(f"top >= 1 is required, got {self.top}")
-        return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
+        return WithoutData(self.name, partial(_spectra, model.transformer.unedited, self))
 
 
 spectra = of_weights(Spectra)
@@ -193,7 +193,7 @@ def all_singular_values(
             stack = torch.cat([_tall(matrices[i]).reshape(-1, *shape) for i in some])
             values = torch.linalg.svdvals(stack).split([leads[i].numel() for i in some])
             found |= {i: value.reshape(*leads[i], -1) for i, value in zip(some, values, strict=True)}
-    return [value for _, value in sorted(fetched(found).items())]
+    return [value for _, value in sorted(to_host(found).items())]
 
 
 def _outer(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
@@ -209,10 +209,10 @@ def _shape(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> tuple[int, ...]:
 def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
     """A matrix of the same singular values with no more columns than rows, in float32 at least."""
     if isinstance(matrix, FactoredMatrix):
-        left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
+        left, right = upcast(matrix.A.detach()), upcast(matrix.B.detach()).mT
         found = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
     else:
-        found = wide(matrix.detach())
+        found = upcast(matrix.detach())
     return found.mT if found.shape[-2] < found.shape[-1] else found
 
 

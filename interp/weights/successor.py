@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.data.text import Text
 from interp.data.words import single_token
 from interp.model.parts import Part
@@ -58,12 +58,12 @@ def successor_hits(circuits: HeadCircuits, ids: Int[Tensor, "n"]) -> Bool[Tensor
     The full OV circuit (final norm folded in), restricted to the items on both sides: the largest entry of row i
     stands in column i + 1. An item that a head maps to itself is no hit.
     """
-    ids = sent(ids, circuits.network.device)
-    sources, outputs = wide(circuits.embedded[ids]), unembedding_rows(circuits.network, ids)
+    ids = to_device(ids, circuits.network.device)
+    sources, outputs = upcast(circuits.embedded[ids]), unembedding_rows(circuits.network, ids)
     layers = []
     for layer in range(circuits.config.n_layers):
         ov = circuits.ov(Part("attn", layer))
-        layers.append((sources @ wide(ov.A)) @ (wide(ov.B) @ outputs.mT))
+        layers.append((sources @ upcast(ov.A)) @ (upcast(ov.B) @ outputs.mT))
     return hits(torch.stack(layers)).movedim(-1, 0)
 
 

@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.results import Score, scored
-from interp.core.stats import wide
+from interp.core.stats import upcast
 from interp.model.config import MLP
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import input_norm
 from interp.passes.observe import Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Superposition(Question):
     folded: bool = True
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Norms of the columns of W_in, no pass."""
         mlp = model.transformer.config.mlp
         if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:
@@ -78,7 +78,7 @@ class Superposition(Question):
                 "superposition is read off a plain MLP with biases, act(x W_in + b_in); got "
                 f"{model.transformer.config.mlp_in_words}"
             )
-        return Alone(self.name, partial(_superposition, model.transformer.unedited, self))
+        return WithoutData(self.name, partial(_superposition, model.transformer.unedited, self))
 
 
 superposition = of_weights(Superposition)
@@ -113,7 +113,7 @@ def _read(
     """The norm of the input weights, and the bias, of every neuron of a layer."""
     mine = weights.layer(layer)
     assert mine.W_in is not None and mine.b_in is not None
-    matrix, bias = wide(mine.W_in), wide(mine.b_in)
+    matrix, bias = upcast(mine.W_in), upcast(mine.b_in)
     if folded:
         norm = input_norm(network, layer, "mlp_out")
         if norm.beta is not None:

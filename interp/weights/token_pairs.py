@@ -23,7 +23,7 @@ from interp.data.batch import Answers
 from interp.data.text import Text
 from interp.model.parts import Part, PartName, as_parts
 from interp.passes.observe import Subject
-from interp.passes.question import Alone, Question
+from interp.passes.question import Question, WithoutData
 from interp.runs.functions import of_weights
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.typical_scales import ABOUT, typical_factors, units
@@ -87,7 +87,7 @@ class TopPairs(Question):
     embedding: Embedding = "effective"
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, most = _heads(self.head, circuits), circuits.config.d_vocab
@@ -95,7 +95,7 @@ class TopPairs(Question):
         if self.kind not in SIDES:
             raise ValueError(f"kind must be OV or QK, got {self.kind!r}")
         asked = replace(self, top=listed(self.top, 20, most, " pairs of tokens"))
-        return Alone(self.name, partial(_top_pairs, circuits, model.text, heads, asked))
+        return WithoutData(self.name, partial(_top_pairs, circuits, model.text, heads, asked))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class SkipTrigrams(Question):
     embedding: Embedding = "effective"
     of_weights: ClassVar[bool] = True
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> WithoutData:
         """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, v = _heads(self.head, circuits), circuits.config.d_vocab
@@ -163,7 +163,7 @@ class SkipTrigrams(Question):
         asked = replace(self, top=listed(self.top, 10, v if sources is not None else v * v))
         if not 1 <= self.outputs <= circuits.config.n_outputs:
             raise ValueError(f"outputs must be in [1, {circuits.config.n_outputs}], got {self.outputs}")
-        return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
+        return WithoutData(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
 
 
 top_pairs = of_weights(

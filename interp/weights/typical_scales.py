@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.transfers import fetched
+from interp.core.transfers import to_host
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig, NoNorm
 from interp.model.sites import names
@@ -80,7 +80,7 @@ def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.d_vocab, (1, min(TOKENS, config.n_ctx)), generator=draw)
     trace = observe(network, Batch(tokens), [Read(site) for site in sites]).trace
-    seen = fetched({site: trace[Read(site)] for site in sites})
+    seen = to_host({site: trace[Read(site)] for site in sites})
     inverse = {site: float(scale[:, 1:].double().median()) ** -1 for site, scale in seen.items()}
 
     def through(each: tuple[str, ...]) -> float:

@@ -272,7 +272,7 @@ class Wrapped(Transformer):
         self.ln_final = self._norm(plan.final_norm, config, "ln_final")
         self.mlm_head = None if plan.transform is None else self._transform(plan.transform)
         self.unembed = self._linear(plan.head) if config.unembed else None
-        self.blocks = nn.ModuleList(self._known(i) for i in range(config.n_layers))
+        self.blocks = nn.ModuleList(self._known_block(i) for i in range(config.n_layers))
         self.eval()
 
     def _table(self, path: str | None) -> nn.Embedding:
@@ -310,7 +310,7 @@ class Wrapped(Transformer):
             made = Normalize(config.norm, config.d_model, name).to(self.wrapped.dtype).requires_grad_(False)  # type: ignore[arg-type]
         return made
 
-    def _known(self, index: int) -> KnownBlock:
+    def _known_block(self, index: int) -> KnownBlock:
         layer, config = self.plan.layers[index], self.config
         block = self.wrapped.get_submodule(self.plan.root(index))
         offered = "attn.hook_z" in config.mixers[index].offered  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ from interp.data.batch import Batch
 from interp.data.pairs import paired
 from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.passes.schedule import run_steps
-from interp.passes.sweep import Judge
+from interp.passes.sweep import MetricOfVariants
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
@@ -354,7 +354,7 @@ def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacem
         n = model.cfg.n_layers
         own = clean.pair()[0]
         stream = interp.observe(model, own, change.reads, change.edits, stop=n).output
-        judge = Judge(METRIC, own, model.transformer, None)
+        judge = MetricOfVariants(METRIC, own, model.transformer, None)
         return float(judge.value(METRIC.sees(stream, own), 1).mean())
 
     effect, step = float((result.full - result.empty).mean()), 1e-5

@@ -16,7 +16,7 @@ from interp.data.batch import Batch
 from interp.features import SAE
 from interp.model import Transformer
 from interp.passes.observe import Model, as_model
-from interp.passes.question import Alone, Ask, Askable, ByRow, Question, Questions, Staged, merged
+from interp.passes.question import Ask, Askable, ByRow, Question, Questions, Staged, WithoutData, merged
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.edited import without_head
@@ -70,13 +70,13 @@ class Case:
         able = [name for name in MODELS if not (self.needs_no_mlp if CONFIGS[name].mlp else self.needs_mlp)]
         return able if self.only is None else [self.only]
 
-    def asked(self, model: str, order: Sequence[int] = IN_ORDER) -> Askable:
+    def question_for(self, model: str, order: Sequence[int] = IN_ORDER) -> Askable:
         """The question about these rows in this order."""
         return self.question if isinstance(self.question, Askable) else self.question(model, order)
 
     def record(self, model: str) -> Question:
         """The question where it is a record of the package."""
-        found = self.asked(model)
+        found = self.question_for(model)
         assert isinstance(found, Question)
         return found
 
@@ -84,20 +84,20 @@ class Case:
     def alone(self) -> bool:
         """Whether it needs no rows of the user's."""
         (model, *_) = self.models
-        bound = self.asked(model).bind(as_model(build(model)))
-        return isinstance(bound, Alone) or (isinstance(bound, Staged) and bound.data == "none")
+        bound = self.question_for(model).bind(as_model(build(model)))
+        return isinstance(bound, WithoutData) or (isinstance(bound, Staged) and bound.data == "none")
 
     def batch(self, model: str, network: Transformer | None = None) -> Batch:
         """The rows it is asked about."""
         batch = some_rows() if self.rows is None else self.rows(build(model) if network is None else network)
-        return batch if compares_runs(self.asked(model)) else replace(batch, corrupt=None)
+        return batch if compares_runs(self.question_for(model)) else replace(batch, corrupt=None)
 
     def result(
         self, model: str, *batches: Batch, order: Sequence[int] = IN_ORDER, network: Transformer | None = None
     ) -> xr.Dataset:
         """The answer from these batches, by the plain loop."""
         network = build(model) if network is None else network
-        return by_hand(self.asked(model, order), network, [batch.numbered() for batch in batches])
+        return by_hand(self.question_for(model, order), network, [batch.numbered() for batch in batches])
 
 
 Kept = Callable[[ByRow, Transformer, Iterable[Batch]], Partial]
@@ -118,7 +118,7 @@ def by_hand(
 ) -> xr.Dataset:
     """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label; stage by stage."""
     asked, given = question.bind(as_model(network)), list(batches)
-    if isinstance(asked, Alone):
+    if isinstance(asked, WithoutData):
         return asked.answer()
     if isinstance(asked, ByRow):
         return asked.result(kept_of(asked, network, given))

@@ -32,7 +32,9 @@ from tests.contract.cases import CASES
 from tests.contract.simulated import Simulated, on_device
 
 TABLE, ROOT = Path(__file__).with_suffix(".csv"), Path(__file__).parents[2]
-QUESTIONS = tuple(name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question))
+QUESTIONS = tuple(
+    name for name, case in CASES.items() if isinstance(case.question_for(case.models[0]), Question)
+)
 FUNCTIONS = (
     "observe", "causal.align", "causal.patch_preset", "causal.subject_spread", "circuits.score_edges",
     "dynamics.influence", "editing.gradient_edit", "editing.key_moment", "editing.mend_edit", "editing.rome_edit",

@@ -145,13 +145,13 @@ def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for
         return total[asked.name]
 
     rows = CASES[case].batch(model).numbered().split(2)
-    found = by_hand(CASES[case].asked(model), build(model), rows, travelled)
+    found = by_hand(CASES[case].question_for(model), build(model), rows, travelled)
     xr.testing.assert_identical(found, result_of_parts(case, model))
 
 
 @on_one_model
 def test_a_run_gives_what_the_plain_loop_gives(case: str, model: str) -> None:
-    asked, batches = CASES[case].asked(model), list(CASES[case].batch(model).numbered().split(2))
+    asked, batches = CASES[case].question_for(model), list(CASES[case].batch(model).numbered().split(2))
     found, plain = interp.run([asked], build(model), batches)[asked.name], result_of_parts(case, model)
     assert set(plain.data_vars) <= set(found.data_vars)
     agree(found[list(plain.data_vars)], plain)
@@ -184,7 +184,8 @@ def test_the_result_names_what_gave_it(case: str) -> None:
 def pictured() -> list[str]:
     """One case of every question and dims: a plot sees no more of a result."""
     kinds = {
-        (type(case.asked(case.models[0])), tuple(case.dims.items())): name for name, case in CASES.items()
+        (type(case.question_for(case.models[0])), tuple(case.dims.items())): name
+        for name, case in CASES.items()
     }
     return list(kinds.values())
 
@@ -212,6 +213,6 @@ def test_it_leaves_the_model_alone(case: str) -> None:
 
 def test_every_question_of_the_package_is_in_the_table() -> None:
     """A question that is not listed would go untested."""
-    asked = {type(case.asked(case.models[0])) for case in CASES.values()}
+    asked = {type(case.question_for(case.models[0])) for case in CASES.values()}
     assert len(discovered()) > 45
     assert [question.__name__ for question in discovered() if question not in asked] == []

@@ -28,7 +28,7 @@ def test_every_question_and_function_is_in_the_table() -> None:
     asked = {
         type(question)
         for case in CASES.values()
-        if isinstance(question := case.asked(case.models[0]), Question)
+        if isinstance(question := case.question_for(case.models[0]), Question)
     }
     assert asked == set(discovered())
 

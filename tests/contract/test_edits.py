@@ -22,7 +22,7 @@ from tests.tolerances import assert_close
 Answer = xr.Dataset | Circuit | FittedJacobianLens
 HEADS = ("L0H1", "L1H1")
 OF_WEIGHTS = [
-    name for name, case in CASES.items() if getattr(case.asked(case.models[0]), "of_weights", False)
+    name for name, case in CASES.items() if getattr(case.question_for(case.models[0]), "of_weights", False)
 ]
 OF_ACTIVATIONS = [name for name in CASES if name not in OF_WEIGHTS]
 
@@ -36,7 +36,7 @@ def answer(
 
 def ways(case: Case, model: str, head: str, rows_of: Transformer) -> Iterator[Answer]:
     """The question about the model without a head, in both spellings of that."""
-    edits, hooked, question = [Edit(head, Zero())], HookedTransformer(build(model)), case.asked(model)
+    edits, hooked, question = [Edit(head, Zero())], HookedTransformer(build(model)), case.question_for(model)
     batch = None if case.alone else case.batch(model, rows_of)
     if not isinstance(question, Question):
         yield answer(case, question, build(model).edited(edits), model, rows_of)
@@ -49,7 +49,7 @@ def ways(case: Case, model: str, head: str, rows_of: Transformer) -> Iterator[An
 @pytest.mark.parametrize("case", OF_ACTIVATIONS)
 def test_a_zeroed_head_is_a_head_that_writes_nothing_or_is_refused(case: str) -> None:
     its, model = CASES[case], CASES[case].models[0]
-    question, told = its.asked(model), False
+    question, told = its.question_for(model), False
     for head in HEADS:
         other = its.silent(model, *map(int, head[1:].split("H")))
         if its.refuses is not None:

@@ -45,7 +45,7 @@ def result(
     monkeypatch.setattr(cases, "tuned", lambda model: other)
     asked, model = CASES[case], CASES[case].models[0]
     batches = [] if asked.alone else [asked.batch(model, same_in_every_dtype(model))]
-    question = with_saes(asked.asked(model), lambda sae: copy.deepcopy(sae).to(network.device))
+    question = with_saes(asked.question_for(model), lambda sae: copy.deepcopy(sae).to(network.device))
     with warnings.catch_warnings(action="ignore"):
         return by_hand(question, network, [each.numbered() for each in batches])
 

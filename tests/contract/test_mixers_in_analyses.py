@@ -21,7 +21,7 @@ from interp.residual.paths import frozen_reads
 from interp.runs.tensor_parallel import check_tensor_parallel
 from interp.tasks import RepeatedTokens
 from interp.tokens.mixing import SourceSplit, contributions, mixing_reads
-from interp.weights.matrices import held
+from interp.weights.matrices import matrix_place
 from tests.configs import some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
@@ -198,11 +198,11 @@ def test_matrices_are_found_by_name_or_refused(name: str) -> None:
     for matrix in ("W_Q", "W_K", "W_V", "W_O"):
         parameter = "out.weight" if matrix == "W_O" else "qkv.weight"
         if parameter in dict(model.block(0).attn.named_parameters()):
-            mine = held(model, f"blocks.0.attn.{matrix}").in_(model)
+            mine = matrix_place(model, f"blocks.0.attn.{matrix}").in_(model)
             assert torch.equal(mine, getattr(Weights(model).layer(0), matrix))
         else:
             with pytest.raises(ValueError, match="no such matrix of its own"):
-                held(model, f"blocks.0.attn.{matrix}")
+                matrix_place(model, f"blocks.0.attn.{matrix}")
 
 
 @pytest.mark.parametrize("name", [n for n, c in MIXERS.items() if c.causal and not lacking(n, "queries")])
@@ -214,7 +214,7 @@ def test_factors_of_a_matrix_are_its_gradient(name: str) -> None:
     for matrix in present(config):
         full = f"blocks.0.{'attn' if matrix in ('W_Q', 'W_K', 'W_V', 'W_O') else 'mlp'}.{matrix}"
         try:
-            place = held(live, full)
+            place = matrix_place(live, full)
         except ValueError:
             continue
         (gradient,) = torch.autograd.grad(loss, live.get_parameter(place.parameter), retain_graph=True)

@@ -29,7 +29,7 @@ from tests.contract.case import MODELS, called, discovered, face_of, function_of
 from tests.contract.cases import CASES, as_scored
 from tests.loops import over
 
-RECORDS = [name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question)]
+RECORDS = [name for name, case in CASES.items() if isinstance(case.question_for(case.models[0]), Question)]
 SETTINGS = {"edits", "prepend_bos", "batch_size"}
 """What no function of a question takes: the model and the data say it."""
 MORE = {"reference", "faithfulness"}

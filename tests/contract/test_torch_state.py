@@ -15,7 +15,7 @@ from tests.configs import build
 from tests.contract.cases import CASES
 from tests.loops import over
 
-RECORDS = [name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question)]
+RECORDS = [name for name, case in CASES.items() if isinstance(case.question_for(case.models[0]), Question)]
 
 
 @contextmanager

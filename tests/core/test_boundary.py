@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import check_fields, public
-from interp.core.hints import said
+from interp.core.hints import annotation_text
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ def test_fields_of_records_are_looked_at_too() -> None:
 
 
 def test_annotations_are_said_as_people_write_them() -> None:
-    assert said(int | None) == "int or None"
-    assert said(Sequence[int] | Literal["all"]) == "Sequence[int] or 'all'"
-    assert said(Red) == "Red"
+    assert annotation_text(int | None) == "int or None"
+    assert annotation_text(Sequence[int] | Literal["all"]) == "Sequence[int] or 'all'"
+    assert annotation_text(Red) == "Red"

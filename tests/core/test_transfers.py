@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from interp.core.transfers import LOOK, check, checks_together, ended, fetched, sent
+from interp.core.transfers import LOOK, check, checks_together, ended, to_device, to_host
 from interp.data.batch import Batch
 from interp.runs import kept
 from tests.configs import build
@@ -29,8 +29,8 @@ def _fetched() -> tuple[int, bool]:
         "none": numbers[:0], "complex": torch.complex(numbers, -numbers),
     }  # fmt: skip
     with Simulated() as asked:
-        there = {name: sent(value, device) for name, value in here.items()}
-        back = fetched({**there, "host": numbers})
+        there = {name: to_device(value, device) for name, value in here.items()}
+        back = to_host({**there, "host": numbers})
     same = [
         torch.equal(back[name], value) and back[name].dtype == value.dtype for name, value in here.items()
     ]
@@ -47,10 +47,10 @@ def test_a_device_is_asked_now_and_then_whether_a_search_is_over() -> None:
 
 def test_on_the_host_nothing_is_copied() -> None:
     value = torch.ones(3, requires_grad=True)
-    found = fetched({"a": value})["a"]
+    found = to_host({"a": value})["a"]
     assert found.data_ptr() == value.data_ptr() and not found.requires_grad
-    assert sent(found, torch.device("cpu")) is found
-    assert sent([[1, 2]], torch.device("cpu")).tolist() == [[1, 2]]
+    assert to_device(found, torch.device("cpu")) is found
+    assert to_device([[1, 2]], torch.device("cpu")).tolist() == [[1, 2]]
 
 
 def raised(act: Callable[[], object]) -> str:
@@ -84,7 +84,7 @@ def _checked() -> tuple[int, int, list[str]]:
     """The waits of checks inside and outside, and what is raised: settled, before something else inside, at once."""
     device = plugged_in()
     with Simulated() as asked:
-        fine, bad = (sent(torch.tensor(each), device) for each in (True, False))
+        fine, bad = (to_device(torch.tensor(each), device) for each in (True, False))
 
         def three() -> None:
             for flag, name in ((fine, "first"), (bad, "second"), (bad, "third")):
@@ -92,7 +92,7 @@ def _checked() -> tuple[int, int, list[str]]:
 
         with checks_together() as checks:
             three()
-        flags, waits = fetched(checks.flags), asked.waits
+        flags, waits = to_host(checks.flags), asked.waits
         check(fine, lambda: ValueError("never"))
         once = asked.waits - waits
         said = [raised(lambda: checks.settle(flags)), raised(failing(bad)), raised(three)]

@@ -87,7 +87,7 @@ def test_dot_products_are_those_of_autograds_gradients_row_by_row(determined_onl
     model, rows = network(), padded(ROWS)
     found = influence(model, rows, QUERIES, method="dot", determined_only=determined_only, batch_size=2)
     ours = [gradients(model, row_loss(model, rows, i, determined_only=determined_only)) for i in range(5)]
-    tokens = int(rows.asked(determined_only=determined_only).sum())
+    tokens = int(rows.predicted(determined_only=determined_only).sum())
     measured = QUERIES.measured(model(QUERIES.batch.tokens), determined_only=determined_only)
     for j in range(3):
         theirs = gradients(model, measured[j])
@@ -112,14 +112,14 @@ def pseudo(model: Transformer, rows: Examples, row: int, sample: int, seed: int)
     """The loss of one row on labels drawn from the model."""
     logits = model(rows.batch.tokens[row : row + 1])
     labels = drawn(logits, torch.tensor([row]), sample, 7, seed)
-    return nats(logits, labels, rows.asked()[row : row + 1])
+    return nats(logits, labels, rows.predicted()[row : row + 1])
 
 
 @pytest.mark.parametrize("method", ["kfac", "ekfac"])
 def test_the_whole_is_that_of_explicit_matrices_inverted(method: str) -> None:
     model, rows, samples, share = network(), padded(ROWS), 2, 0.3
     found = influence(model, rows, QUERIES, method=method, damping=share, samples=samples, seed=7)  # type: ignore[arg-type]
-    tokens, real = int(rows.asked().sum()), int(rows.batch.real.sum())
+    tokens, real = int(rows.predicted().sum()), int(rows.batch.real.sum())
     factors = interp.lenses.factors.factors(model, rows.batch, loss=torch.sum, everywhere=True)
     total = np.zeros((5, 3))
     ours = [gradients(model, row_loss(model, rows, i, determined_only=False)) for i in range(5)]
@@ -134,7 +134,7 @@ def test_the_whole_is_that_of_explicit_matrices_inverted(method: str) -> None:
             pair = interp.lenses.factors.factors(
                 model,
                 rows.batch,
-                loss=partial(nats, labels=labels, asked=rows.asked()),
+                loss=partial(nats, labels=labels, asked=rows.predicted()),
                 everywhere=True,
             )
             deltas.append(pair[full][1][rows.batch.real])

@@ -163,7 +163,7 @@ def test_a_models_loss_is_the_summed_nats_of_a_row() -> None:
     names = ["blocks.0.mlp.out.weight", "embed.weight"]
     for only in (False, True):
         found = learning_coefficient(model, ROWS, sampler, parameters=names, determined_only=only)
-        tokens = int(ROWS.asked(determined_only=only).sum())
+        tokens = int(ROWS.predicted(determined_only=only).sum())
         before = mean_loss(model, ROWS, determined_only=only) * tokens / 5
         moving = [model.get_parameter(name) for name in names]
         gradients = torch.autograd.grad(before, moving)

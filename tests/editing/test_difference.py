@@ -35,7 +35,7 @@ from interp.edits import Set, Zero
 from interp.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.model import NoNorm, NoPosition, Transformer, Weights
 from interp.model.parts import Part
-from interp.weights.matrices import held
+from interp.weights.matrices import matrix_place
 from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
@@ -81,7 +81,7 @@ def changed_copy(model: HookedTransformer, *edits: WeightEdit) -> HookedTransfor
     found.transformer.tie()
     with torch.no_grad():
         for edit in edits:
-            weight = held(found.transformer, edit.name).in_(found.transformer)
+            weight = matrix_place(found.transformer, edit.name).in_(found.transformer)
             weight += edit.dense.to(weight.dtype)
     return found
 
@@ -325,7 +325,9 @@ def test_an_edit_is_found_where_it_was_made_with_share_1_and_nowhere_else(
 def test_one_fine_tuned_head_is_found_with_share_1() -> None:
     model = hooked()
     change = {
-        name: torch.zeros_like(held(model.transformer, f"blocks.0.attn.{name}").in_(model.transformer))
+        name: torch.zeros_like(
+            matrix_place(model.transformer, f"blocks.0.attn.{name}").in_(model.transformer)
+        )
         for name in ("W_V", "W_O")
     }
     for value in change.values():

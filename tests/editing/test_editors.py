@@ -22,7 +22,7 @@ from interp.editing import (
 )
 from interp.edits import Scale
 from interp.model import MLP, MoE, Weights
-from interp.weights.matrices import held
+from interp.weights.matrices import matrix_place
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.editing.test_weight_edit import BLOCK, matrices
 from tests.loops import over
@@ -74,7 +74,7 @@ def autograd(name: str) -> dict[str, Tensor]:
         (-network(row(ragged(), i)[None])[0, -1].log_softmax(-1)[target]).backward()
     found = {}
     for matrix in (m for m in matrices(network) if m.startswith("blocks")):
-        where = held(network, matrix)
+        where = matrix_place(network, matrix)
         gradient = network.get_parameter(where.parameter).grad
         assert gradient is not None
         found[matrix] = where.view(gradient)

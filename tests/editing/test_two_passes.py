@@ -87,7 +87,7 @@ def test_a_trained_classifier_tells_kinds_apart_that_the_model_does_not() -> Non
 
     names = [f"blocks.{layer}.attn.{x}" for layer in (0, 1) for x in ("W_V", "W_O")] + ["blocks.1.mlp.W_out"]
     z, losses = train_z(
-        model, dispatch.asked(model, rows), loss, names, tuning=FineTuning(steps=120, rate=0.1)
+        model, dispatch.with_question(model, rows), loss, names, tuning=FineTuning(steps=120, rate=0.1)
     )
     before = (dispatch.probabilities(model, rows).argmax(-1) == target).double().mean()
     after = (replace(dispatch, z=z).probabilities(model, rows).argmax(-1) == target).double().mean()

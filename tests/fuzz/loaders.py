@@ -24,7 +24,7 @@ import xarray as xr
 
 import interp
 import interp.runs
-from interp.cli.runs import shown
+from interp.cli.runs import record_lines
 from interp.core.hints import hints_of
 from interp.families import config_of, save
 from tests.configs import build
@@ -174,7 +174,7 @@ def _record(path: Path) -> object:
 
 def _opened(path: Path) -> object:
     record = interp.runs.Record.open(path / "run")
-    return [*shown(record)], [record.result(name) for name in record.run.steps]
+    return [*record_lines(record)], [record.result(name) for name in record.run.steps]
 
 
 def _again(path: Path) -> object:

@@ -14,7 +14,7 @@ from interp.lenses.factors import present
 from interp.model import Edit, Read, Tap, Transformer, Weights
 from interp.model.edits import Zero
 from interp.runs.tensor_parallel import check_tensor_parallel
-from interp.weights.matrices import held
+from interp.weights.matrices import matrix_place
 from tests.configs import empty_cache, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
@@ -168,7 +168,7 @@ def test_what_takes_an_mlp_for_a_function_of_one_position_refuses_it() -> None:
     with pytest.raises(ValueError, match="this model is an MLP with a convolution"):
         interp.attribute(hooked, some_tokens(), torch.tensor([1, 2, 3]), parts="neuron")
     with pytest.raises(ValueError, match="an MLP with a convolution, whose matrices"):
-        held(model, "blocks.0.mlp.W_in")
+        matrix_place(model, "blocks.0.mlp.W_in")
     with pytest.raises(AttributeError, match="no W_in"):
         _ = Weights(model).W_in
     with pytest.raises(ValueError, match="tensor parallel does not support"):

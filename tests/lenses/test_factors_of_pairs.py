@@ -13,7 +13,7 @@ from interp.edits import Scale
 from interp.lenses import GradientFactors, backward_lens, gradient_cosines, gradient_factors, gradient_rank
 from interp.lenses.factors import encoder_factors
 from interp.model import EncoderDecoder, EncoderDecoderConfig, ModelConfig, NoNorm
-from interp.weights.matrices import held, side_by_side
+from interp.weights.matrices import matrix_place, side_by_side
 from tests.batches import in_batches
 from tests.configs import CONFIGS
 from tests.loops import over
@@ -96,7 +96,7 @@ def test_outer_products_sum_to_what_backward_leaves_on_either_side(kind: str) ->
     for side, factors in found.items():
         model = getattr(pair(kind), side)
         for name in factors:
-            where = held(model, name)
+            where = matrix_place(model, name)
             expected = side_by_side(where.view(grads[f"{side}.{where.parameter}"]), name)
             assert apart(factors.reconstruct(name), expected) < 1e-10, (side, name)
             assert factors.error(name) < 1e-10

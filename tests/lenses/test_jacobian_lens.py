@@ -24,7 +24,7 @@ from interp.model.sites import stream_after
 from interp.model.weights import Weights
 from interp.passes.observe import text_of
 from interp.passes.rules import under_rules
-from interp.runs.progress import Done, Progress
+from interp.runs.progress import BatchDone, Progress
 from interp.wrapped import Wrapped
 from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
@@ -272,7 +272,7 @@ def test_a_run_that_goes_on_stops_where_one_that_was_not_interrupted_does(
     assert expected["jacobian_lens"].ended == "precise enough" and expected.rows < 24
     add, taken = Progress.add, list[object]()
 
-    def dies(self: Progress, done: Done) -> None:
+    def dies(self: Progress, done: BatchDone) -> None:
         add(self, done)
         taken.append(done)
         if len(taken) == 3:

@@ -98,7 +98,7 @@ def test_80_layers_sum_to_their_stream_at_every_grain_in_every_dtype(dtype: torc
         whole = cache["resid_post", DEPTH - 1] if found.complete else cache["mlp_out", MIDDLE][:, -1]
         assert found.rounding is not None
         torch.testing.assert_close(
-            found.values.sum(0) + found.rounding, residual.wide(whole), rtol=1e-5, atol=1e-3
+            found.values.sum(0) + found.rounding, residual.upcast(whole), rtol=1e-5, atol=1e-3
         )
     cache.head_source_results(MIDDLE)
 

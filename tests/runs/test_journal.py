@@ -22,7 +22,7 @@ from interp.data.sources import Rejected
 from interp.features.sae_metrics import Fit
 from interp.runs import journal as journals
 from interp.runs.journal import Journal, numbers_in, packed_done, unpacked_done
-from interp.runs.progress import Done, Progress, Tally, ValueGroups
+from interp.runs.progress import BatchDone, Progress, Tally, ValueGroups
 from tests.loops import over
 from tests.runs.killing import Failing, model, stream
 from tests.runs.running import Norms
@@ -77,7 +77,9 @@ def test_every_reduction_comes_back_bit_for_bit_and_merges_as_if_it_had_never_le
     reductions = {name: REDUCTIONS[name][0]}
 
     def travelled(partial: Partial) -> Partial:
-        found = unpacked_done(packed_done(Done(0, 0, True, {name: partial}, Tally())), reductions).partials
+        found = unpacked_done(
+            packed_done(BatchDone(0, 0, True, {name: partial}, Tally())), reductions
+        ).partials
         assert found is not None and type(found[name]) is type(partial)
         return found[name]
 
@@ -91,10 +93,10 @@ NAMES = ("means", "rows")
 KNOWN = {name: REDUCTIONS[name][0] for name in NAMES}
 
 
-def done(window: int, batch: int, last: bool = True) -> Done:
+def done(window: int, batch: int, last: bool = True) -> BatchDone:
     seed = 2 * window + batch
     aside = Rejected(100 + seed, "the row is empty", "«»")
-    return Done(window, batch, last, {n: part(n, seed) for n in NAMES}, Tally(3 + seed, 7, 1, (aside,)))
+    return BatchDone(window, batch, last, {n: part(n, seed) for n in NAMES}, Tally(3 + seed, 7, 1, (aside,)))
 
 
 WORK = [(3, 0, False), (0, 0, True), (3, 1, True), (2, 0, False)]

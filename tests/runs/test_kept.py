@@ -32,7 +32,7 @@ def made_for(models: list[interp.HookedTransformer], what: object = "it") -> int
     kept.forget()
     made: list[object] = []
     for model in models:
-        kept.once(as_model(model), what, lambda: made.append(None))
+        kept.cached_for_model(as_model(model), what, lambda: made.append(None))
     return len(made)
 
 

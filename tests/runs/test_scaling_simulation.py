@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.runs.progress import Done, Progress, Tally
+from interp.runs.progress import BatchDone, Progress, Tally
 from interp.runs.work_folder import Shard
 
 SHARDS, WINDOWS = 10_000, 11_000
@@ -53,12 +53,12 @@ def batches(window: int) -> int:
 
 
 @cache
-def done(window: int, batch: int) -> Done:
+def done(window: int, batch: int) -> BatchDone:
     """Numbers of very different size; now and then a window without any good row."""
     generator = random.Random(3 * window + batch)
     value = generator.gauss(0, 1) * 10 ** generator.uniform(-8, 8)
     partials = None if window % 97 == 0 else {"sum": Sum(value)}
-    return Done(window, batch, batch == batches(window) - 1, partials, Tally(1, 10 + batch))
+    return BatchDone(window, batch, batch == batches(window) - 1, partials, Tally(1, 10 + batch))
 
 
 def alone(windows: range, progress: Progress | None = None) -> Progress:

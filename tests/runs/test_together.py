@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import interp
-from interp.passes.together import least, one_after_another, writes
+from interp.passes.together import one_after_another, smallest_over_processes, writes
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.forking import together
 from tests.runs.running import Kept, Norms, agree
@@ -38,7 +38,11 @@ def share(rank: int, folder: str) -> None:
     order = Path(folder) / "order"
     with one_after_another(model), order.open("a") as file:
         file.write(str(rank))
-    assert (least(model, rank + 5), writes(model), order.read_text()) == (5, rank == 0, "01")
+    assert (smallest_over_processes(model, rank + 5), writes(model), order.read_text()) == (
+        5,
+        rank == 0,
+        "01",
+    )
     take, count = work_folder.WorkFolder.take, iter(range(3))
 
     def stopping(self: work_folder.WorkFolder, done: object) -> None:
@@ -70,4 +74,4 @@ def test_a_run_over_a_spread_model_is_written_once_and_goes_on_after_a_stop(tmp_
 def test_a_model_in_one_process_has_nobody_to_agree_with() -> None:
     model = whole()
     with one_after_another(model):
-        assert least(model, 7) == 7 and writes(model)
+        assert smallest_over_processes(model, 7) == 7 and writes(model)

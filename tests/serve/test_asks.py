@@ -10,7 +10,7 @@ from interp import Edit
 from interp.edits import Mean, Resample, Scale, Set, Zero
 from interp.passes.edit_text import edit_to_json
 from interp.serve.asks import MAX_EDITS, MAX_NAME, MAX_TEXT, Continue, Look, parsed
-from interp.serve.changes import said
+from interp.serve.changes import edit_text
 from interp.serve.session import Session
 from tests.serve.asking import PROMPT, SECOND, body
 from tests.tiny import hooked
@@ -43,7 +43,7 @@ def test_a_request_becomes_a_frozen_record_and_its_edits_those_of_the_package() 
         Edit("L3.attn_scores", Set(float("-inf")), {"head": 2, "query": 5, "key": 1}),
         Edit("L3.pattern", Set(0.0), {"head": 2, "query": 5, "key": 1}),
     ],
-    ids=said,
+    ids=edit_text,
 )  # fmt: skip
 def test_every_kind_of_edit_arrives_as_its_json(edit: Edit) -> None:
     (found,) = parsed(Look, body(second=SECOND, edits=[edit_to_json(edit)])).edits
@@ -253,4 +253,4 @@ def test_numbers_beyond_all_measure_are_an_error_and_not_a_page_of_nan() -> None
     ],
 )  # fmt: skip
 def test_edits_are_said_in_words(edit: Edit, words: str) -> None:
-    assert said(edit) == words
+    assert edit_text(edit) == words

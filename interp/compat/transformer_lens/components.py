@@ -770,7 +770,7 @@ class TransformerBlock(Part):
         else:
             view = View(Mask(causal=False, allowed=None), None)
             shared = PassState(view, view, None)
-        shared.once("place", lambda: shortformer_pos_embed)
+        shared.made_once("place", lambda: shortformer_pos_embed)
         return self.computed(
             lambda native, scope: native(x, shared, scope), x, Setting(entry, attention_mask)
         )

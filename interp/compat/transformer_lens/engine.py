@@ -153,7 +153,7 @@ class Engine:
         cfg = root.cfg
         assert isinstance(cfg, HookedTransformerConfig)
         self.cfg = cfg
-        self._built = _said(cfg)
+        self._built = _fields_of(cfg)
         self.shared = Shared(native, list(links_of(root, path, native, config)), own=not path)
         self._seen = -1
         self._polled: list[nn.Module] = []
@@ -221,7 +221,7 @@ class Engine:
             self._points = [replace(at, site=native_site(at.path, self.config)) for at in self._points]
             self._sites = {point.path: point.site for point in self._points if point.site is not None}
             self._take_attributes()
-            self._seen, self._built = -1, _said(self.cfg)
+            self._seen, self._built = -1, _fields_of(self.cfg)
         return self
 
     def _fresh(self) -> tuple[nn.Module, ModelConfig]:
@@ -627,7 +627,7 @@ def _defined(kind: type, name: str) -> bool:
     return found is not None and not str(found.__module__).startswith(__name__.rpartition(".")[0])
 
 
-def _said(cfg: HookedTransformerConfig) -> dict[str, Any]:
+def _fields_of(cfg: HookedTransformerConfig) -> dict[str, Any]:
     """The fields, of lists a copy."""
     return {name: [*value] if isinstance(value, list) else value for name, value in cfg.__dict__.items()}
 

@@ -15,7 +15,7 @@ from jaxtyping import Complex, Shaped
 from torch import Tensor
 
 from interp.core import factored
-from interp.core.stats import wide
+from interp.core.stats import upcast
 
 
 @runtime_checkable
@@ -211,7 +211,7 @@ class FactoredMatrix:
     @property
     def eigenvalues(self) -> Complex[Tensor, "... mdim"]:
         """The eigenvalues of AB that can be nonzero, read off BA; order is arbitrary. AssertionError unless square."""
-        return torch.linalg.eig(wide(self.BA)).eigenvalues
+        return torch.linalg.eig(upcast(self.BA)).eigenvalues
 
     def norm(self) -> Shaped[Tensor, "..."]:
         """Frobenius norm of the product, from the singular values."""

@@ -282,7 +282,7 @@ def copies(resid: Tensor, n_heads: int) -> Tensor:
 
 def place_of(shared: PassState) -> Tensor | None:
     """The position vectors that queries and keys read besides the stream: of a shortformer, else None."""
-    return shared.once("place", lambda: None)
+    return shared.made_once("place", lambda: None)
 
 
 def alibi_multipliers(n_heads: int, device: torch.device | str | None = None) -> Tensor:
@@ -359,7 +359,7 @@ class LensTransformer(Transformer):
                 assert vectors is not None
                 outside = None if tap is None else tap.scope()
                 place = at(outside, "hook_pos_embed", vectors.expand_as(resid))
-            shared.once("place", lambda: place)
+            shared.made_once("place", lambda: place)
         return super()._through(resid, layers[: len(self.blocks)], shared, tap, only)
 
     def _shared(

@@ -146,12 +146,12 @@ def load_hooked(
     """
     state, chosen = read_hooked(path, config)
     try:
-        return _held(cls, state, values_of(chosen), tokenizer, dtype, torch.device(device))
+        return _filled_model(cls, state, values_of(chosen), tokenizer, dtype, torch.device(device))
     except (ValueError, TypeError, AssertionError) as cause:
         raise ValueError(f"{path}: {cause}") from cause
 
 
-def _held(
+def _filled_model(
     cls: type[Model],
     state: Mapping[str, torch.Tensor],
     values: Mapping[str, object],

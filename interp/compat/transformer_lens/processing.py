@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from interp.compat.transformer_lens.components import LayerNormPre, RMSNormPre
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.core.factored import FactoredMatrix
-from interp.core.stats import wide
+from interp.core.stats import upcast
 
 State = Mapping[str, Tensor]
 
@@ -362,7 +362,7 @@ def process_weights(
             level = logging.INFO if reason.startswith(NOTHING_TO_DO) else logging.WARNING
             _log.log(level, "%s is left out: %s", step, reason)
     todo = [step for step, on in wanted.items() if on and step not in refused]
-    state = {n: wide(w) if w.is_floating_point() else w for n, w in state_dict.items()}
+    state = {n: upcast(w) if w.is_floating_point() else w for n, w in state_dict.items()}
     if "fold_ln" in todo:
         layer_norm = getattr(cfg, "normalization_type", "LN") in ("LN", "LNPre")
         if layer_norm and "ln_final.b" in state and "unembed.b_U" not in state:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.kinds import Count
 from interp.core.results import Score, scored
-from interp.core.stats import POSITIVE, SIGNED, Means, Partial, wide
+from interp.core.stats import POSITIVE, SIGNED, Means, Partial, upcast
 from interp.data.batch import Batch
 from interp.lab.depth.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
 from interp.model.tap import Read, Trace
@@ -120,7 +120,7 @@ def angles(
         >>> angles(x, torch.ones(1, 2).bool(), x[:, 0])[0, :3].tolist()
         [0.0, 0.0, 0.0]
     """
-    x, start = wide(x), wide(start)
+    x, start = upcast(x), upcast(start)
     unit = F.normalize(x, dim=-1).masked_fill(~real[..., None], 0.0)
     cosine = unit @ unit.mT
     pair = (real[:, :, None] & real[:, None, :]).triu(1)

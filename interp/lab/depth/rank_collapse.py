@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.results import labelled
-from interp.core.stats import Means, Partial, wide
+from interp.core.stats import Means, Partial, upcast
 from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.lab.depth.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
@@ -140,7 +140,7 @@ def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> F
         >>> relative_residual(x, torch.ones(1, 2).bool())
         tensor([1.])
     """
-    kept = wide(x).masked_fill(~real[..., None], 0.0)
+    kept = upcast(x).masked_fill(~real[..., None], 0.0)
     mean = kept.sum(1, keepdim=True) / real.sum(1)[:, None, None]
     rest = (kept - mean).masked_fill(~real[..., None], 0.0)
     return composite_norm(rest) / composite_norm(kept)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core.kinds import Count
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import FEWEST_LOSSES, POSITIVE, Means, Partial, over, wide
+from interp.core.stats import FEWEST_LOSSES, POSITIVE, Means, Partial, over, upcast
 from interp.data.batch import Batch
 from interp.lab.depth.switched_blocks import entering, pass_through
 from interp.model.config import ModelConfig
@@ -136,7 +136,7 @@ def _divergence(
     total = torch.zeros(len(real), dtype=torch.float64, device=final.device)
     parts = (final[real].split(CHUNK), other[real].split(CHUNK), rows.split(CHUNK))
     for mine, theirs, row in zip(*parts, strict=True):
-        p, q = (model.read_out(wide(stream)).log_softmax(-1) for stream in (mine, theirs))
+        p, q = (model.read_out(upcast(stream)).log_softmax(-1) for stream in (mine, theirs))
         total.index_add_(0, row, (p.exp() * (p - q)).sum(-1).double())
     return total / real.sum(1)
 
@@ -145,7 +145,7 @@ def _distance(
     x: Float[Tensor, "b p d"], y: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b"]:
     """|X - Y| / |Y| over each row's tokens."""
-    x, y = (wide(each).masked_fill(~real[..., None], 0.0).flatten(1) for each in (x, y))
+    x, y = (upcast(each).masked_fill(~real[..., None], 0.0).flatten(1) for each in (x, y))
     return (x - y).norm(dim=1) / y.norm(dim=1)
 
 
@@ -323,7 +323,7 @@ def _splits(
     trace: Trace, batch: Batch, model: Transformer, layer: int, steps: Sequence[int], fine: int
 ) -> Mapping[str, Tensor]:
     _one_text(batch, "splitting")
-    start, real = wide(trace[entering(layer)]), batch.real.to(model.device)
+    start, real = upcast(trace[entering(layer)]), batch.real.to(model.device)
     fields = (
         partial(_added, model, batch, layer, "attn_out"),
         partial(_added, model, batch, layer, "mlp_out"),
@@ -357,7 +357,7 @@ def _added(
         stream.to(model.dtype) if layer else batch.tokens, tap, layer, layer + 1,
         keep=batch.keep, types=batch.types if layer == 0 else None, memory=batch.memory,
     )  # fmt: skip
-    found = wide(tap.values[read])
+    found = upcast(tap.values[read])
     tap.close()
     return found
 

@@ -170,9 +170,9 @@ class Compiled:
         )
         if not 0 <= sender <= receiver:
             raise ValueError(f"an edge that leads forwards is required, such as L0H1->L1H2.k, got {cut}")
-        said = -_said(self.model, cut.sender, tokens)
+        said = -_written_by(self.model, cut.sender, tokens)
         if other is not None:
-            said = said + _said(self.model, cut.sender, other)
+            said = said + _written_by(self.model, cut.sender, other)
         end = cut.receiver
         where = final_stream(self.model.config) if end.kind == "logits" else end
         heads = self.model.config.n_heads
@@ -258,7 +258,7 @@ def _time(part: Part, model: Transformer) -> int:
     return -1 if late is None or part.layer is None else 2 * part.layer + late
 
 
-def _said(model: Transformer, sender: Part, tokens: Int[Tensor, "n p"]) -> Float[Tensor, "n p d"]:
+def _written_by(model: Transformer, sender: Part, tokens: Int[Tensor, "n p"]) -> Float[Tensor, "n p d"]:
     """The term that a node adds to the stream."""
     read = Read(sender.site)
     tap = Tap(reads=[read])

@@ -297,7 +297,7 @@ class HeadInput:
         bias[:1] += other.bias
         return HeadInput(weight, bias)
 
-    def beside(self, other: HeadInput) -> HeadInput:
+    def joined(self, other: HeadInput) -> HeadInput:
         """Both maps, side by side."""
         return HeadInput(torch.cat((self.weight, other.weight), 1), torch.cat((self.bias, other.bias)))
 
@@ -351,8 +351,8 @@ def _head(plan: CompilePlan, where: HeadPlace) -> Head:
         # The beginning would see later positions, and what stands there depend on the input: it looks for itself.
         nothing, itself = torch.zeros(plan.d_model, 1), torch.eye(plan.d_model)[:, :1]
         query, key = (
-            query.beside(HeadInput(itself, torch.zeros(1))),
-            key.beside(HeadInput(nothing, torch.zeros(1))),
+            query.joined(HeadInput(itself, torch.zeros(1))),
+            key.joined(HeadInput(nothing, torch.zeros(1))),
         )
         first = torch.tensor([0.0] * len(wanted) + [1.0])
         wanted = torch.cat((wanted, torch.tensor([2 * GAP])))
@@ -405,13 +405,13 @@ def _scores(plan: CompilePlan, variable: Variable) -> tuple[HeadInput, HeadInput
                 continue
             key = key.plus(_input(plan, condition.keys, high * table[:1].mT))
         elif bool((table == table[:, :1]).all()):  # the key does not
-            query = query.beside(_input(plan, condition.queries, high * table[:, :1]))
-            key = key.beside(HeadInput(plain.weight, torch.ones(1)))
+            query = query.joined(_input(plan, condition.queries, high * table[:, :1]))
+            key = key.joined(HeadInput(plain.weight, torch.ones(1)))
         else:
             wide = table.shape[0] < table.shape[1]
             kinds = torch.eye(min(table.shape))
-            query = query.beside(_input(plan, condition.queries, high * (kinds if wide else table)))
-            key = key.beside(_input(plan, condition.keys, table.mT if wide else kinds))
+            query = query.joined(_input(plan, condition.queries, high * (kinds if wide else table)))
+            key = key.joined(_input(plan, condition.keys, table.mT if wide else kinds))
     if selector.preferred is not None:
         order = torch.tensor([[GAP * ranks.index(value)] for value in selector.preferred.domain])
         key = key.plus(_input(plan, selector.preferred, order))

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from interp.core.boundary import public
-from interp.core.wording import nearest, shown
+from interp.core.wording import nearest, value_text
 
 Value = object
 """Value of a variable at one position: anything hashable for a categorical one, a Fraction for a numeric one."""
@@ -89,7 +89,7 @@ class Tokens(Variable):
 
     def __post_init__(self) -> None:
         if len(set(self.symbols)) < max(len(self.symbols), 1):
-            raise ValueError(f"different symbols are required, at least one, got {shown(self.symbols)}")
+            raise ValueError(f"different symbols are required, at least one, got {value_text(self.symbols)}")
         if self.most < 1:
             raise ValueError(f"sequences of at least 1 token are required, got {self.most}")
 

@@ -280,7 +280,7 @@ class _Kept:
             yield cls(None)
             return
         with ExitStack() as stack:
-            there, held = LEFT_OUT.owned(Path(out), question)
+            there, held = LEFT_OUT.locked(Path(out), question)
             stack.enter_context(held)
             LEFT_OUT.agree(Path(out), there, question)
             yield cls(Path(out))

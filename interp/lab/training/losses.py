@@ -85,7 +85,7 @@ def mean_loss(
     if examples.weight is not None:
         losses = losses * examples.weight[:, None]
     if determined_only:
-        asked = examples.asked(determined_only=True)
+        asked = examples.predicted(determined_only=True)
         return (losses * asked).sum() / asked.sum()
     if batch.keep is None and batch.documents is None:
         return losses.mean()

@@ -65,7 +65,7 @@ class TrainingFolder:
                 differs, for one with other files, and while another process trains there.
         """
         asked = json.loads(json.dumps(question))
-        there, held = TRAINING.owned(path, asked, resume=resume)
+        there, held = TRAINING.locked(path, asked, resume=resume)
         try:
             TRAINING.agree(path, there, asked)
             (path / STATE).parent.mkdir(exist_ok=True)

@@ -101,7 +101,7 @@ def test_weights_of_one_change_no_bit_of_the_loss_and_zeros_take_rows_out_of_the
     )
     weight = torch.tensor([1.0, 0, 1, 1, 0, 1])
     found = mean_loss(model, replace(rows, weight=weight), determined_only=determined_only)
-    asked = rows.asked(determined_only=determined_only)
+    asked = rows.predicted(determined_only=determined_only)
     each = [
         mean_loss(model, rows.rows(torch.tensor([i])), determined_only=determined_only).item()
         for i in range(6)
