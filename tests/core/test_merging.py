@@ -39,7 +39,7 @@ def test_nodes_merged_elsewhere_give_the_same_bits(values: list[float], cut: int
     cut = min(cut, len(values))
     here, there = summed(values, list(range(cut))), summed(values, list(range(cut, len(values))))
     for (level, index), value in there.nodes.items():
-        here.put(level, index, value)
+        here.put_node(level, index, value)
     assert here.total() == by_recursion(values)
     assert len(here) == len(values)
 
