@@ -108,7 +108,7 @@ def test_even_attention_is_the_null_of_every_score() -> None:
 
 
 @over("name", CONFIGS)
-def test_every_weight_lies_between_its_bounds_and_entropy_is_near_log_n_by_the_gap(name: str) -> None:
+def test_weights_lie_between_their_bounds_and_entropy_is_near_log_n(name: str) -> None:
     network = build(name)
     reads = [Read(f"blocks.{i}.attn.hook_attn_scores") for i in range(network.config.n_layers)]
     tap = Tap(reads)
@@ -123,7 +123,7 @@ def test_every_weight_lies_between_its_bounds_and_entropy_is_near_log_n_by_the_g
         assert float(gap.max()) > 0.5
 
 
-def test_bounded_scores_spread_and_a_needle_keeps_half_with_the_factor_alone() -> None:
+def test_bounded_scores_spread_and_a_needle_needs_the_factor() -> None:
     m = 16
     for n in (16, 256, 4096):
         scores = torch.zeros(1, 1, 1, n, dtype=torch.float64)
@@ -276,7 +276,7 @@ def test_linear_attention_of_equal_keys_is_even() -> None:
     np.testing.assert_allclose(found.value.sel(layer=0, score="relative"), 1.0, rtol=1e-5)
 
 
-def test_layers_of_both_kinds_stand_in_one_table_and_those_without_a_pattern_are_nan() -> None:
+def test_layers_of_both_kinds_share_a_table_with_nan_for_no_pattern() -> None:
     found = attention_entropy(HookedTransformer(build_mixed("memory-context-deep")), Batch.of(ROWS))
     assert found.weights.values.tolist() == ["none", "softmax"]
     assert bool(found.value.sel(layer=0).isnull().all()) and not bool(found.value.sel(layer=1).isnull().any())

@@ -332,7 +332,7 @@ def test_half_of_the_cells_are_those_of_the_largest_estimates() -> None:
     np.testing.assert_allclose(found.sel(coefficient="pearson"), np.corrcoef(x, y)[0, 1], rtol=1e-6)
 
 
-def test_by_default_the_first_prompts_say_how_far_the_estimates_can_be_trusted() -> None:
+def test_first_prompts_say_by_default_how_far_to_trust_the_estimates() -> None:
     model = HookedTransformer(build("gpt2"))
     found = attribution_patch(model, CLEAN, CORRUPT, metric=METRIC)
     values = found.agreement.sel(estimate="value")

@@ -255,7 +255,7 @@ def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
     )
 
 
-def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_seed() -> None:
+def test_noise_is_normal_on_subjects_alone_and_hangs_on_tokens_and_seed() -> None:
     model, batch = build("gpt2"), Batch(torch.cat((some_tokens(2, 9), some_tokens(1, 9))))
     where = torch.zeros(3, 9, dtype=torch.bool)
     where[:, 2:6] = True
@@ -315,7 +315,7 @@ def test_facts_that_the_model_gets_wrong_are_dropped_and_counted() -> None:
         asked("gpt2", wrong=(0, 1, 2)).trace()
 
 
-def test_other_metrics_are_watched_and_a_comparing_one_compares_with_the_clean_run() -> None:
+def test_other_metrics_are_watched_and_compared_with_the_clean_run() -> None:
     a = asked("gpt2")
     found = a.trace(metric=kl_divergence())
     np.testing.assert_allclose(found.clean, 0, atol=1e-12)

@@ -167,7 +167,7 @@ def test_prompts_of_several_lengths_have_the_numbers_of_each_alone() -> None:
     assert_close(torch.from_numpy(found.each.values)[1], torch.from_numpy(alone.each.values)[0])
 
 
-def test_a_metric_with_data_by_prompt_finds_its_prompt_whatever_the_batches() -> None:
+def test_metric_with_data_by_prompt_finds_its_prompt_in_any_batches() -> None:
     options = torch.tensor([3, 6, 9, 12])
     right = torch.tensor([[True, False, False, False], [False, True, True, False], [True, True, True, False]])
     model, metric = subject("gpt2"), choice_difference(options, right)

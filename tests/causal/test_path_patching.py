@@ -183,7 +183,7 @@ def added(model: Transformer) -> Values:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
-def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
+def test_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
     model = deep(name)
     change, graph = added(model), EdgeGraph.of(model.config)
     for receiver in [*graph.receivers[graph.inputs(2)][1::5], "L1.mlp", "logits"]:

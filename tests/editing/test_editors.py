@@ -251,7 +251,7 @@ def test_sizes_that_mean_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("editor", EDITORS)
-def test_a_bare_network_will_do_and_the_model_under_study_is_the_edited_one(editor: str) -> None:
+def test_bare_network_will_do_and_the_model_under_study_is_the_edited_one(editor: str) -> None:
     """Inside `hooks` the edit is that of a model with the same edits; what is no model is refused by name."""
     edit, model, tokens = EDITORS[editor], model_of("gpt2"), some_tokens(1)[0]
     answer = wrong(model, tokens)

@@ -31,7 +31,7 @@ def test_layers_are_spread_by_the_memory_that_is_free(
         assert abs(found.count(device) - runs.get(device, 0)) <= layers / SLOTS + 1
 
 
-def test_auto_is_every_accelerator_here_and_the_processor_where_there_is_none(
+def test_auto_is_every_accelerator_here_or_else_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -237,7 +237,7 @@ def test_the_function_is_the_record_applied() -> None:
     assert (edited.peak == 0).all() and (edited.value == 0).all()
 
 
-def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_processes() -> None:
+def test_chosen_cells_alone_leave_their_layer_and_travel_to_processes() -> None:
     made = TopExamples(BLOCK + "mlp.hook_post", cells=[3, 17], top=2).bind(model())
     analysis = pickle.loads(pickle.dumps(made))
     batch = model().text.batch(TEXTS[:3])

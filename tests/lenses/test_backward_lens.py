@@ -345,7 +345,7 @@ def test_a_zeroed_head_gives_the_gradients_of_the_model_without_its_output(name:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
-def test_factors_under_edits_are_the_gradients_of_the_edited_model_or_refused(name: str) -> None:
+def test_factors_under_edits_are_the_edited_models_gradients_or_refused(name: str) -> None:
     model, vector = model_of(name), torch.linspace(-1, 1, 24).double()
     for edit in (Edit("L1.resid", Add(vector)), Edit("L1.attn", Add(vector)), Edit("L0.resid", Scale(0.5)),
                  Edit("L1N3", Zero()), Edit("L1.pattern", Scale(0.7))):  # fmt: skip
@@ -365,7 +365,7 @@ def test_factors_under_edits_are_the_gradients_of_the_edited_model_or_refused(na
                 ask(model.edited([Edit(where, Zero())]), some_tokens(), ANSWERS, matrices=[matrix])
 
 
-def test_gradients_of_neighbouring_layers_are_alike_in_a_model_that_nobody_trained() -> None:
+def test_gradients_of_neighbouring_layers_are_alike_in_an_untrained_model() -> None:
     """So unrelated directions are no chance level of these cosines, and none is printed; the answer is delta's last."""
     torch.manual_seed(0)
     config = replace(CONFIGS["gpt2"], d_model=48, d_vocab=40)

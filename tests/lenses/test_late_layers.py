@@ -133,7 +133,7 @@ def holding_back() -> Transformer:
     return network
 
 
-def test_an_mlp_that_writes_the_average_token_is_found_and_its_removal_helps_a_rare_answer() -> None:
+def test_mlp_that_writes_the_average_token_is_found_and_hurts_rare_answers() -> None:
     rare = int(FREQUENCIES.argmin())
     found = late_layers(HookedTransformer(holding_back()), some_tokens(), rare, frequencies=FREQUENCIES)
     mlp = found.sel(part="L1.mlp")
@@ -159,7 +159,7 @@ def test_depths_are_those_of_the_logit_lens(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 32])
-def test_attention_to_the_first_token_and_all_else_survives_padding_and_splitting(batch_size: int) -> None:
+def test_attention_to_the_first_token_survives_padding_and_splitting(batch_size: int) -> None:
     model, rows = subject("llama-gqa"), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
     both = late_layers(model, in_batches(model, Batch.of(rows), batch_size), [7, 2], frequencies=FREQUENCIES)
     alone = [

@@ -168,7 +168,7 @@ def test_equal_logits_share_the_better_rank() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_weights_give_the_distribution_of_their_stream_read_out_in_float32(dtype: torch.dtype) -> None:
+def test_narrow_weights_give_their_streams_distribution_in_float32(dtype: torch.dtype) -> None:
     """Not that of the model's own logits, which are rounded to its dtype."""
     model = HookedTransformer(build("gemma2", dtype))
     last = interp.logit_lens(model, some_tokens(), top=1).isel(depth=-1)

@@ -86,7 +86,7 @@ def test_the_page_works_inside_a_notebooks_frame(
     seen.page.close()
 
 
-def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_named_where_its_section_would_be() -> None:
+def test_edit_that_an_analysis_cannot_follow_is_named_in_its_section() -> None:
     edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.edits.Zero()))
     shown = interp.report(edited, PROMPT, ANSWER, WRONG)
     why = "the edit of L0.mlp (Zero) changes that"

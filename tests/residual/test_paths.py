@@ -162,7 +162,7 @@ def dense(*heads: tuple[int, int]) -> Tensor:
     return x @ model().W_U
 
 
-def test_orders_are_the_direct_path_the_heads_and_the_virtual_heads_multiplied_out() -> None:
+def test_orders_are_direct_path_heads_and_virtual_heads_multiplied_out() -> None:
     single = sum(dense((layer, h)) for layer in range(2) for h in range(12))
     virtual = sum(dense((0, first), (1, second)) for first in range(12) for second in range(12))
     found = by_order()
@@ -199,7 +199,7 @@ def test_scores_are_the_bilinear_form_of_the_query_key_circuit(layer: int) -> No
 # matrices
 
 
-def test_path_matrices_are_the_products_of_embedding_circuits_and_unembedding() -> None:
+def test_path_matrices_are_products_of_embedding_circuits_and_unembedding() -> None:
     circuits, m = HeadCircuits(model().transformer), model()
     first, second = m.OV[0, 3].AB, m.OV[1, 7].AB
     for heads, inner in {
@@ -411,7 +411,7 @@ def test_each_function_is_its_record_applied() -> None:
         assert len(interp.frame(found).columns) <= 12
 
 
-def test_prompts_of_any_lengths_keep_their_orders_and_padding_holds_nothing() -> None:
+def test_prompts_of_any_length_keep_their_orders_with_empty_padding() -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
     both = orders(model("learned"), in_batches(model("learned"), Batch.of(rows), 1))
     for i, row in enumerate(rows):
@@ -435,7 +435,7 @@ def without_head(subject: HookedTransformer, layer: int, head: int, factor: floa
 
 
 @pytest.mark.parametrize("name", ["learned", "gqa-rms", "sandwich", "post-norm", "three-layers"])
-def test_a_zeroed_or_scaled_head_gives_the_paths_of_the_model_without_its_output(name: str) -> None:
+def test_zeroed_or_scaled_head_gives_the_paths_without_its_output(name: str) -> None:
     subject = model(name)
     for change, factor in ((Zero(), 0.0), (Scale(0.5), 0.5)):
         edits, copy = [Edit("L1H1", change)], without_head(subject, 1, 1, factor)
@@ -462,7 +462,7 @@ def test_a_head_scaled_at_one_position_is_carried_through_the_later_heads() -> N
     )
 
 
-def test_edits_of_patterns_are_frozen_and_those_that_leave_no_sum_of_paths_are_refused() -> None:
+def test_pattern_edits_are_frozen_and_those_without_paths_refused() -> None:
     found = paths(model().edited(Edit("L1.pattern", Scale(0.5), at={"head": 3})), BATCH, ANSWER)
     assert found.attrs["completeness_error"] < 1e-11
     for where, change in (

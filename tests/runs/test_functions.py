@@ -106,7 +106,7 @@ def test_batches_of_pairs_are_counted_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["causal.Patch", "lab.depth.Consensus"])
-def test_a_function_where_a_question_is_required_is_answered_with_its_record(name: str) -> None:
+def test_function_in_place_of_a_question_is_answered_with_its_record(name: str) -> None:
     record = attrgetter(name)(interp)
     with pytest.raises(ValueError, match=rf"write interp\.{name}\(\.\.\.\)"):
         interp.run(

@@ -109,7 +109,7 @@ def test_the_mean_embedding_stands_in_without_moving_anybody() -> None:
     assert_close(torch.tensor(each(found, "comprehensiveness")[0]), whole - holes)
 
 
-def test_everything_removed_is_the_same_for_every_ranking_and_everything_kept_is_the_prompt() -> None:
+def test_everything_removed_or_kept_is_the_same_for_every_ranking() -> None:
     batch = Batch.of(ROWS)
     found = [
         erasure(model(), batch, scored(torch.rand(3, 11), batch), ANSWER, shares=(1.0,)) for _ in range(2)
@@ -120,7 +120,7 @@ def test_everything_removed_is_the_same_for_every_ranking_and_everything_kept_is
     np.testing.assert_allclose(each(found[0], "sufficiency"), 0, atol=1e-12)
 
 
-def test_shares_are_rounded_up_ties_go_to_the_earlier_and_fixed_tokens_stay() -> None:
+def test_shares_round_up_ties_go_to_the_earlier_and_fixed_tokens_stay() -> None:
     score = torch.tensor([[9.0, 1.0, 3.0, 3.0, 2.0, 3.0]])
     removable = torch.tensor([[False, True, True, True, True, True]])
     wanted = {0.01: [2], 0.2: [2], 0.21: [2, 3], 0.6: [2, 3, 5], 0.8: [2, 3, 4, 5], 1.0: [1, 2, 3, 4, 5]}
@@ -180,7 +180,7 @@ def test_chance_is_the_mean_of_random_orders_and_repeats_with_its_seed() -> None
     assert not np.allclose(other.value, found.value)
 
 
-def test_random_orders_are_those_of_the_prompt_whatever_its_batch_and_padding() -> None:
+def test_random_orders_are_those_of_the_prompt_in_any_batch_and_padding() -> None:
     batch = Batch.of(ROWS).numbered()
     values = random_values(batch, 4, 7)
     assert values.shape == (4, 3, 11) and bool((values.isnan() == ~batch.real).all())

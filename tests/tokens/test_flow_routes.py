@@ -124,7 +124,7 @@ def test_the_numbers_do_not_depend_on_how_many_sources_are_held_at_a_time(
     )
 
 
-def test_a_part_against_the_sum_gets_nothing_and_the_others_what_they_bring() -> None:
+def test_part_against_the_sum_gets_nothing_and_others_what_they_bring() -> None:
     """y = x + f + b with x = (4, 0), f = (-1, 0), b = (0, 1): only x and b bring (3, 1) closer, by 2 and by 1."""
     parts = SourceSplit(
         pattern=torch.ones(1, 1, 1, 1), value=torch.ones(1, 1, 1, 1), out=torch.tensor([[[-1.0, 0.0]]]),

@@ -141,7 +141,7 @@ def test_results_name_their_tokens_and_say_what_they_sum_to() -> None:
     assert sink.attrs["sums_to"] == "1, less what the sink takes"
 
 
-def test_methods_about_an_answer_require_one_and_the_others_say_that_it_changed_nothing() -> None:
+def test_methods_about_an_answer_require_one_and_others_say_it_is_unused() -> None:
     for method, how in METHODS.items():
         if isinstance(how, Mixing):
             one, other = (token_attribution(model(), some_tokens(), a, method=method) for a in (None, 3))
@@ -356,7 +356,7 @@ def test_what_comes_from_no_source_is_refused_by_name(where: str) -> None:
         token_attribution(model().edited(edits), some_tokens(), ANSWER, method=method)
 
 
-def test_a_stream_that_is_replaced_breaks_the_chain_over_layers_and_nothing_else() -> None:
+def test_replaced_stream_breaks_the_chain_over_layers_and_nothing_else() -> None:
     put = [Edit("L1.resid", Set(VECTOR), {"pos": 2})]
     for method in ("rollout", "flow", "norm_rollout", "alti", "alti_logit"):
         with pytest.raises(ValueError, match=r"requires a stream .* the edit of L1\.resid puts"):
@@ -390,7 +390,7 @@ def test_values_that_nobody_looked_up_are_refused() -> None:
         token_attribution(model().edited(Edit("L0H1", Resample())), some_tokens())
 
 
-def test_a_first_token_that_takes_nearly_all_shares_is_said_with_its_share_of_prompts() -> None:
+def test_first_token_with_nearly_all_shares_is_said_with_its_prompts() -> None:
     """Patterns are set to look at the first token alone: each of two blocks moves half of what is left there."""
     rows, first = some_tokens(), torch.zeros(9, 9, dtype=torch.float64)
     first[:, 0] = 1

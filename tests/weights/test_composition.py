@@ -77,9 +77,9 @@ def equal(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> 
 def gaussian_model(config: ModelConfig, seed: int = 0) -> Transformer:
     """Every matrix of every head Gaussian."""
     model = Transformer(config).double().requires_grad_(False)
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64))
+        parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
 
 
@@ -230,7 +230,7 @@ def test_the_planted_induction_circuit_stands_out_and_nothing_else_does() -> Non
         assert np.sort(cells_)[-2] < others
 
 
-def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() -> None:
+def test_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() -> None:
     model, _, w, basis = planted()
     w.W_K[DST[1]].copy_(basis)  # QK is supported on P on the key's side
     circuits = HeadCircuits(model)
@@ -248,7 +248,7 @@ def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() ->
     assert cells(composition(model, "V"), "relative")[SRC + DST] > 1.5
 
 
-def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_that_of_chance() -> None:
+def test_head_of_zeros_has_no_number_and_an_orthogonal_one_that_of_chance() -> None:
     model = gaussian_model(replace(LINEAR, d_model=8, d_head=8))
     first, second = Weights(model).layer(0), Weights(model).layer(1)
     first.W_O[1].zero_()

@@ -77,7 +77,7 @@ def test_copying_scores_are_those_of_all_eigenvalues_of_the_full_circuit(
 @pytest.mark.usefixtures("_small_tiles")
 @CONVENTIONS
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma3", "attention-only"])
-def test_matching_scores_are_those_of_all_eigenvalues_of_the_composed_circuit(
+def test_matching_scores_are_those_of_the_composed_circuits_eigenvalues(
     name: str, conventions: dict[str, bool]
 ) -> None:
     """Oracle: score(a, b) of every query token a and key whose predecessor is b, multiplied out by the definition."""
@@ -109,7 +109,7 @@ def set_values(model: Transformer, sign: float) -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_symmetric_semidefinite_circuit_between_tied_embeddings_copies_perfectly(sign: float) -> None:
+def test_semidefinite_circuit_between_tied_embeddings_copies_perfectly(sign: float) -> None:
     model = tied_model()
     set_values(model, sign)
     assert_close(eigenvalue_scores(HeadCircuits(model)), torch.full((2, 4), sign).double())

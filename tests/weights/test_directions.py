@@ -56,7 +56,7 @@ def centred(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "name", ["gpt2", "gptj", "granite-dense", "rms-plain", "llama-gqa", "gemma2", "olmo2"]
 )
-def test_what_a_neuron_writes_is_what_one_more_unit_of_it_adds_to_the_logits(name: str) -> None:
+def test_neurons_write_is_what_one_more_unit_adds_to_the_logits(name: str) -> None:
     """Autograd through the model's own MLP and final norm, whose scales are held at 1."""
     subject = model("llama-gqa" if name == "granite-dense" else name)
     if name == "granite-dense":

@@ -20,7 +20,7 @@ from tests.tolerances import assert_close
 
 
 @over("name", CONFIGS)
-def test_every_matrix_of_a_model_is_there_once_and_the_norms_add_up_to_its_parameters(name: str) -> None:
+def test_every_matrix_is_there_once_and_norms_add_up_to_the_parameters(name: str) -> None:
     network = build(name)
     table = spectra(HookedTransformer(network))
     plain = table.isel(matrix=~np.isin(table.kind, ("OV", "QK")))

@@ -39,7 +39,7 @@ def planted() -> HookedTransformer:
 @pytest.mark.parametrize("kind", ["OV", "QK"])
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "granite-moe"])
-def test_top_pairs_are_the_extremes_of_the_dense_circuit_less_its_rows_means(
+def test_top_pairs_are_the_dense_circuits_extremes_less_row_means(
     name: str, kind: str, largest: bool
 ) -> None:
     model = hooked(name)
@@ -59,7 +59,7 @@ def test_top_pairs_are_the_extremes_of_the_dense_circuit_less_its_rows_means(
     xr.testing.assert_identical(several.sel(part=["L1H2"]), found)
 
 
-def test_skip_trigrams_join_the_strongest_pairs_with_what_their_source_raises() -> None:
+def test_skip_trigrams_join_the_strongest_pairs_with_what_they_raise() -> None:
     model = hooked("gpt2")
     circuits = usual(model)
     qk, ov = (m - m.mean(-1, keepdim=True) for m in (dense_qk(circuits, "L0H1"), dense_ov(circuits, "L0H1")))
@@ -95,7 +95,7 @@ def test_skip_trigrams_of_given_sources_list_who_attends_to_them(sources: str | 
         assert destinations == qk[:, source].argsort(descending=True)[:3].tolist()
 
 
-def test_the_planted_induction_head_reads_as_copying_of_what_follows_itself() -> None:
+def test_planted_induction_head_reads_as_copying_what_follows_itself() -> None:
     """Head 1.2 alone: every source raises itself most."""
     table = interp.frame(top_pairs(planted(), groundtruth.INDUCTION, "OV", top=len(groundtruth.SYMBOLS)))
     assert table.source.to_list() == table.output.to_list()

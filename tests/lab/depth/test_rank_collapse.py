@@ -47,16 +47,14 @@ def residuals(model: HookedTransformer, line: str = "SAN") -> np.ndarray:
 
 
 @pytest.mark.parametrize(("causal", "slope"), [(False, 3.0), (True, 1.0)])
-def test_one_attention_layer_cubes_the_residual_unless_a_causal_mask_keeps_its_order(
-    causal: bool, slope: float
-) -> None:
+def test_attention_layer_cubes_the_residual_unless_causally_masked(causal: bool, slope: float) -> None:
     both = np.array([residuals(isolated(causal, 1, spread)) for spread in (3e-4, 1e-3, 3e-3)])
     found = np.polyfit(np.log10(both[:, 0]), np.log10(both[:, 1]), 1)[0]
     assert abs(found - slope) < 0.02
     assert both.min() > 1e-13  # far above rounding, or the slope would be that of noise
 
 
-def test_without_skips_an_encoder_falls_to_its_floor_and_with_them_it_stays() -> None:
+def test_encoder_without_skips_falls_to_its_floor_and_stays_with_them() -> None:
     model = isolated(False, 6, 0.3)
     found = rank_collapse(model, torch.arange(N)[None])
     assert found.line.values.tolist() == ["SAN", "SAN+skip"]
