@@ -513,8 +513,6 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         attributed(build("post-norm"))
     with pytest.raises(ValueError, match="at least one step is required, got 0"):
         GradientLine("eap-ig-inputs", steps=0)
-    with pytest.raises(ValueError, match="direction must be 'denoise' or 'noise', got 'up'"):
-        attributed(build("gpt2"), direction="up")
 
 
 def test_the_points_are_those_of_the_released_code() -> None:

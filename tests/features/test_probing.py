@@ -441,8 +441,6 @@ def test_prompts_that_cannot_be_probed_are_refused() -> None:
             IndexError, match=f"position {wanted} is required of every row, but row 1 has 2 tokens"
         ):
             probe_neurons(model, batch, labels, pos=wanted)
-    with pytest.raises(ValueError, match="pos must be 'mean' or int, got 'last'"):
-        probe_neurons(model, batch, labels, pos="last")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one text per row, this batch is packed"):
         probe_neurons(model, Batch.packed([[3, 1], [2]] * 4, 4), labels)
     with pytest.raises(ValueError, match="a token besides BOS is required"):

@@ -113,10 +113,3 @@ def test_a_conversation_is_a_prompt_of_the_page() -> None:
     assert model.to_string(said) in html.unescape(shown.html)
     with pytest.raises(ValueError, match="a report is about one prompt, got 2"):
         interp.report(model, said.repeat(2, 1))
-
-
-def test_what_is_no_model_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"a HookedTransformer or a Transformer, got .* \(str\): load it with"
-    ):
-        interp.report("demo-4l", PLANTED)  # type: ignore[arg-type]

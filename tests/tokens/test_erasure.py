@@ -256,7 +256,5 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         erasure(model(), tokens, scored(torch.rand(3, 9)), [3, 4, 5, 6])
     with pytest.raises(ValueError, match=r"shares in \(0, 1\] are required, at least one, got \(1.5,\)"):
         erasure(model(), tokens, scored(torch.rand(3, 9)), 3, shares=(1.5,))
-    with pytest.raises(ValueError, match="measure must be 'probability' or 'logits', got 'loss'"):
-        erasure(model(), tokens, scored(torch.rand(3, 9)), 3, measure="loss")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="requires an answer to watch"):
         erasure(model(), tokens, scored(torch.rand(3, 9)))

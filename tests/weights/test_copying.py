@@ -398,10 +398,6 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         ValueError, match=r"one weight per head is required, dims layer and head .*, got dims head"
     ):
         copying(hooked("gpt2"), previous=xr.DataArray([1.0], dims="head"))
-    with pytest.raises(
-        ValueError, match=r"must be a HookedTransformer or a Transformer.*, got '.*from_pretrained"
-    ):
-        eigenvalue_scores("gpt2")  # type: ignore[arg-type]
     no_logits = perturbed(replace(CONFIGS["gpt2"], unembed=False))
     with pytest.raises(AttributeError, match="no W_U"):
         eigenvalue_scores(HeadCircuits(no_logits))
