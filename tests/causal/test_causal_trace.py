@@ -47,10 +47,9 @@ class Asked:
     def batch(self, side: Side = "right") -> Batch:
         return Batch.of([row.tolist() for row in self.rows], side=side)
 
-    def trace(self, side: Side = "right", size: int = 3, **how: object) -> xr.Dataset:
+    def trace(self, side: Side = "right", **how: object) -> xr.Dataset:
         given: dict = {"samples": SAMPLES, "noise": NOISE} | how
-        data = in_batches(self.model, self.batch(side), size)
-        return causal_trace(self.model, data, SUBJECTS, self.answers, **given)
+        return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
 
 
 FROM_THREE = replace(answer_probability(), fewest=3)
@@ -285,24 +284,6 @@ def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
     parts = [weights[row[sub.start : sub.stop]] for row, sub in zip(a.rows, SUBJECTS, strict=True)]
     assert found == pytest.approx(float(torch.cat(parts).std()), rel=1e-12)
     assert a.trace().attrs["sigma"] == pytest.approx(found, rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["state", "attn"])
-def test_neither_the_split_nor_the_order_of_the_prompts_changes_a_number(kind: str) -> None:
-    a = asked("llama-gqa")
-    whole = a.trace(kind=kind, window=1)
-    split = a.trace(kind=kind, window=1, size=1)
-    xr.testing.assert_allclose(split, whole, rtol=1e-9, atol=1e-12)
-    order = [2, 0, 1]
-    batch = Batch.of([a.rows[i].tolist() for i in order])
-    moved = causal_trace(
-        a.model, batch, [SUBJECTS[i] for i in order], [a.answers[i] for i in order],
-        kind=kind, window=1, samples=SAMPLES, noise=NOISE,
-    )  # fmt: skip
-    np.testing.assert_allclose(moved.each, whole.each[order], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(moved.value, whole.value, rtol=1e-9, atol=1e-12)
-    xr.testing.assert_identical(a.trace(kind=kind, window=1), whole)
-    assert abs(a.trace(kind=kind, window=1, seed=1).each - whole.each).max() > 1e-6
 
 
 def test_facts_that_the_model_gets_wrong_are_dropped_and_counted() -> None:

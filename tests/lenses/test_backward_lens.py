@@ -26,7 +26,6 @@ from interp.lenses import (
 )
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model import Transformer
-from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.disturbed import machine
 from tests.edited import without_head
@@ -52,10 +51,9 @@ def recorded(name: str) -> GradientFactors:
     return gradient_factors(model_of(name), some_tokens(), ANSWERS)
 
 
-def lens(name: str, *matrices: str, size: int = 32, **options: object) -> xr.Dataset:
+def lens(name: str, *matrices: str, **options: object) -> xr.Dataset:
     """The lens of these matrices; of one matrix without that dim."""
-    data = in_batches(model_of(name), some_tokens(), size)
-    found = backward_lens(model_of(name), data, ANSWERS, matrices=list(matrices), **options)  # type: ignore[arg-type]
+    found = backward_lens(model_of(name), some_tokens(), ANSWERS, matrices=list(matrices), **options)  # type: ignore[arg-type]
     return found.isel(matrix=0) if len(matrices) == 1 else found
 
 
@@ -215,11 +213,6 @@ def test_the_size_of_batches_and_tiles_changes_nothing(monkeypatch: pytest.Monke
             assert_close(ours, theirs)
     assert split.error("blocks.0.mlp.W_in") < 1e-10
     before = lens("gpt2", "W_out", "W_in", top=4)
-    in_twos = lens("gpt2", "W_out", "W_in", top=4, size=2)
-    for name in ("x", "delta", "relative_update"):
-        np.testing.assert_allclose(in_twos[name], before[name], rtol=1e-9)
-    for name in ("top_token", "bottom_token", "target_rank"):
-        assert (in_twos[name] == before[name]).all()
     monkeypatch.setattr(tiles, "TILE", 100)
     assert lens("gpt2", "W_out", "W_in", top=4).equals(before)
 

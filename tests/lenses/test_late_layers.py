@@ -18,7 +18,6 @@ from interp.lenses.late_layers import SCORES, _mean_of, _mean_prediction, averag
 from interp.model import Transformer
 from interp.model.block import Block
 from interp.runs.over_data import reduced_over
-from tests.batches import in_batches
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -158,10 +157,9 @@ def test_depths_are_those_of_the_logit_lens(name: str) -> None:
     assert_close(of(score(found, "rank").values), of(ranks.values))
 
 
-@pytest.mark.parametrize("batch_size", [1, 32])
-def test_attention_to_the_first_token_survives_padding_and_splitting(batch_size: int) -> None:
+def test_attention_to_the_first_token_survives_padding() -> None:
     model, rows = subject("llama-gqa"), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
-    both = late_layers(model, in_batches(model, Batch.of(rows), batch_size), [7, 2], frequencies=FREQUENCIES)
+    both = late_layers(model, Batch.of(rows), [7, 2], frequencies=FREQUENCIES)
     alone = [
         late_layers(model, torch.tensor(row), a, frequencies=FREQUENCIES)
         for row, a in zip(rows, (7, 2), strict=True)

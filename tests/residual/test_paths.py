@@ -298,27 +298,6 @@ def test_term_importance_is_the_loss_bookkeeping_of_the_reruns(name: str) -> Non
     assert float(whole) == pytest.approx(float(row_losses(model(name)(BATCH)).mean()), abs=1e-10)
 
 
-def padded(side: str) -> Batch:
-    extra, hidden = torch.full((2, 3), 17), torch.zeros(2, 3, dtype=torch.bool)
-    parts = [(BATCH.tokens, torch.ones(2, 8, dtype=torch.bool)), (extra, hidden)]
-    tokens, keep = (torch.cat(x, 1) for x in zip(*(parts if side == "right" else parts[::-1]), strict=True))
-    return Batch(tokens, keep)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["learned", "gqa-rms", "post-norm"])
-def test_padding_and_splitting_change_no_number(name: str, side: str) -> None:
-    plain, found = (
-        term_importance(model(name), BATCH),
-        term_importance(model(name), in_batches(model(name), padded(side), 1)),
-    )
-    for key in plain.data_vars:
-        np.testing.assert_allclose(found[key], plain[key], atol=1e-10, err_msg=str(key))
-    whole = paths(model(name), BATCH, ANSWER, WRONG)
-    parts = paths(model(name), in_batches(model(name), padded(side), 1), ANSWER, WRONG)
-    np.testing.assert_allclose(parts.value, whole.value, atol=1e-10)
-
-
 def test_the_planted_model_s_loss_is_in_its_induction_head() -> None:
     planted = HookedTransformer.from_pretrained("groundtruth-induction")
     rows = planted.text.batch(["abcdefgh" * 12, "qwertyui" * 12])

@@ -25,7 +25,6 @@ from interp.tokens import (
     token_attribution,
 )
 from interp.tokens.erasure import RANDOM, SCORES, random_values, top_share
-from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tokens.edited import without
@@ -189,22 +188,6 @@ def test_random_orders_are_those_of_the_prompt_in_any_batch_and_padding() -> Non
     second = batch.rows(torch.tensor([1]))
     assert torch.equal(random_values(second, 4, 7)[:, 0], values[:, 1])
     assert len(values[~values.isnan()].unique()) == 4 * sum(map(len, ROWS))
-
-
-def test_batch_size_changes_no_number() -> None:
-    methods = ["alti", "gradient_x_input"]
-    one, other = (
-        compare_methods(
-            model(),
-            in_batches(model(), Batch.of(ROWS), size),
-            ANSWER,
-            methods=methods,
-            shares=(0.5,),
-            draws=2,
-        )
-        for size in (2, 32)
-    )
-    xr.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_values_belong_to_tokens_and_not_to_columns() -> None:
