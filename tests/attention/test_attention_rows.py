@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import interp
 from interp import Batch, Edit, HookedTransformer
-from interp.attention import AttentionEntropy, Dispersion, attention_entropy, dispersion
+from interp.attention import attention_entropy, dispersion
 from interp.attention.attention_rows import row_numbers
 from interp.core.temperature import log_n_factor
-from interp.data.stream import prompt_source
 from interp.edits import Set, Zero
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import build_mixed
-from tests.tables import PART_COLUMNS
 from tests.tolerances import student95
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
@@ -182,17 +179,6 @@ def test_what_has_no_meaning_is_refused() -> None:
             function(model, some_tokens(), train_length=1)
         with pytest.raises(ValueError, match=r"which the edit of blocks\.1\.attn\.hook_pattern comes"):
             function(model.edited(Edit("blocks.1.attn.hook_pattern", Zero())), some_tokens())
-
-
-@pytest.mark.parametrize("m", [None, 5])
-def test_the_functions_are_their_questions_in_a_run(m: int | None) -> None:
-    model = HookedTransformer(build("llama-gqa"))
-    batches = prompt_source(Batch.of(ROWS), model.text)
-    both = interp.run([AttentionEntropy(train_length=m), Dispersion(train_length=m)], model, batches)
-    for function in (attention_entropy, dispersion):
-        found = function(model, Batch.of(ROWS), train_length=m)
-        assert found.identical(both[function.__name__])
-        assert len(interp.frame(found).columns.difference(PART_COLUMNS)) <= 12
 
 
 def test_an_edited_model_is_the_model_with_those_weights() -> None:

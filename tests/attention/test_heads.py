@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
 from interp import Edit, HookedTransformer
-from interp.attention import AttentionKernel, Heads, attention_kernel
+from interp.attention import attention_kernel
 from interp.attention.heads import BY_PATTERN, _reduced, same_token
 from interp.attention.labels import RULES
 from interp.attention.shares import with_pattern
@@ -247,13 +247,6 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
     assert (weights.n == 0).all() and len(p) == 512 and float(weights.value.std()) > 0.15
     assert 0.02 < (p <= 0.05).mean() < 0.08 and 0.4 < (p <= 0.5).mean() < 0.6
     assert (table.label == "none").all()
-
-
-def test_the_functions_are_their_questions_in_a_run() -> None:
-    model = HookedTransformer(build("llama-gqa"))
-    found = interp.run([Heads(repeats=SMALL, sentences=None), AttentionKernel(SMALL)], model)
-    assert interp.heads(model, repeats=SMALL, sentences=None).identical(found["heads"])
-    assert attention_kernel(model, SMALL).identical(found["attention_kernel"])
 
 
 # --- rows of one's own ---------------------------------------------------------------------------------------------

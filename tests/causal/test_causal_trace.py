@@ -49,7 +49,8 @@ class Asked:
 
     def trace(self, side: Side = "right", **how: object) -> xr.Dataset:
         given: dict = {"samples": SAMPLES, "noise": NOISE} | how
-        return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
+        data = in_batches(self.model, self.batch(side), 3)
+        return causal_trace(self.model, data, SUBJECTS, self.answers, **given)
 
 
 FROM_THREE = replace(answer_probability(), fewest=3)

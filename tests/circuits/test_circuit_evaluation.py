@@ -15,8 +15,6 @@ from interp import HookedTransformer
 from interp.causal import EdgeGraph
 from interp.circuits import (
     Circuit,
-    CircuitCurve,
-    EvaluateCircuit,
     circuit_curve,
     evaluate_circuit,
     interchange,
@@ -426,24 +424,6 @@ def test_tables_are_tidy_and_every_number_has_a_unit() -> None:
     assert without.circuit.values.tolist()[:2] == ["found", "without L0.mlp"] and bool(
         without.null.isnull().all()
     )
-
-
-def test_the_functions_are_the_questions_asked_by_run() -> None:
-    task, scores = small()
-    circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
-    curve, checks = (
-        CircuitCurve(scores, metric=METRIC, fractions=(0.1, 0.5), draws=1),
-        EvaluateCircuit(circuit, metric=METRIC, subsets=2, draws=1),
-    )
-    batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
-    found = interp.run([curve, checks], task.model, batch)
-    expected = task.curve(scores, fractions=(0.1, 0.5), draws=1)
-    xr.testing.assert_identical(found["circuit_curve"], expected)
-    expected = task.evaluated(circuit, subsets=2, draws=1)
-    xr.testing.assert_identical(found["evaluate_circuit"], expected)
-    parts = interp.run([checks], task.model, list(batch.split(3)))["evaluate_circuit"]
-    np.testing.assert_allclose(parts.value, expected.value, atol=1e-9)
-    np.testing.assert_allclose(parts.low, expected.low, atol=1e-9)
 
 
 # refusals

@@ -17,11 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-import interp
 from interp import Batch, Edit, HookedTransformer, Stream
 from interp.data import open_source
 from interp.edits import Zero
-from interp.features import ProbeNeurons, probe, probe_neurons
+from interp.features import probe, probe_neurons
 from interp.features.probing import (
     ExampleSplit,
     ProbePosition,
@@ -407,14 +406,11 @@ def test_every_layer_is_probed_as_its_activations_are() -> None:
             np.testing.assert_array_equal(found[name].sel(layer=layer), alone[name], err_msg=str(name))
 
 
-def test_the_function_is_the_record_applied_and_rows_keep_their_labels() -> None:
+def test_rows_keep_their_labels_in_a_stream() -> None:
     model = HookedTransformer(build("gpt2"))
     tokens, labels = some_tokens(rows=40), torch.arange(40) % 2 == 0
     options = {"sizes": (1, 2), "shuffles": 1}
     found = probe_neurons(model, in_batches(model, tokens, 8), labels, **options)  # type: ignore[arg-type]
-    batches = list(Batch(tokens).numbered().split(8))
-    asked = ProbeNeurons(labels, **options)  # type: ignore[arg-type]
-    xr.testing.assert_identical(interp.run([asked], model, batches)["probe_neurons"], found)
     source = Stream(open_source(tokens), model.text, tokens_per_batch=45, rows_per_window=7)
     streamed = probe_neurons(model, source, labels, **options)  # type: ignore[arg-type]
     xr.testing.assert_allclose(streamed, found)

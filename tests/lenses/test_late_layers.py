@@ -253,11 +253,9 @@ def test_bad_input_is_refused() -> None:
         late_layers(model, some_tokens(), [3, 4], frequencies=FREQUENCIES)
 
 
-def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
-    model, batches = subject("gpt2"), [Batch(some_tokens())]
+def test_its_table_is_narrow_with_intervals_where_the_prompts_are_enough() -> None:
+    model = subject("gpt2")
     found = late_layers(model, some_tokens(), ANSWERS)
-    again = interp.run([LateLayers(ANSWERS, reference=some_tokens())], model, batches)["late_layers"]
-    xr.testing.assert_identical(again, found)
     table = interp.frame(found)
     assert list(table) == [
         "part",

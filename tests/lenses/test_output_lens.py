@@ -10,7 +10,7 @@ import xarray as xr
 import interp
 from interp import Batch, Edit, HookedTransformer, Part
 from interp.edits import Add, Zero
-from interp.lenses import OutputLens, output_lens
+from interp.lenses import output_lens
 from interp.model import MLP
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
@@ -171,15 +171,6 @@ def test_part_is_named_in_every_spelling_and_results_bring_words_along() -> None
     for side in ("top", "bottom"):
         words = [f"<{i}>" for i in found[f"{side}_token"].values.flatten()]
         assert found[f"{side}_word"].values.flatten().tolist() == words
-
-
-def test_the_function_is_the_record_applied() -> None:
-    model, edits = HookedTransformer(build("gpt2")), [Edit("L0H1", Zero())]
-    found = output_lens(model.edited(edits), some_tokens(), "L1H2", answer=[3, 14, 7], top=3)
-    asked = OutputLens("L1H2", answer=[3, 14, 7], top=3)
-    again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["output_lens"]
-    xr.testing.assert_identical(again, found)
-    assert len(interp.frame(found).columns) <= 12
 
 
 @pytest.mark.slow

@@ -432,17 +432,6 @@ def test_a_pass_holds_as_many_prompts_as_asked_and_no_number_depends_on_it(
         np.testing.assert_allclose(found.value, whole.value, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("parts", GRAINS)
-def test_the_function_is_the_record_applied(parts: str) -> None:
-    model = HookedTransformer(build("gpt2"))
-    asked = Attribute(ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
-    for edits in ([], [Edit("L0H1", Zero())]) if parts != "source" else ([],):
-        found = attribute(model.edited(edits), some_tokens(), ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
-        again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["attribute"]
-        xr.testing.assert_identical(again, found)
-    assert len(interp.frame(found).columns) <= 12
-
-
 def test_answers_come_with_the_data_where_the_question_brings_none() -> None:
     model = HookedTransformer(build("gpt2"))
     found = attribute(model, Batch(some_tokens()).with_answers(ANSWER, WRONG))

@@ -11,13 +11,10 @@ import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.core.stats import Moments
 from interp.core.viewer import notes_of
-from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.model import Tap
 from interp.tokens import (
     METHODS,
-    CompareMethods,
-    Erasure,
     IntegratedGradients,
     Mixing,
     compare_methods,
@@ -195,18 +192,6 @@ def test_values_belong_to_tokens_and_not_to_columns() -> None:
     given = token_attribution(model(), left)
     one, other = (erasure(model(), batch, given, ANSWER) for batch in (left, right))
     xr.testing.assert_allclose(one, other, rtol=1e-9)
-
-
-def test_the_functions_are_their_questions_in_a_run() -> None:
-    batches = prompt_source(Batch.of(ROWS), model().text)
-    given, methods = token_attribution(model(), Batch.of(ROWS)), ("rollout", "gradient_x_input")
-    questions = [Erasure(given, ANSWER), CompareMethods(ANSWER, methods=methods)]
-    run = interp.run(questions, model(), batches)
-    found = erasure(model(), Batch.of(ROWS), given, ANSWER)
-    assert found.identical(run["erasure"])
-    found = compare_methods(model(), Batch.of(ROWS), ANSWER, methods=methods)
-    assert found.identical(run["compare_methods"])
-    assert all(len(interp.frame(one).columns) <= 12 for one in run.values())
 
 
 @over("part", ["L0.mlp", "L1H2"])

@@ -213,18 +213,6 @@ def test_the_function_is_its_question_in_a_run(method: str) -> None:
     assert len(interp.frame(found).columns) <= 12 and all(found[name].attrs["unit"] for name in found)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_mixing_of_layers_is_its_question_in_a_run(kernel: Kernel) -> None:
-    found = layer_mixing(model(), Batch.of(ROWS), kernel=kernel)
-    run = interp.run(
-        LayerMixing(kernel=kernel),
-        model(),
-        prompt_source(Batch.of(ROWS), model().text),
-    )
-    assert found.identical(run["layer_mixing"])
-    assert len(interp.frame(found).columns) <= 12 and all(found[name].attrs["unit"] for name in found)
-
-
 def test_the_answers_that_the_data_bring_are_those_attributed() -> None:
     answered = Batch.of(ROWS).with_answers(torch.tensor(ANSWER), torch.tensor(WRONG))
     for method in ("alti_logit", "gradient_x_input"):

@@ -282,14 +282,6 @@ def test_the_result_says_what_it_is() -> None:
         assert bool((value.notnull() == exists).all())
 
 
-def test_the_function_is_the_record_asked_and_a_bare_network_will_do() -> None:
-    model = hooked("llama-gqa")
-    for question in (Composition("K", offset=2), Composition("V", folded=False)):
-        expected = composition(model, question.kind, folded=question.folded, offset=question.offset)
-        for given in (model, model.transformer):
-            xr.testing.assert_identical(interp.run([question], given)["composition"], expected)
-
-
 def test_hooks_of_activations_do_not_concern_the_weights() -> None:
     model = hooked()
     expected = composition(model, "K")

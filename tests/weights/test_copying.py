@@ -12,7 +12,6 @@ import xarray as xr
 from scipy.stats import binomtest
 from torch import Tensor
 
-import interp
 from interp import HookedTransformer
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
@@ -20,7 +19,7 @@ from interp.core.haar import haar_frames
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.parts import Part
 from interp.model.weights import Weights
-from interp.weights import Copying, HeadCircuits, copying, eigenvalue_scores, matching_scores
+from interp.weights import HeadCircuits, copying, eigenvalue_scores, matching_scores
 from interp.weights.copying import positivity, random_copying
 from interp.weights.random_heads import with_random_heads
 from interp.zoo import groundtruth
@@ -401,15 +400,3 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     no_logits = perturbed(replace(CONFIGS["gpt2"], unembed=False))
     with pytest.raises(AttributeError, match="no W_U"):
         eigenvalue_scores(HeadCircuits(no_logits))
-
-
-def test_the_function_is_the_record_asked() -> None:
-    model = hooked("llama-gqa")
-    previous = xr.DataArray(torch.rand(2, 4).numpy(), dims=("layer", "head"))
-    for changes in (
-        {},
-        {"folded": False, "embedding": "token", "sample": 5},
-        {"previous": previous, "ranks": False},
-    ):
-        found = interp.run([Copying(**changes)], model)["copying"]  # type: ignore[arg-type]
-        xr.testing.assert_identical(found, copying(model, **changes))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.weights import HeadCircuits, SkipTrigrams, TopPairs, skip_trigrams, top_pairs
+from interp.weights import HeadCircuits, skip_trigrams, top_pairs
 from interp.weights.token_pairs import SIDES
 from interp.zoo import groundtruth
 from tests.tables import PART_COLUMNS
@@ -52,8 +52,6 @@ def test_top_pairs_are_the_dense_circuits_extremes_less_row_means(
     assert (rows, columns) == ((order // len(full)).tolist(), (order % len(full)).tolist())
     assert_close(torch.tensor(table.value.to_list(), dtype=torch.float64), full.flatten()[order])
     assert table[SIDES[kind][0]].to_list() == model.text.pieces(rows)
-    question = TopPairs((1, 2), kind, top=7, largest=largest)  # type: ignore[arg-type]
-    xr.testing.assert_identical(interp.run([question], model)["top_pairs"], found)
     several = top_pairs(model, ["L0H1", "L1H2"], kind, top=7, largest=largest)  # type: ignore[arg-type]
     xr.testing.assert_identical(several.sel(part=["L1H2"]), found)
 
@@ -63,9 +61,6 @@ def test_skip_trigrams_join_the_strongest_pairs_with_what_they_raise() -> None:
     circuits = usual(model)
     qk, ov = (m - m.mean(-1, keepdim=True) for m in (dense_qk(circuits, "L0H1"), dense_ov(circuits, "L0H1")))
     result = skip_trigrams(model, "L0H1", top=4, outputs=3)
-    xr.testing.assert_identical(
-        interp.run([SkipTrigrams("L0H1", top=4, outputs=3)], model)["skip_trigrams"], result
-    )
     table = interp.frame(result)
     assert len(table.columns.difference(PART_COLUMNS)) <= 12
     order = qk.flatten().argsort(descending=True)[:4]
