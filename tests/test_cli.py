@@ -187,7 +187,7 @@ def test_verify_measures_both_sides_of_an_encoder_decoder_in_a_folder(
             assert line.startswith("  ok ")
 
 
-def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_names(
+def test_verify_reads_the_training_checkpoint_that_the_revision_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf_model("gpt2").save_pretrained(tmp_path / "checkpoint-30")
@@ -361,7 +361,7 @@ def test_an_option_that_would_do_nothing_is_refused(capsys: pytest.CaptureFixtur
     assert "leave --sort out" in error_of(capsys, "circuit", "facts", "--sort", "value")
 
 
-def test_every_command_about_a_model_loads_the_checkpoint_and_the_dtype_that_are_named() -> None:
+def test_every_model_command_loads_the_named_checkpoint_and_dtype() -> None:
     asked = parsed(["logit-lens", "a", "-m", "demo-attn-2l", "--revision", "step1200", "--dtype", "bfloat16"])
     model = asked.opened()  # type: ignore[attr-defined]
     assert model.transformer.dtype == torch.bfloat16

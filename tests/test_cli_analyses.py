@@ -187,7 +187,7 @@ def test_every_command_asks_the_function_of_its_name(
         assert all(len(line) < 200 for line in lines)
 
 
-def test_a_lens_is_printed_from_the_last_position_and_its_most_probable_words_on(
+def test_lens_is_printed_from_the_last_position_and_most_probable_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     head, *lines, cut, hint = printed(capsys, "logit-lens", CLEAN)
@@ -315,7 +315,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
     return few
 
 
-def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_change(
+def test_heads_over_checkpoints_prints_best_heads_and_the_phase_change(
     quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = printed(capsys, "heads", "--model", "demo-attn-2l", "--checkpoints", "step3250", "step1200")

@@ -101,7 +101,7 @@ def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(
     assert "halfway" in (record.folder / "log.txt").read_text()
 
 
-def test_an_experiments_error_keeps_its_traceback_and_the_run_goes_on_where_it_was(
+def test_experiments_error_keeps_its_traceback_and_the_run_resumes(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan(file, "fail")

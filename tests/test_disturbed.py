@@ -131,7 +131,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 CODE = "import torch; x = torch.linspace(-1, 1, 900).view(30, 30); print((x @ x).double().sum().item())"
 
 
-def test_another_process_has_the_rule_where_the_variable_is_set_and_nobody_else() -> None:
+def test_another_process_has_the_rule_exactly_where_the_variable_is_set() -> None:
     x = torch.linspace(-1, 1, 900).view(30, 30)
     path = os.pathsep.join([str(disturbed.PLACE), os.environ["PYTHONPATH"]])
     for asked in (True, False):

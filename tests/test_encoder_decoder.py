@@ -98,7 +98,7 @@ def test_a_source_carries_the_special_tokens_that_its_tokenizer_adds() -> None:
     assert torch.equal(left.tokens[left.keep], batch.tokens[batch.keep])
 
 
-def test_a_target_begins_with_the_start_token_and_has_no_other_special_token() -> None:
+def test_target_begins_with_the_start_token_as_its_only_special_token() -> None:
     batch, wanted = ours("t5").to_target(TARGETS), inputs()
     assert torch.equal(batch.tokens, wanted["decoder_input_ids"])
     assert batch.keep is not None and torch.equal(batch.keep.long(), wanted["decoder_attention_mask"])
@@ -222,7 +222,7 @@ def deep_encoder() -> HookedEncoderDecoder:
     return HookedEncoderDecoder(made.eval().requires_grad_(False))
 
 
-def test_a_site_of_the_encoder_alone_can_be_named_where_that_is_the_deeper_side() -> None:
+def test_site_of_the_encoder_alone_can_be_named_where_it_is_deeper() -> None:
     ids = torch.tensor([[2, 3]])
     for names in ("blocks.2.hook_resid_pre", ["blocks.2.hook_resid_pre"]):
         _, cache = deep_encoder().run_with_cache(ids, ids, names)
@@ -231,7 +231,7 @@ def test_a_site_of_the_encoder_alone_can_be_named_where_that_is_the_deeper_side(
         }  # fmt: skip
 
 
-def test_a_target_is_held_to_the_decoders_vocabulary_and_context_a_source_to_the_encoders() -> None:
+def test_target_is_checked_against_the_decoder_and_source_the_encoder() -> None:
     model = deep_encoder()
     source, target = torch.tensor([[3, 16]]), torch.tensor([[2, *range(17, 40)]])
     assert_close(model(source, target), model.model(source, target))
@@ -285,7 +285,7 @@ def test_generated_tokens_are_hugging_faces(name: str) -> None:
     assert len({tuple(row) for row in wanted.tolist()}) > 1, "sources make a difference"
 
 
-def test_generation_stops_where_it_is_told_to_and_its_text_has_no_start_token() -> None:
+def test_generation_stops_where_told_and_its_text_has_no_start_token() -> None:
     model = ours("bart")
     free = model.generate("The cat", 6, stop_tokens=())
     ids = free.tokens[0].tolist()
@@ -387,7 +387,7 @@ def test_verify_compares_with_the_live_model_the_folder_and_what_is_given(
     )
 
 
-def test_printing_says_what_was_done_to_open_it_and_that_it_has_no_tokenizer() -> None:
+def test_printing_says_how_it_was_opened_and_that_it_has_no_tokenizer() -> None:
     compiled = HookedEncoderDecoder.from_pretrained(torch.compile(theirs("t5")))  # type: ignore[arg-type]
     said = " ".join(str(compiled).split())
     assert "taken out of torch.compile" in said and "this model has no tokenizer" in said
@@ -416,7 +416,7 @@ def test_verify_finds_a_weight_that_was_changed_since() -> None:
 
 
 @BOTH
-def test_sampled_targets_are_those_of_the_decoder_and_nearly_greedy_when_cold(name: str) -> None:
+def test_sampled_targets_are_the_decoders_and_nearly_greedy_when_cold(name: str) -> None:
     model = ours(name)
     start = encoded(model.model, model.to_source(SOURCES))
     sampling = Sampling(temperature=1.5, seed=3)

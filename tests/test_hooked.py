@@ -240,7 +240,7 @@ def test_circuits_are_the_dense_products_with_key_value_heads_repeated(name: str
             assert_close(model.QK[layer, head].AB, model.W_Q[layer, head] @ model.W_K[layer, group].T)
 
 
-def test_an_unknown_attribute_names_the_nearest_and_a_missing_weight_says_why() -> None:
+def test_unknown_attribute_names_the_nearest_and_a_missing_weight_why() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'run_with_cach'; nearest: run_with_cache"):
         hooked().run_with_cach  # noqa: B018
     with pytest.raises(AttributeError, match="no W_gate: mlp=MLP"):

@@ -59,7 +59,7 @@ def test_a_hook_that_only_looks_changes_nothing() -> None:
     assert seen == [(f"blocks.{i}.attn.hook_pattern", i, torch.Size([1, 4, n, n])) for i in (0, 1)]
 
 
-def test_an_in_place_hook_does_not_reach_a_cache_taken_before_nor_the_weights() -> None:
+def test_in_place_hook_reaches_no_earlier_cache_and_no_weights() -> None:
     model = hooked()
     _, cache = model.run_with_cache(LINE)
     kept = {name: value.clone() for name, value in cache.items()}
@@ -254,20 +254,20 @@ def factor_of(model: HookedTransformer) -> float:
 
 @pytest.mark.slow
 def test_blocks_left_in_any_order_take_away_what_they_brought() -> None:
-    model, dice = hooked(), random.Random(0)
+    model, generator = hooked(), random.Random(0)
     for _ in range(1000):
         open_, expected = [], 1.0
         for _ in range(12):
-            if open_ and dice.random() < 0.5:
-                block, factor = open_.pop(dice.randrange(len(open_)))
-                if dice.random() < 0.3:
+            if open_ and generator.random() < 0.5:
+                block, factor = open_.pop(generator.randrange(len(open_)))
+                if generator.random() < 0.3:
                     with contextlib.suppress(ZeroDivisionError):
                         block.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
                 else:
                     block.__exit__(None, None, None)
                 expected /= factor
             else:
-                factor = dice.choice([2.0, 3.0, 5.0])
+                factor = generator.choice([2.0, 3.0, 5.0])
                 block = model.hooks(edits=[scale(factor)])
                 block.__enter__()
                 open_.append((block, factor))

@@ -160,7 +160,7 @@ def test_a_model_that_is_wrapped_is_frozen() -> None:
     assert not model(torch.tensor([[1, 2]])).requires_grad
 
 
-def test_an_empty_text_is_refused_by_every_call_which_says_how_bos_alone_is_given() -> None:
+def test_empty_text_is_refused_by_every_call_with_the_way_to_bos_alone() -> None:
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     calls: tuple[Callable[[str], object], ...] = (
         model, model.to_tokens, model.generate, lambda text: list(model.stream(text)),

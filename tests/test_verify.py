@@ -159,16 +159,14 @@ PASSES: dict[str, tuple[When, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_a_pass_that_differs_by_a_part_in_ten_million_breaks_the_claims_about_it_alone(name: str) -> None:
+def test_pass_that_differs_by_1e_7_breaks_the_claims_about_it_alone(name: str) -> None:
     when, claims = PASSES[name]
     assert red(contract(suspect(picking(when)), truth())) == claims
 
 
 @over("bad, row", [(NAN, 0), (NAN, -1), (INF, -1)])
 @pytest.mark.parametrize("name", PASSES)
-def test_a_row_that_is_not_finite_in_one_pass_breaks_the_claims_about_it_alone(
-    name: str, bad: float, row: int
-) -> None:
+def test_row_not_finite_in_one_pass_breaks_the_claims_about_it_alone(name: str, bad: float, row: int) -> None:
     when, claims = PASSES[name]
     kind = picking(when, twist=with_row(bad, row))
     assert red(contract(suspect(kind), "no reference")) == claims
@@ -221,7 +219,7 @@ def test_a_model_that_loses_more_precision_than_the_reference_is_found() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_shows(
+def test_half_precision_is_compared_in_float32_where_small_mistakes_show(
     dtype: torch.dtype,
 ) -> None:
     """A thousandth of the logits: less than either model's own rounding in bfloat16."""
@@ -250,7 +248,7 @@ def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_sublayer_that_writes_beside_its_site_is_found_in_half_precision_too(dtype: torch.dtype) -> None:
+def test_sublayer_that_writes_beside_its_site_is_found_in_half_too(dtype: torch.dtype) -> None:
     class Writes(Block):
         def forward(self, *args: object) -> Tensor:
             return super().forward(*args) * 1.02  # type: ignore[arg-type]
@@ -333,7 +331,7 @@ def test_one_number_that_bfloat16_cannot_hold_is_a_loss_of_precision(bad: float)
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
-def test_the_relative_error_is_the_largest_difference_over_the_largest_value() -> None:
+def test_relative_error_is_the_largest_difference_over_the_largest_value() -> None:
     expected = torch.tensor([[1.0, -4.0], [0.5, 2.0]])
     actual = torch.tensor([[1.0, -4.0], [0.0, 3.0]])
     assert relative(actual, expected) == 0.25
@@ -342,7 +340,7 @@ def test_the_relative_error_is_the_largest_difference_over_the_largest_value() -
     assert relative(expected, expected) == 0.0
 
 
-def test_the_relative_error_of_zeros_is_zero_and_of_anything_else_there_huge() -> None:
+def test_relative_error_is_zero_for_zeros_and_huge_for_anything_else_there() -> None:
     zeros = torch.zeros(3)
     assert relative(zeros, zeros) == 0
     assert relative(torch.full((3,), 1e-9), zeros) > 1e9
@@ -350,7 +348,7 @@ def test_the_relative_error_of_zeros_is_zero_and_of_anything_else_there_huge() -
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_the_relative_error_is_no_small_number_where_anything_is_not_finite(bad: float) -> None:
+def test_relative_error_is_no_small_number_where_anything_is_not_finite(bad: float) -> None:
     fine, broken = torch.ones(4), with_one(bad)(torch.ones(4))
     for actual, expected in ((broken, fine), (fine, broken), (broken, broken)):
         error = relative(actual, expected)

@@ -360,7 +360,7 @@ def test_half_precision_sums_within_its_own_rounding() -> None:
         assert_close(wide, torch.tensor(exact.value.values), dtype)
 
 
-def test_paths_are_the_largest_pairs_with_the_largest_source_of_their_heads() -> None:
+def test_paths_are_the_largest_pairs_with_their_heads_largest_source() -> None:
     network, tokens = build("gemma2"), some_tokens(3)
     found = attention_paths(network, tokens, "L1H2", query=7, key=5, top=6)
     pairs = attention_attribution(network, tokens, "L1H2", query=7, key=5, by="head").value

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
 from interp import Edit, HookedTransformer
-from interp.attention import AttentionKernel, Heads, attention_kernel
+from interp.attention import attention_kernel
 from interp.attention.heads import BY_PATTERN, _reduced, same_token
 from interp.attention.labels import RULES
 from interp.attention.shares import with_pattern
@@ -249,18 +249,11 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
     assert (table.label == "none").all()
 
 
-def test_the_functions_are_their_questions_in_a_run() -> None:
-    model = HookedTransformer(build("llama-gqa"))
-    found = interp.run([Heads(repeats=SMALL, sentences=None), AttentionKernel(SMALL)], model)
-    assert interp.heads(model, repeats=SMALL, sentences=None).identical(found["heads"])
-    assert attention_kernel(model, SMALL).identical(found["attention_kernel"])
-
-
 # --- rows of one's own ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "differential"])
-def test_repeated_tokens_handed_over_as_rows_of_ones_own_have_the_same_scores(name: str) -> None:
+def test_repeated_tokens_given_as_own_rows_have_the_same_scores(name: str) -> None:
     model = HookedTransformer(build_mixed(name) if name in MIXERS else build(name))
     known = interp.heads(model, repeats=SMALL, sentences=None)
     rows = Batch(SMALL.tokens(model.cfg.d_vocab, model.text.bos_id or 0), bos=True)
@@ -407,7 +400,7 @@ def ways(model: HookedTransformer, edits: list[Edit], *data: object) -> Iterator
 
 
 @pytest.mark.slow
-def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
+def test_planted_induction_head_without_its_previous_token_head_is_at_null() -> None:
     model = HookedTransformer(planted.induction().model, groundtruth.Alphabet())
     assert float(interp.heads(model).value.sel(score="induction")[INDUCTION]) > 0.95
     first = None
@@ -423,7 +416,7 @@ def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null
     assert float(again) > 0.95, "nothing is left of the edits"
 
 
-def test_without_its_previous_token_heads_no_head_of_a_trained_model_does_induction() -> None:
+def test_trained_model_without_previous_token_heads_has_no_induction_head() -> None:
     model, rows = HookedTransformer.from_pretrained("demo-attn-2l"), RepeatedTokens(rows=4)
     plain = interp.heads(model, repeats=rows, sentences=None)
     previous = plain.value.sel(layer=0, score="previous_token").values
@@ -467,7 +460,7 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -
     assert float(abs(found.value - plain.value.sel(score=found.score)).max()) > 1e-3
 
 
-def test_what_edits_make_unlike_the_weights_is_left_out_and_the_rest_is_told() -> None:
+def test_weights_made_unlike_by_edits_are_left_out_and_the_rest_is_told() -> None:
     model = speaker()
     vector = torch.arange(model.cfg.d_model).double()
     found = interp.heads(model.edited(Edit("L1.attn", Scale(2.0))), repeats=SMALL, sentences=DATA)

@@ -74,7 +74,7 @@ def test_confidence_is_the_share_of_students_t_beyond_what_is_required() -> None
         assert found.item() == pytest.approx(t.cdf((score - least) / error, ROWS - 1), abs=1e-12)
 
 
-def test_the_first_rule_that_is_sure_names_the_head_and_the_others_are_there_too() -> None:
+def test_first_sure_rule_names_the_head_and_the_others_are_there_too() -> None:
     both = table(induction=0.9, copying=0.9, copying_weights=0.9)
     found = confidences(both)
     assert labels(found).item() == "induction"
@@ -98,7 +98,7 @@ def test_rules_about_absent_scores_are_passed_over() -> None:
     assert labels(found).item() == NONE and found.sel(called="name mover").isnull().all()
 
 
-def test_the_same_attention_stands_out_of_a_small_null_and_not_of_a_large_one() -> None:
+def test_same_attention_stands_out_of_a_small_null_and_not_of_a_large_one() -> None:
     """0.29 is 8 times the odds of 0.05 and twice those of 0.17: what is rare by chance needs less to be clear."""
     two = xr.concat([table(induction=0.29)] * 2, "layer")
     two["null"].loc[{"layer": 0}], two["null"].loc[{"layer": 1}] = 0.05, 0.17
@@ -106,7 +106,7 @@ def test_the_same_attention_stands_out_of_a_small_null_and_not_of_a_large_one() 
     assert found.dims == ("layer", "head") and found[:, 0].values.tolist() == ["induction", NONE]
 
 
-def test_a_head_that_spreads_over_the_last_tokens_is_local_and_no_previous_token_head() -> None:
+def test_head_over_the_last_tokens_is_local_and_no_previous_token_head() -> None:
     assert label(previous_token=0.4, local=0.9) == "local"
     assert label(previous_token=0.6, local=0.9) == "previous token"
 

@@ -68,7 +68,7 @@ def scores_of(model: HookedTransformer, sentences: tuple[Batch, Batch], rows: in
     return found
 
 
-def test_every_draw_has_both_orders_and_both_roles_and_the_same_with_a_third_name() -> None:
+def test_every_draw_has_both_orders_roles_and_the_same_with_a_third_name() -> None:
     said, unsaid = DATA.balanced(speaker().text)
     assert len(said) == len(unsaid) == DATA.rows == 4 * DRAWS
     assert said.answer is not None and said.wrong is not None and unsaid.wrong is not None

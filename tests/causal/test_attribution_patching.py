@@ -1,6 +1,5 @@
 """Attribution patching is the slope of the metric as a site moves from its own run to the other, at every site."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -164,15 +163,11 @@ def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_splitting_and_padding_change_no_number(side: str) -> None:
+def test_padding_changes_no_number_and_has_none(side: str) -> None:
     model = HookedTransformer(build("llama-gqa"))
-    ask: Callable[..., xr.Dataset] = partial(attribution_patch, model, metric=METRIC)
-    plain = ask(CLEAN, CORRUPT)
-    np.testing.assert_allclose(
-        ask(in_batches(model, CLEAN, 2), in_batches(model, CORRUPT, 2))["each"], plain["each"], atol=1e-11
-    )
-    wide = ask(padded(CLEAN, side), padded(CORRUPT, side))["each"]
-    np.testing.assert_allclose(wide[:, :, :7], plain["each"], atol=1e-9)
+    plain = attribution_patch(model, CLEAN, CORRUPT, metric=METRIC)["each"]
+    wide = attribution_patch(model, padded(CLEAN, side), padded(CORRUPT, side), metric=METRIC)["each"]
+    np.testing.assert_allclose(wide[:, :, :7], plain, atol=1e-9)
     assert bool(wide[:, :, 7:].isnull().all()), "nothing at the padding"
 
 
@@ -332,7 +327,7 @@ def test_half_of_the_cells_are_those_of_the_largest_estimates() -> None:
     np.testing.assert_allclose(found.sel(coefficient="pearson"), np.corrcoef(x, y)[0, 1], rtol=1e-6)
 
 
-def test_by_default_the_first_prompts_say_how_far_the_estimates_can_be_trusted() -> None:
+def test_first_prompts_say_by_default_how_far_to_trust_the_estimates() -> None:
     model = HookedTransformer(build("gpt2"))
     found = attribution_patch(model, CLEAN, CORRUPT, metric=METRIC)
     values = found.agreement.sel(estimate="value")

@@ -173,9 +173,6 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
     "unknown dim": (KeyError, "nearest: key", {"by": ("keys",)}),
     "no such head": (IndexError, r"head must be in \[0, 3\], got 4", {"heads": [4]}),
     "window without layers": (ValueError, "with 'layer' in `by`", {"window": 2, "by": ()}),
-    "mask of numbers": (ValueError, r"keys must be .*Bool\[.*got Tensor of torch.float32", {"keys": torch.zeros(3, 9)}),
-    "a word for tokens": (ValueError, r"keys must be Sequence\[int\] or Bool.* got 'end'", {"keys": "end"}),
-    "a word for dims": (ValueError, r"write by=\('layer',\)", {"by": "layer"}),
     "mask of another shape": (ValueError, r"boolean of shape \[3, 9\]", {"keys": torch.ones(3, 8, dtype=torch.bool)}),
     "masks one by one": (
         ValueError, "alike in all prompts", {"keys": torch.eye(9, dtype=torch.bool)[:3], "by": ("key",)},

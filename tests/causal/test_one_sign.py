@@ -116,7 +116,7 @@ def test_a_patched_head_is_a_head_resampled_from_the_other_prompt(name: str, dir
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 @pytest.mark.parametrize("name", LAST)
-def test_in_the_last_layer_all_that_follows_a_head_is_its_path_to_the_logits(
+def test_path_of_a_last_layer_head_to_the_logits_is_all_that_follows_it(
     name: str, direction: Direction
 ) -> None:
     np.testing.assert_allclose(by_path(case(name), direction), by_patch(case(name), direction), rtol=1e-12)

@@ -19,7 +19,6 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Edit
 from interp.passes.metrics import kl_divergence, logit_difference, of_logits
 from interp.zoo.planted import PLANTED
-from tests.batches import in_batches
 from tests.causal.slow_edges import ANSWER, WRONG, difference, exact, writes
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.tiny import hooked
@@ -48,9 +47,7 @@ def deep(name: str) -> Transformer:
 
 def patched(name: str, receivers: str | Sequence[str], direction: str = "noise", **how: object) -> xr.Dataset:
     given: dict = {"metric": METRIC, "direction": direction} | how
-    model, size = HookedTransformer(deep(name)), given.pop("size", 32)
-    pair = in_batches(model, CLEAN, size), in_batches(model, CORRUPT, size)
-    return path_patch(model, *pair, receivers, **given)
+    return path_patch(HookedTransformer(deep(name)), CLEAN, CORRUPT, receivers, **given)
 
 
 def by_sender(table: xr.Dataset, name: str = "each") -> dict[str, Tensor]:
@@ -183,7 +180,7 @@ def added(model: Transformer) -> Values:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
-def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
+def test_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
     model = deep(name)
     change, graph = added(model), EdgeGraph.of(model.config)
     for receiver in [*graph.receivers[graph.inputs(2)][1::5], "L1.mlp", "logits"]:
@@ -284,11 +281,6 @@ def test_only_the_senders_asked_for_in_their_order() -> None:
     assert whole.part.values.tolist() == list(EdgeGraph.of(deep("gpt2").config).senders)
     assert "mlp" not in patched("attention-only", "logits").kind
     assert set(patched("gpt2", "L1H0.q").layer.values) == {0}, "no sender without a way"
-
-
-def test_the_batch_size_changes_nothing() -> None:
-    for receiver in ("logits", ["L2H0.k", "L1.mlp"]):
-        xr.testing.assert_allclose(patched("gpt2", receiver, size=2), patched("gpt2", receiver))
 
 
 def test_padded_pairs_have_the_numbers_of_each_alone() -> None:

@@ -96,17 +96,12 @@ def batches(size: int) -> list[Batch]:
     return list(batch.split(size))
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_the_function_is_the_record_applied_bit_for_bit(name: str) -> None:
-    asked = QUESTIONS[name]
-    found = asked.called(3)
-    xr.testing.assert_identical(found, asked.run(batches(3)))
-    assert found.attrs["interp_analysis"] == asked.question.name == asked.function.__name__
-    edits = [Edit("L0.mlp", Scale(0.5))]
-    if name != "causal_trace":  # the edited model has other facts
-        edited = asked.called(4, *edits)
-        xr.testing.assert_identical(edited, asked.run(batches(4), edits=edits))
-        assert float(abs(edited["each"] - found["each"]).max()) > 1e-9
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "causal_trace"])  # it has other facts
+def test_edits_of_a_run_are_those_of_the_edited_model(name: str) -> None:
+    asked, edits = QUESTIONS[name], [Edit("L0.mlp", Scale(0.5))]
+    edited = asked.called(4, *edits)
+    xr.testing.assert_identical(edited, asked.run(batches(4), edits=edits))
+    assert float(abs(edited["each"] - asked.run(batches(4))["each"]).max()) > 1e-9
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -167,9 +162,8 @@ def inner(site: str) -> str:
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if hasattr(QUESTIONS[name].question, "by")])
 def test_dims_are_a_list_of_known_words(name: str) -> None:
     asked = QUESTIONS[name]
-    for by, error, message in (("pos", ValueError, r"by=\('pos',\)"), (("token",), KeyError, "not 'token'")):
-        with pytest.raises(error, match=message):
-            replace(asked.question, by=by).bind(model())  # type: ignore[call-arg]
+    with pytest.raises(KeyError, match="not 'token'"):
+        replace(asked.question, by=("token",)).bind(model())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

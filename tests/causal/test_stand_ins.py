@@ -38,7 +38,7 @@ def groupings() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_row_takes_its_own_value_and_every_row_is_taken_within_its_group(seed: int) -> None:
+def test_rows_are_taken_once_within_their_group_and_never_by_themselves(seed: int) -> None:
     for groups in map(torch.tensor, groupings()):
         found = other_rows(groups, seed)
         assert not (found == torch.arange(len(groups))).any()
@@ -124,7 +124,7 @@ def test_a_question_about_data_refuses_what_it_would_not_look_at(question: Ablat
         )
 
 
-def test_prompts_of_several_lengths_have_the_cells_of_their_own_positions_and_no_other_row() -> None:
+def test_prompts_of_several_lengths_have_cells_of_their_own_positions_only() -> None:
     model, batch = subject("gpt2"), padded(TOKENS, (9, 7, 8, 5))
     found = ablate(model, batch, change=Zero(), metric=METRIC, by=("layer", "pos"))
     assert found.n.isel(layer=0).values.tolist() == [4] * 5 + [3, 3, 2, 1]

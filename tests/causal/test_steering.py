@@ -86,7 +86,7 @@ def test_the_mean_over_tokens_leaves_out_padding_and_bos() -> None:
     np.testing.assert_allclose(found.directions.values[:, 0], wanted.numpy(), rtol=1e-9, atol=1e-9)
 
 
-def test_a_principal_component_is_that_of_the_covariance_about_the_midpoint() -> None:
+def test_principal_component_is_that_of_the_covariance_about_the_midpoint() -> None:
     found = steering(model(), POSITIVE, NEGATIVE, method="pca", test_share=0.0)
     for layer in LAYERS:
         one, other = states(POSITIVE)[:, layer].numpy(), states(NEGATIVE)[:, layer].numpy()
@@ -97,7 +97,7 @@ def test_a_principal_component_is_that_of_the_covariance_about_the_midpoint() ->
         assert found.directions.values[layer, 0] @ d > 0
 
 
-def test_a_probes_normal_is_the_gradient_of_its_log_odds_and_of_the_existing_probe() -> None:
+def test_probes_normal_is_the_gradient_of_its_log_odds() -> None:
     found = steering(model(), POSITIVE, NEGATIVE, method="probe", test_share=0.0)
     labels = torch.arange(13) < 8
     for layer in LAYERS:
@@ -133,7 +133,7 @@ def by_newton(x: Tensor, labels: Tensor) -> Tensor:
     return w[:-1] / x.std(0, correction=0)
 
 
-def test_an_autoencoders_direction_is_the_row_of_the_feature_that_differs_most() -> None:
+def test_autoencoders_direction_is_the_row_of_the_most_differing_feature() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = {"W_enc": (D, 40), "b_enc": (40,), "W_dec": (40, D), "b_dec": (D,)}
     sae = SAE(TopK(3), {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in shapes.items()})
@@ -171,7 +171,7 @@ def test_a_planted_direction_is_found_and_tells_held_out_prompts_apart(method: s
     )
 
 
-def test_the_score_is_that_of_the_midpoint_on_prompts_the_direction_has_not_seen() -> None:
+def test_score_is_that_of_the_midpoint_on_prompts_not_seen() -> None:
     found = steering(model(), POSITIVE, NEGATIVE, test_share=0.4, seed=2)
     labels = torch.arange(13) < 8
     test = held_out(labels, 0.4, 2)
@@ -346,7 +346,7 @@ def test_directions_of_ones_own_stand_beside_at_the_length_of_each() -> None:
         steering_curve(model(), POSITIVE, each, metric=METRIC, beside=[x * 0 for x in others])
 
 
-def test_where_all_is_linear_the_effect_is_exactly_proportional_to_the_strength() -> None:
+def test_effect_is_proportional_to_the_strength_where_all_is_linear() -> None:
     """After the last block of a model without norms nothing but the unembedding is left."""
     subject, each = model("no-norm"), random_directions()[1:]
     doses = [-2.0, 0.5, 1.0, 3.0]
@@ -427,7 +427,7 @@ def is_a_twentieth(outside: int, tried: int) -> None:
 
 
 @pytest.mark.slow
-def test_five_of_a_hundred_directions_that_know_nothing_lie_outside_of_the_band() -> None:
+def test_five_of_a_hundred_random_directions_lie_outside_of_the_band() -> None:
     outside = 0
     for seed in range(150):
         each = random_directions(seed=10**6 + seed, length=3.0)

@@ -15,8 +15,6 @@ from interp import HookedTransformer
 from interp.causal import EdgeGraph
 from interp.circuits import (
     Circuit,
-    CircuitCurve,
-    EvaluateCircuit,
     circuit_curve,
     evaluate_circuit,
     interchange,
@@ -110,7 +108,7 @@ def subsets(result: xr.Dataset) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_not(name: str) -> None:
+def test_planted_circuit_is_faithful_complete_minimal_and_random_ones_not(name: str) -> None:
     task, edges = task_of(name), planted(name).edges
     circuit = Circuit(task.graph, dict.fromkeys(edges, 1.0))
     result = task.evaluated(circuit, subsets=12, draws=3, deeper=True)
@@ -243,7 +241,7 @@ def test_the_interval_is_that_of_a_ratio_of_means() -> None:
     assert float(Moments.of(effect_shares(values)).standard_error()) == pytest.approx(float(error), rel=0.01)
 
 
-def test_a_circuit_that_is_half_of_the_model_in_every_prompt_is_half_for_sure() -> None:
+def test_circuit_that_is_half_of_the_model_everywhere_is_half_for_sure() -> None:
     full = torch.tensor([1.0, 5.0, 20.0])[:, None]
     found = effect_shares(torch.cat((full, 0 * full, full / 2), 1))
     assert torch.allclose(found, torch.full_like(found, 0.5))
@@ -302,7 +300,7 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
         assert share == pytest.approx(int(left.sum()) / int(kept.sum()))
 
 
-def test_a_pass_with_gradients_carries_what_a_sender_says_to_the_stream_once(
+def test_gradient_pass_carries_what_a_sender_says_to_the_stream_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And once more where its slope is weighed: not for each receiver, each of which would keep, in half precision, a
@@ -426,24 +424,6 @@ def test_tables_are_tidy_and_every_number_has_a_unit() -> None:
     assert without.circuit.values.tolist()[:2] == ["found", "without L0.mlp"] and bool(
         without.null.isnull().all()
     )
-
-
-def test_the_functions_are_the_questions_asked_by_run() -> None:
-    task, scores = small()
-    circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
-    curve, checks = (
-        CircuitCurve(scores, metric=METRIC, fractions=(0.1, 0.5), draws=1),
-        EvaluateCircuit(circuit, metric=METRIC, subsets=2, draws=1),
-    )
-    batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
-    found = interp.run([curve, checks], task.model, batch)
-    expected = task.curve(scores, fractions=(0.1, 0.5), draws=1)
-    xr.testing.assert_identical(found["circuit_curve"], expected)
-    expected = task.evaluated(circuit, subsets=2, draws=1)
-    xr.testing.assert_identical(found["evaluate_circuit"], expected)
-    parts = interp.run([checks], task.model, list(batch.split(3)))["evaluate_circuit"]
-    np.testing.assert_allclose(parts.value, expected.value, atol=1e-9)
-    np.testing.assert_allclose(parts.low, expected.low, atol=1e-9)
 
 
 # refusals

@@ -114,7 +114,7 @@ def test_random_circuits_have_a_small_p_as_rarely_as_it_says() -> None:
     assert (p <= 0.05).mean(0).max() < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
 
 
-def test_edges_that_every_prompt_agrees_on_are_stable_and_those_of_noise_are_not() -> None:
+def test_edges_that_prompts_agree_on_are_stable_and_those_of_noise_are_not() -> None:
     noise = np.random.default_rng(0).normal(size=(40, *GRAPH.exists.shape))
     strong = 50.0 * GRAPH.chosen(list(GRAPH.names())[:10]).numpy()
     sure, blind = (

@@ -183,7 +183,7 @@ def test_a_written_graph_is_one_by_the_published_schema(tmp_path: Path) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(foreign())
 
 
-def test_links_are_unique_and_sum_what_enters_a_head_with_the_sign_that_speaks_for_the_answer(
+def test_links_are_unique_and_signed_sums_of_what_enters_a_head(
     tmp_path: Path,
 ) -> None:
     links = written(circuit(), tmp_path)["links"]

@@ -185,7 +185,7 @@ def test_means_and_zeros_replace_what_a_run_says(name: str, replacement: Replace
         assert_close(values, slowly(model, kept, other), torch.float64)
 
 
-def test_a_mean_is_over_the_reference_by_position_and_padding_does_not_count(
+def test_mean_is_over_the_reference_by_position_without_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, width = build("llama-gqa"), CLEAN.shape[1]
@@ -468,9 +468,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel"])
-def test_edges_that_are_asked_for_have_the_numbers_that_they_have_among_all(
-    name: str, direction: str
-) -> None:
+def test_edges_asked_for_have_the_numbers_that_they_have_among_all(name: str, direction: str) -> None:
     model = build(name)
     graph, whole = graph_of(model), effects(model, direction=direction)
     names = [*graph.names()][1::7]

@@ -124,7 +124,7 @@ def test_shared_keys_are_divided_among_their_heads_and_added_up_again(tmp_path: 
         read_mib(tmp_path / "a.json", model)
 
 
-def test_a_table_of_scores_is_written_with_its_sign_and_without_a_circuit_all_edges_are_kept(
+def test_score_table_is_written_with_signs_and_keeps_all_without_a_circuit(
     tmp_path: Path,
 ) -> None:
     model = hooked("gpt2")

@@ -125,7 +125,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(bare: bool, t
     assert not trace.exists()
 
 
-def test_a_whole_pickled_model_is_refused_with_the_lines_that_save_it_again(tmp_path: Path) -> None:
+def test_whole_pickled_model_is_refused_with_the_lines_that_save_it_again(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.pt", torch.nn.Linear(2, 2))
     with pytest.raises(
         ValueError, match=r'refused.*torch.nn.modules.linear.Linear.*"config": old.cfg.to_dict\(\)'

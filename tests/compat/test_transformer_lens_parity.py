@@ -78,7 +78,7 @@ def test_a_norms_output_is_our_normalized(both) -> None:  # type: ignore[no-unty
         equal(value, cache[name.replace(OTHER_MEANING, "hook_out")], name)
 
 
-def test_the_stream_is_taken_apart_into_the_same_parts_under_names_that_say_the_same(both) -> None:  # type: ignore[no-untyped-def]
+def test_stream_has_the_same_parts_under_names_that_say_the_same(both) -> None:  # type: ignore[no-untyped-def]
     ours, _, _, theirs = both
     _, mine = ours.run_with_cache(TOKENS)
     decompositions = {

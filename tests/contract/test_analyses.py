@@ -123,9 +123,7 @@ def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: st
 
 
 @on_one_model
-def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for_bit(
-    case: str, model: str
-) -> None:
+def test_pickled_questions_and_partial_results_give_the_same_bits(case: str, model: str) -> None:
     """What a copy of it gives, merged from copies of its partial results, is also a second run with the same bits."""
 
     def travelled(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -> Partial:

@@ -71,7 +71,7 @@ def test_the_first_lines_of_the_readme_print_what_it_says() -> None:
     assert shown.text == BLOCKS.fenced(said)
 
 
-def test_the_lean_requirements_are_those_of_the_package_without_transformer_lens() -> None:
+def test_lean_requirements_are_the_packages_without_transformer_lens() -> None:
     root = DOCS.parent
     every = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     lean = (root / "requirements-lean.txt").read_text(encoding="utf-8").splitlines()
@@ -130,7 +130,7 @@ def test_output_stands_behind_its_block() -> None:
 
 
 @over("name", ANALYSES)
-def test_a_page_on_an_analysis_says_what_it_answers_whence_it_comes_and_what_it_does_not_tell(
+def test_page_on_an_analysis_says_its_answer_source_and_limits(
     name: str,
 ) -> None:
     text = TEXTS[name]

@@ -101,7 +101,7 @@ def test_weights_are_what_they_are_under_edits_of_activations(case: str) -> None
         interp.run([question], hooked, None if batch is None else [batch], edits=edits)
 
 
-def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
+def test_planted_induction_head_without_its_previous_token_head_is_at_null() -> None:
     """L0H1 carries every token's predecessor to it, by which L1H2 finds what followed the token before."""
     model = HookedTransformer.from_pretrained("groundtruth-induction")
     asked = interp.attention.Heads(repeats=interp.tasks.RepeatedTokens(rows=8), sentences=None)

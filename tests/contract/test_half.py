@@ -71,7 +71,7 @@ def test_outside_of_the_pass_nothing_is_computed_in_half_precision(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_weights_in_float64_give_the_same_up_to_the_rounding_of_the_pass(
+def test_float64_gives_the_same_up_to_the_rounding_of_the_pass(
     case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, unit = CASES[case].models[0], TIMES * UNIT[dtype]

@@ -55,7 +55,7 @@ def test_the_command_line_starts_without_the_packages_of_its_commands(found: Fou
     assert set(found["of the command line"]) <= {"tyro"}  # type: ignore[call-overload]
 
 
-def test_loading_a_demo_model_loads_neither_pytorchs_compiler_nor_transformers(found: Found) -> None:
+def test_demo_model_loads_without_pytorchs_compiler_and_transformers(found: Found) -> None:
     assert found["of loading a model"] == []
 
 

@@ -102,7 +102,7 @@ def test_the_function_is_the_record_applied_bit_for_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", RECORDS)
-def test_its_result_is_a_narrow_table_with_a_unit_for_every_number_and_a_label_for_every_dim(
+def test_result_is_a_narrow_table_with_units_and_labels(
     case: str,
 ) -> None:
     found = answer(case)

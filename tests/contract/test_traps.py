@@ -33,7 +33,7 @@ def model(name: str = "gpt2", dtype: torch.dtype = torch.float64) -> HookedTrans
 
 
 # 1
-def test_attribution_applies_gamma_and_counts_beta_as_a_component_of_its_own() -> None:
+def test_attribution_applies_gamma_and_counts_beta_as_its_own_component() -> None:
     cache = model().run_with_cache(TOKENS)[1]
     parts = cache.decompose_resid()
     logits = model()(TOKENS)[:, -1].gather(1, ANSWER[:, None])[:, 0]
@@ -84,7 +84,7 @@ def test_loading_folds_centres_and_unties_nothing() -> None:
 
 
 # 5
-def test_a_soft_cap_that_the_type_does_not_have_is_listed_as_inert_and_one_that_it_has_counts() -> None:
+def test_soft_cap_is_listed_as_inert_where_the_type_has_none() -> None:
     for key, field in {
         "final_logit_softcapping": "logit_softcap",
         "attn_logit_softcapping": "attn_softcap",
@@ -217,7 +217,7 @@ def test_bos_comes_once_by_default_and_never_into_an_answer() -> None:
 
 
 # 14
-def test_a_window_of_4_shows_a_query_itself_and_three_before_also_with_a_cache() -> None:
+def test_window_of_4_is_the_query_and_three_before_also_with_a_cache() -> None:
     network = build("window")
     pattern = observe(network, Batch(TOKENS), [Read("blocks.0.attn.hook_pattern")]).trace[
         "blocks.0.attn.hook_pattern"
@@ -238,7 +238,7 @@ def test_a_parallel_block_has_no_middle_and_says_so() -> None:
 
 
 # 16
-def test_asking_for_split_inputs_leaves_the_norm_with_one_scale_per_position() -> None:
+def test_split_inputs_leave_the_norm_with_one_scale_per_position() -> None:
     subject, split = model(), [f"blocks.0.hook_{p}_input" for p in "qkv"]
     plain = subject.run_with_cache(TOKENS)[1]
     with subject.hooks([(split[2], lambda x, hook: x.clone())]):
@@ -319,7 +319,7 @@ def test_scores_are_not_rounded_and_no_attention_is_zero_not_nan() -> None:
 
 
 # 23
-def test_a_clean_stream_patched_into_a_corrupt_run_restores_it_prompt_by_prompt() -> None:
+def test_clean_stream_patched_into_corrupt_runs_restores_every_prompt() -> None:
     subject, site = model("llama-gqa"), "blocks.0.hook_resid_post"
     clean, corrupt = TOKENS, some_tokens(seed=1)
     cache = subject.run_with_cache(clean, site)[1]
@@ -343,7 +343,7 @@ def test_a_key_head_that_does_not_exist_is_an_error_under_grouped_heads() -> Non
 
 
 # 24
-def test_equal_singular_values_still_give_the_matrix_and_a_copying_score_of_one() -> None:
+def test_equal_singular_values_give_the_matrix_and_a_copying_score_of_one() -> None:
     basis = torch.linalg.qr(torch.randn(9, 4, dtype=torch.float64))[0]
     for sign in (1.0, -1.0):
         projection = FactoredMatrix(basis, sign * basis.mT)

@@ -36,7 +36,7 @@ def test_it_is_the_share_of_the_draws_and_the_value_itself(
     assert float(two_sided_p(of(value)[0], of(*chance))) == pytest.approx(both, nan_ok=True)
 
 
-def test_over_all_orders_of_exchangeable_draws_it_is_exactly_uniform_and_with_ties_never_too_small() -> None:
+def test_exchangeable_draws_are_exactly_uniform_and_with_ties_never_small() -> None:
     """All 120 orders of five numbers, the first of which is the value: p <= a in a share a of them."""
     orders = torch.tensor(list(itertools.permutations([0.0, 1.0, 2.0, 3.0, 4.0])))
     p = upper_p(orders[:, 0], orders[:, 1:])

@@ -17,16 +17,16 @@ RULE = TopInContext(TopRows(4, "activation", before=BEFORE, after=AFTER), ("toke
 
 def values(seed: int = 0) -> dict[str, Tensor]:
     """Few distinct values, so that there are ties; some absent, one row wholly."""
-    dice = torch.Generator().manual_seed(seed)
-    activation = torch.randint(-2, 3, (N, P, C), generator=dice).double()
-    activation[torch.rand(N, P, C, generator=dice) < 0.2] = torch.nan
+    generator = torch.Generator().manual_seed(seed)
+    activation = torch.randint(-2, 3, (N, P, C), generator=generator).double()
+    activation[torch.rand(N, P, C, generator=generator) < 0.2] = torch.nan
     activation[7] = torch.nan
     tokens = torch.arange(N * P).view(N, P)
     tokens[3, 3:] = -1
     return {
         "activation": activation,
         "tokens": tokens,
-        "key": torch.randint(0, 99, (N, P, C), generator=dice),
+        "key": torch.randint(0, 99, (N, P, C), generator=generator),
     }
 
 

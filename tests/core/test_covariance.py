@@ -15,9 +15,9 @@ from tests.tolerances import assert_close
 
 def numbers(gaps: bool = False, seed: int = 0) -> dict[str, Tensor]:
     """Twelve rows of five positions; x has three columns, y two that depend on them."""
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(12, 5, 3, generator=dice, dtype=torch.float64) + 4
-    y = x[..., :2].square() + torch.randn(12, 5, 2, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(12, 5, 3, generator=generator, dtype=torch.float64) + 4
+    y = x[..., :2].square() + torch.randn(12, 5, 2, generator=generator, dtype=torch.float64)
     if gaps:
         x[3, 1, 0], y[7, 2:, 1] = torch.nan, torch.nan
     return {"x": x, "y": y}

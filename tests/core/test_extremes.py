@@ -50,9 +50,9 @@ def entries(found: Extremes, cell: int) -> list[Entry]:
 
 def tied(seed: int) -> dict[str, Tensor]:
     """Twelve rows of four positions and two cells, full of ties, beside tokens that name their place."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return {
-        "x": TIES[torch.randint(len(TIES), (12, 4, 2), generator=dice)],
+        "x": TIES[torch.randint(len(TIES), (12, 4, 2), generator=generator)],
         "tokens": torch.arange(48).view(12, 4),
     }
 

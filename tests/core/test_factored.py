@@ -62,7 +62,7 @@ def test_trace_is_that_of_the_dense_product(lead: tuple[int, ...]) -> None:
 
 
 @LEAD
-def test_eigenvalues_of_the_small_product_are_the_nonzero_ones_of_the_dense_one(
+def test_eigenvalues_of_the_small_product_are_the_dense_ones_nonzero_ones(
     lead: tuple[int, ...],
 ) -> None:
     matrix = square(lead)

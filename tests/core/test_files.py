@@ -87,9 +87,7 @@ def test_a_new_file_has_the_permissions_of_new_files(mask: int, tmp_path: Path) 
 
 
 @over("mode", [0o600, 0o640, 0o644, 0o664, 0o755])
-def test_a_file_that_is_there_keeps_its_permissions_and_nobody_else_reads_it_meanwhile(
-    mode: int, tmp_path: Path
-) -> None:
+def test_existing_file_keeps_its_permissions_and_is_not_read_meanwhile(mode: int, tmp_path: Path) -> None:
     path, meanwhile = tmp_path / f"{mode}", list[int]()
     path.write_text("old")
     path.chmod(mode)

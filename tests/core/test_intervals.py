@@ -43,7 +43,7 @@ def test_students_quantile_is_that_of_scipy_and_two_rows_have_none() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 33, 400])
-def test_the_interval_of_hits_is_clopper_and_pearsons_and_says_at_most_where_there_are_none(n: int) -> None:
+def test_interval_of_hits_is_clopper_pearson_and_at_most_where_none(n: int) -> None:
     for hits in {0, 1, n // 2, n - 1, n}:
         expected = stats.binomtest(hits, n).proportion_ci(0.95, method="exact")
         found = share_interval(torch.tensor(hits / n, dtype=torch.float64), n)
@@ -53,7 +53,7 @@ def test_the_interval_of_hits_is_clopper_and_pearsons_and_says_at_most_where_the
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-12, 1e-30])
-def test_the_ends_are_quantiles_of_the_beta_law_of_a_mean_weighted_from_the_simplex(scale: float) -> None:
+def test_ends_are_quantiles_of_the_beta_law_of_a_simplex_weighted_mean(scale: float) -> None:
     """Oracle: the moments of Dirichlet weights, one by one (their covariance is (diag(p) - p p^T) / (n + 2))."""
     rows = torch.tensor([0.9, 0.2, 0.0, 0.05, 0.3], dtype=torch.float64) * scale
     n = len(rows)
@@ -68,7 +68,7 @@ def test_the_ends_are_quantiles_of_the_beta_law_of_a_mean_weighted_from_the_simp
         assert float(end) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_interval_of_a_share_stays_in_its_range_around_its_mean_and_is_never_unknown() -> None:
+def test_interval_of_a_share_is_known_and_in_range_around_its_mean() -> None:
     draw = torch.Generator().manual_seed(0)
     kinds = [torch.rand(3, 500, generator=draw), torch.rand(3, 500, generator=draw) ** 40,
              1 - torch.rand(3, 500, generator=draw) ** 9, (torch.rand(3, 500, generator=draw) < 0.1).double(),
@@ -98,7 +98,7 @@ def test_an_interval_is_cut_at_the_range_of_its_rows() -> None:
 
 @pytest.mark.parametrize("n", [3, 8, 16, 32])
 @pytest.mark.parametrize("name", sorted(SHARES))
-def test_the_interval_of_a_share_holds_its_mean_95_times_in_100_however_skewed(name: str, n: int) -> None:
+def test_interval_of_a_share_holds_its_mean_95_times_in_100_however_skewed(name: str, n: int) -> None:
     """Of 4 000 draws, fewer are held by chance once in 10 000 times where it is 95 in 100: that is the allowance."""
     draws, law = 4000, SHARES[name]
     rows = law.rows(np.random.default_rng(n), (n, draws))

@@ -28,9 +28,9 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
 
 @given(VALUES, st.randoms())
-def test_the_order_of_arrival_changes_no_bit(values: list[float], dice: object) -> None:
+def test_the_order_of_arrival_changes_no_bit(values: list[float], generator: object) -> None:
     order = list(range(len(values)))
-    dice.shuffle(order)  # type: ignore[attr-defined]
+    generator.shuffle(order)  # type: ignore[attr-defined]
     assert summed(values, order).total() == by_recursion(values)
 
 

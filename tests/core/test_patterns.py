@@ -85,7 +85,7 @@ def test_even_attention_under_a_window_is_even_over_the_window() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 4, 20])
 @pytest.mark.parametrize("side", ["left", "right", None])
-def test_chance_on_rows_of_ones_own_is_the_score_of_the_pattern_written_out(
+def test_chance_on_own_rows_is_the_score_of_the_pattern_written_out(
     window: int | None, side: Literal["left", "right"] | None
 ) -> None:
     rows = [[1, 2, 1, 3, 2, 1, 1, 2, 3, 4], [5, 5, 6, 5, 6, 6], [7, 8, 7, 8]]
@@ -120,8 +120,8 @@ def test_the_kernel_of_a_head_at_one_distance_is_one_there() -> None:
 def test_gaussian_scores_have_the_entropy_of_the_formula(spread: float, error: float) -> None:
     """H = log n - s^2 / 2, within the stated error for n = 20 000 and three deviations of eight rows."""
     n, rows = 20_000, 8
-    dice = torch.Generator().manual_seed(0)
-    drawn = spread * torch.randn(rows, n, dtype=torch.float64, generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    drawn = spread * torch.randn(rows, n, dtype=torch.float64, generator=generator)
     found = entropy(drawn.softmax(-1))
     noise = 3 * float(found.std()) / rows**0.5
     assert abs(float(found.mean()) - (math.log(n) - spread**2 / 2)) < error + noise
@@ -165,7 +165,7 @@ def test_recorded_attention_is_as_dispersed_as_its_scores_are_bounded(name: str)
 
 
 @pytest.mark.parametrize("m", [10, 1000, 100_000])
-def test_a_needle_ahead_by_the_log_of_the_haystack_keeps_half_the_attention(m: int) -> None:
+def test_needle_ahead_by_the_log_of_the_haystack_keeps_half_the_attention(m: int) -> None:
     row = torch.zeros(m + 1, dtype=torch.float64)
     row[0] = math.log(m)
     weights = row.softmax(-1)

@@ -17,8 +17,8 @@ from tests.tolerances import assert_close
 
 def samples(n: int, cells: int = 3, seed: int = 0) -> Tensor:
     """Few distinct numbers, so that labellings tie."""
-    dice = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, 5, (n, cells), generator=dice).double() / 10
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 5, (n, cells), generator=generator).double() / 10
 
 
 def labellings(first: Tensor, second: Tensor, paired: bool) -> Tensor:

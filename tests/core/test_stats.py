@@ -86,7 +86,7 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(n: int) -> None:
     assert abs(covered - 0.95) < 0.006  # four standard errors of the simulation
 
 
-def test_skewed_numbers_have_an_interval_from_their_number_of_rows_on_alone() -> None:
+def test_skewed_numbers_have_an_interval_from_a_number_of_rows_on() -> None:
     samples = rows(6)
     few, enough = (Moments.of(samples).interval(fewest=n) for n in (7, 6))
     assert few[0].isnan().all() and few[1].isnan().all()
@@ -94,7 +94,7 @@ def test_skewed_numbers_have_an_interval_from_their_number_of_rows_on_alone() ->
 
 
 @pytest.mark.parametrize("n", [4, 8, 34])
-def test_the_interval_of_hits_is_clopper_and_pearsons_and_covers_every_share_95_times_in_100(n: int) -> None:
+def test_interval_of_hits_is_clopper_pearson_and_covers_95_times_in_100(n: int) -> None:
     """Clopper and Pearson 1934: at least .95 for every share, more for most, since counts are whole."""
     hits = (torch.arange(n)[:, None] < torch.arange(n + 1)).double()
     low, high = Moments.of(hits).interval(share=True)

@@ -11,7 +11,7 @@ PUBLISHED = {1.0: 1.270, 2.0: 2.099, 3.0: 2.250, 4.0: 2.389, 5.0: 2.294}
 """beta by H, to three digits (FACTS 10.3; its 1.271 at H = 1 is a slip: the coefficients add up to 1.270)."""
 
 
-def test_beta_has_the_tabulated_values_and_does_nothing_to_sharp_and_very_flat_rows() -> None:
+def test_beta_has_the_tabulated_values_and_spares_sharp_and_very_flat_rows() -> None:
     found = adaptive_temperature(torch.tensor(list(PUBLISHED), dtype=torch.float64))
     torch.testing.assert_close(found, torch.tensor(list(PUBLISHED.values())).double(), rtol=0, atol=5e-4)
     ones = adaptive_temperature(torch.tensor([0.0, 0.3, 0.5, 6.0, 8.0]))
@@ -19,7 +19,7 @@ def test_beta_has_the_tabulated_values_and_does_nothing_to_sharp_and_very_flat_r
     assert float(adaptive_temperature(torch.tensor(0.51))) >= 1
 
 
-def test_a_gap_of_log_m_keeps_half_of_the_weight_at_every_length_and_only_with_the_factor() -> None:
+def test_gap_of_log_m_keeps_half_of_the_weight_only_with_the_factor() -> None:
     m, n = 16, torch.tensor([2, 16, 100, 5000, 100_000])
     for gap, limit in ((0.8 * math.log(m), 0.0), (math.log(m), 0.5), (1.2 * math.log(m), 1.0)):
         weight = 1 / (1 + (n - 1) * (-gap * log_n_factor(n, m)).exp())
@@ -30,7 +30,7 @@ def test_a_gap_of_log_m_keeps_half_of_the_weight_at_every_length_and_only_with_t
     assert float(plain[-1]) < 1e-3
 
 
-def test_factors_follow_the_dtype_of_their_input_and_refuse_a_length_without_a_logarithm() -> None:
+def test_factors_follow_their_inputs_dtype_and_require_a_logarithm() -> None:
     for dtype in (torch.float32, torch.float64):
         assert log_n_factor(torch.tensor([3.0], dtype=dtype), 8).dtype == dtype
         assert adaptive_temperature(torch.tensor([3.0], dtype=dtype)).dtype == dtype

@@ -25,9 +25,9 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> FactoredMatrix:
     """Small integers: every dtype holds the product exactly, and many entries are equal."""
-    dice = torch.Generator().manual_seed(seed)
-    a = torch.randint(-2, 3, (rows, 3), generator=dice)
-    return FactoredMatrix(a.to(dtype), torch.randint(-2, 3, (3, columns), generator=dice).to(dtype))
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(-2, 3, (rows, 3), generator=generator)
+    return FactoredMatrix(a.to(dtype), torch.randint(-2, 3, (3, columns), generator=generator).to(dtype))
 
 
 def dense(matrix: FactoredMatrix) -> Tensor:
@@ -164,9 +164,12 @@ def test_a_product_with_narrow_weights_is_that_of_their_copies_in_float32(
     dtype: torch.dtype, rows: int
 ) -> None:
     """And so is the gradient; the weights get one where they ask for it, and no copy of them is kept."""
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, 6, generator=dice).requires_grad_()
-    weight, towards = torch.randn(rows, 6, generator=dice).to(dtype), torch.randn(2, 5, rows, generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 6, generator=generator).requires_grad_()
+    weight, towards = (
+        torch.randn(rows, 6, generator=generator).to(dtype),
+        torch.randn(2, 5, rows, generator=generator),
+    )
     found, expected = tiles.wide_product(x, weight), x @ weight.float().mT
     assert found.dtype == torch.float32
     assert_close(found, expected)

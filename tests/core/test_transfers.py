@@ -76,7 +76,7 @@ def test_a_check_on_the_host_raises_at_once_wherever_it_stands() -> None:
     check(torch.tensor(False), lambda: None)  # a closer look found nothing wrong
 
 
-def test_checks_of_a_device_are_looked_at_together_and_the_first_that_failed_raises() -> None:
+def test_checks_of_a_device_are_read_together_and_the_first_failed_raises() -> None:
     assert forked(_checked) == (1, 1, ["second", "first", "second"])
 
 

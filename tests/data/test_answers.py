@@ -41,7 +41,7 @@ def said(text: Text, answer: object, prompt: str) -> list[str]:
     return [] if found is None else list(found.notes(text.batch(prompt)))
 
 
-def test_an_answer_without_space_after_a_word_is_pointed_out_and_one_with_it_is_not(text: Text) -> None:
+def test_answer_without_space_after_a_word_is_pointed_out(text: Text) -> None:
     word = pair(text)
     (note,) = said(text, word, "The cat sat")
     assert note == (
@@ -94,7 +94,7 @@ def questions(answer: str) -> list[Question]:
     return [Attribute(answer), LogitLens(answer=answer), BackwardLens(answer), of_tokens]
 
 
-def test_every_result_of_questions_with_the_answer_says_it_in_its_notes_and_no_other(text: Text) -> None:
+def test_results_of_questions_with_the_answer_alone_say_it_in_their_notes(text: Text) -> None:
     model, word = hooked(), pair(text)
     prompts = ["The cat sat", 'He said "', "on the mat and on"]
     found = interp.run([*questions(word), AttentionEntropy()], model, prompts)
@@ -123,9 +123,7 @@ def test_questions_that_watch_a_metric_say_it_of_the_answer_of_the_metric(text: 
     assert [note in notes_of(result) for result in found.values()] == [True, True]
 
 
-def test_it_is_said_whatever_part_of_the_data_it_is_about_and_whoever_did_that(
-    text: Text, tmp_path: Path
-) -> None:
+def test_note_is_made_whatever_part_of_the_data_and_whoever_did_it(text: Text, tmp_path: Path) -> None:
     """A job of an array does the window in question, another process takes it in from the folder."""
     word, model = pair(text), hooked()
     rows = open_source(["He said (", "3 + (", "The cat sat", "a ("])
@@ -138,7 +136,7 @@ def test_it_is_said_whatever_part_of_the_data_it_is_about_and_whoever_did_that(
     assert list(notes_of(found["attribute"])) == said(text, word, "The cat sat")
 
 
-def test_a_patchscope_looks_at_the_end_of_the_target_prompt_where_its_answer_is_read(text: Text) -> None:
+def test_patchscope_reads_its_answer_at_the_end_of_the_target_prompt(text: Text) -> None:
     word = pair(text)
     for target, prompt in (("He said (", "The cat sat"), ("The cat sat", "He said (")):
         found = interp.run([Patchscope(target, answer=word)], hooked(), [prompt])["patchscope"]

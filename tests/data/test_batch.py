@@ -140,7 +140,7 @@ def test_rows_know_which_prompt_they_are() -> None:
     assert again is not None and again.tolist() == [2, 0, 2]
 
 
-def test_values_by_text_begin_in_column_0_and_keep_the_order_of_the_identities() -> None:
+def test_values_by_text_begin_in_column_0_in_the_order_of_identities() -> None:
     """Left padding and holes close up; packed texts come in the order in which they stand."""
     keep = torch.ones(2, 6, dtype=torch.bool)
     keep[0, [0, 3]] = False

@@ -63,7 +63,7 @@ def test_answers_that_differ_everywhere_are_taken() -> None:
     assert bool((interp.attribute(hooked(), TEXTS, ANSWER, others).total != 0).all())
 
 
-def test_rows_of_pairs_with_one_token_for_both_are_set_aside_with_the_reason() -> None:
+def test_pairs_with_one_token_for_both_are_set_aside_with_the_reason() -> None:
     data = Pairs(TEXTS, OTHERS, answer=[[5], [7]], wrong=[[6], [7]])
     source = interp.data.Stream(data.source(), hooked().text, tokens_per_batch=64)
     window = source.window(0)

@@ -32,7 +32,7 @@ def alone(model: Transformer, text: list[int], reads: list[Read]) -> tuple[Tenso
 # --- how texts are packed -----------------------------------------------------------------------------------------
 
 
-def test_every_text_is_in_one_row_and_rows_are_as_few_as_first_fit_decreasing_gives() -> None:
+def test_texts_are_in_one_row_each_and_rows_as_few_as_first_fit_gives() -> None:
     batch = packed()
     assert [row.tolist() for row in batch.unpack(batch.tokens)] == TEXTS
     assert batch.documents is not None and batch.keep is not None
@@ -166,7 +166,7 @@ def test_gradients_stay_inside_their_text() -> None:
 # --- what counts over texts ---------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_packed_texts_is_that_of_the_texts_and_no_boundary_counts() -> None:
+def test_loss_of_packed_texts_is_that_of_the_texts_without_boundaries() -> None:
     model, batch = build("gpt2"), packed()
     logits = model(batch.tokens, keep=batch.keep, documents=batch.documents)
     each = [next_token_loss(alone(model, t, [])[0][None], torch.tensor([t]))[0] for t in TEXTS if len(t) > 1]
@@ -182,7 +182,7 @@ def test_the_loss_of_packed_texts_is_that_of_the_texts_and_no_boundary_counts() 
     assert (found[0] == 0).tolist() == [False, False, True, False, False]
 
 
-def test_the_lens_of_packed_texts_is_that_of_the_texts_and_asks_for_no_token_of_another() -> None:
+def test_lens_of_packed_texts_is_that_of_the_texts() -> None:
     subject, batch = HookedTransformer(build("gpt2")), packed()
     together = interp.logit_lens(subject, batch, top=2)
     assert together.sizes["prompt"] == len(TEXTS)

@@ -30,7 +30,7 @@ def windows(data: Pairs, tokens: int = 64) -> list[Batch]:
     return [batch for w in range(stream.windows or 0) for batch in stream.window(w).batches]
 
 
-def test_rows_keep_their_corrupted_prompt_and_answers_through_sorting_and_padding() -> None:
+def test_rows_keep_corrupted_prompt_and_answers_when_sorted_and_padded() -> None:
     text, seen = hooked().text, 0
     for batch in windows(pairs()):
         clean, corrupt = batch.pair()

@@ -187,7 +187,7 @@ def notes_of(tokenizer: Tokenizer_, *, prepend_bos: bool = True, d_vocab: int = 
     return [str(each.message) for each in found if each.category is Note]
 
 
-def test_a_bos_that_the_models_own_tokenizer_would_not_prepend_is_said_once() -> None:
+def test_bos_that_the_models_own_tokenizer_lacks_is_said_once() -> None:
     said = (
         f"texts begin with {END} (BOS) here; this model's own tokenizer would not prepend it; prepend_bos=False leaves "
         "it out"
@@ -196,7 +196,7 @@ def test_a_bos_that_the_models_own_tokenizer_would_not_prepend_is_said_once() ->
     assert notes_of(HuggingFaceTokenizer(gpt2_tokenizer()), prepend_bos=False) == []
 
 
-def test_a_bos_of_the_tokenizers_own_and_that_of_our_own_models_are_not_said() -> None:
+def test_bos_of_the_tokenizers_own_and_of_our_own_models_are_not_said() -> None:
     assert notes_of(HuggingFaceTokenizer(adding(gpt2_tokenizer()))) == []
     assert notes_of(FileTokenizer(backend(), END)) == []
     demo = HookedTransformer.from_pretrained("demo-attn-2l")
@@ -295,7 +295,7 @@ def test_a_bos_beside_them_is_not_added_again() -> None:
     assert plain.bos
 
 
-def test_special_tokens_survive_the_way_back_and_the_text_between_them_is_whole(around: Text) -> None:
+def test_special_tokens_and_the_text_between_them_survive_the_way_back(around: Text) -> None:
     text = "The cat sat , on  the mat."
     ids = around.ids(text)
     assert around.tokenizer.decode(ids[1:-1]) == text

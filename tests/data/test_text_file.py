@@ -113,7 +113,6 @@ def test_a_file_that_grew_is_not_read_on(tmp_path: Path) -> None:
 
 def test_ways_of_reading_that_are_none_are_refused() -> None:
     for wrong, message in (
-        ({"rows": "word"}, "rows must be one of 'line', 'paragraph', 'file', got 'word'"),
         ({"encoding": "utf-16"}, "one byte is required, such as utf-8 or latin-1, got 'utf-16'"),
         ({"encoding": "klingon"}, "unknown encoding 'klingon'"),
     ):

@@ -48,7 +48,7 @@ def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
     xr.testing.assert_identical(same, found)
 
 
-def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits() -> None:
+def test_question_is_asked_of_every_checkpoint_under_the_same_edits() -> None:
     silent = [interp.Edit("L0.attn", interp.edits.Zero())]
     batches = in_batches(load("step4"), some_tokens(), 2)
     found = over_checkpoints(
@@ -66,7 +66,7 @@ def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits
         over_checkpoints(load, ["step30"], curve, some_tokens())
 
 
-def test_one_checkpoint_has_the_dim_too_and_variables_keep_their_attributes() -> None:
+def test_one_checkpoint_has_the_dim_and_variables_keep_their_attributes() -> None:
     found = over_checkpoints(
         load, ["step4"], lambda m: curve(m).assign(more=("index", [0] * 8, {"unit": "u"}))
     )
@@ -75,7 +75,7 @@ def test_one_checkpoint_has_the_dim_too_and_variables_keep_their_attributes() ->
     assert found["more"].attrs == {"unit": "u"}
 
 
-def test_an_attribute_that_differs_becomes_a_variable_and_a_shared_one_stays() -> None:
+def test_differing_attribute_becomes_a_variable_and_a_shared_one_stays() -> None:
     def noted(model: HookedTransformer) -> xr.Dataset:
         return curve(model).assign_attrs(error=0.5 if model.cfg.n_kv_heads == 1 else math.nan, note="same")
 
@@ -141,7 +141,7 @@ def test_the_steepest_gap_is_the_one_of_the_largest_rise_per_step() -> None:
     assert found.attrs["of"] == "induction"
 
 
-def test_of_equal_rises_the_earliest_counts_and_a_fall_is_found_with_a_minus_sign() -> None:
+def test_earliest_of_equal_rises_counts_and_falls_are_found_with_a_minus() -> None:
     assert int(phase_change(series([0, 1, 2, 2], [1, 2, 3, 4])).before) == 1
     found = phase_change(-series([0.0, -0.1, -2.0], [5, 6, 7]))
     assert (int(found.before), float(found.rise)) == (6, pytest.approx(1.9))
@@ -183,7 +183,7 @@ def test_a_series_without_two_ascending_steps_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_its_log_says() -> None:
+def test_demo_models_induction_and_in_context_score_move_as_its_log_says() -> None:
     rows = RepeatedTokens(rows=16)
 
     def both(model: HookedTransformer) -> xr.Dataset:
@@ -211,7 +211,7 @@ def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_it
 # --- principal components -----------------------------------------------------------------------------------------
 
 
-def test_components_are_the_eigenvectors_of_the_covariance_with_the_stated_signs() -> None:
+def test_components_are_the_covariances_eigenvectors_with_stated_signs() -> None:
     losses = np.random.default_rng(0).normal(size=(6, 20)) * np.linspace(3, 1, 20) + 5
     found = per_token_loss_pca(xr.DataArray(losses, dims=("step", "prompt")), components=4)
     values, vectors = np.linalg.eigh(np.cov(losses, rowvar=False))
@@ -225,8 +225,8 @@ def test_components_are_the_eigenvectors_of_the_covariance_with_the_stated_signs
 
 def test_a_planted_trajectory_that_turns_at_a_right_angle_is_recovered() -> None:
     """First along one direction, then along another: two components hold all of it."""
-    dice = np.random.default_rng(1)
-    one, two = np.linalg.qr(dice.normal(size=(50, 2)))[0].T
+    generator = np.random.default_rng(1)
+    one, two = np.linalg.qr(generator.normal(size=(50, 2)))[0].T
     along = np.array([[0, 0], [4, 0], [8, 0], [8, 1], [8, 2.0]])
     losses = xr.DataArray(
         4 + along @ np.stack((one, two)), dims=("step", "prompt"), coords={"step": [1, 2, 3, 4, 5]}

@@ -95,7 +95,7 @@ def test_the_curve_is_the_mean_over_texts_of_each_text_alone(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["gemma2", "olmo2", "post-norm", "no-final-norm", "attention-only-rotary", "bloom", "gpt-oss"]
 )
-def test_every_way_to_read_the_stream_out_gives_the_loss_of_the_models_own_logits(name: str) -> None:
+def test_every_read_out_of_the_stream_gives_the_loss_of_the_logits(name: str) -> None:
     tokens = some_tokens(rows=4)
     model = HookedTransformer(build(name))
     own = model(tokens, return_type="loss", loss_per_token=True)
@@ -104,7 +104,7 @@ def test_every_way_to_read_the_stream_out_gives_the_loss_of_the_models_own_logit
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_losses_of_a_narrow_model_are_taken_in_float32_and_averaged_in_float64(dtype: torch.dtype) -> None:
+def test_losses_of_a_narrow_model_are_float32_and_averaged_in_float64(dtype: torch.dtype) -> None:
     tokens = some_tokens(rows=4)
     model = HookedTransformer(build("llama-gqa", dtype))
     found = loss_of(in_context(model, tokens, early=EARLY, late=LATE))
@@ -135,20 +135,20 @@ def without_context() -> HookedTransformer:
     return HookedTransformer(network)
 
 
-def test_a_model_that_uses_no_context_scores_exactly_zero_where_both_indices_see_the_same_tokens() -> None:
+def test_model_without_context_scores_exactly_zero_on_the_same_tokens() -> None:
     rows = RepeatedTokens(period=10, repeats=4, rows=6).tokens(D_VOCAB, 0)
     found = in_context(without_context(), rows, early=5, late=35)
     assert abs(score_of(found)) < 1e-12 and score_of(found, "high") - score_of(found, "low") < 1e-12
     assert float(loss_of(found).std()) > 0.05, "its losses differ by token"
 
 
-def test_a_model_that_uses_no_context_scores_zero_within_the_interval_on_random_tokens() -> None:
+def test_model_without_context_scores_zero_within_the_interval() -> None:
     found = in_context(without_context(), some_tokens(rows=200, n=40), early=5, late=35)
     assert score_of(found, "low") < 0 < score_of(found, "high")
     assert 0 < score_of(found, "high") - score_of(found, "low") < 1
 
 
-def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_in_the_second() -> None:
+def test_planted_induction_head_is_at_chance_first_and_certain_second() -> None:
     """Without a match head 1.2 looks at all tokens alike and copies them: the logit of each is 20 / (how many).
 
     The k-th token of the first copy is new, so its loss is log of the sum of exp over the k seen tokens and the
@@ -169,7 +169,7 @@ def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_i
     assert score_of(found, "high") < -3.0
 
 
-def test_noise_in_the_other_heads_leaves_the_planted_answer_and_a_silenced_head_takes_it_away() -> None:
+def test_noise_in_other_heads_leaves_the_planted_answer_a_silent_head_not() -> None:
     network = groundtruth.induction()
     rows = RepeatedTokens(period=8, repeats=2, rows=4).tokens(len(groundtruth.SYMBOLS), 0)
     found = in_context(HookedTransformer(network), rows, early=8, late=14)
@@ -230,7 +230,7 @@ def test_the_loss_shares_its_pass_with_other_analyses() -> None:
     agree(found["in_context"][list(alone.data_vars)], alone)
 
 
-def test_masked_moments_without_gaps_are_moments_and_with_gaps_those_of_each_entry() -> None:
+def test_masked_moments_are_those_of_each_entry_with_and_without_gaps() -> None:
     rows = torch.randn(7, 4, dtype=torch.float64) + 1e6
     plain, masked = Moments.of(rows), MaskedMoments.of(rows[:3]).merge(MaskedMoments.of(rows[3:]))
     assert_close(masked.mean, plain.mean)
@@ -269,7 +269,7 @@ def test_the_slope_is_a_least_squares_fit_in_every_window(span: float) -> None:
             assert float(found[row, i]) == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
-def test_a_loss_that_is_linear_in_the_log_of_the_index_has_that_slope_everywhere() -> None:
+def test_loss_linear_in_the_log_of_the_index_has_that_slope_everywhere() -> None:
     index = torch.arange(1, 2049)
     loss = 5.0 - 0.3 * index.double().log()
     assert_close(log_index_slope(loss, index, span=1.5), torch.full_like(loss, -0.3))
@@ -363,7 +363,7 @@ def test_a_model_of_nan_weights_is_an_error_and_not_a_gap() -> None:
 # --- the indices that are compared --------------------------------------------------------------------------------
 
 
-def test_indices_that_nobody_names_are_an_eighth_from_either_end_of_what_half_of_the_texts_reach() -> None:
+def test_unnamed_indices_are_an_eighth_from_the_ends_of_half_of_the_texts() -> None:
     model = HookedTransformer(build("gpt2"))  # a context of 24
     for lengths, pair in (
         ([24] * 3, (3, 21)), ([22] * 3, (3, 21)), ([21] * 3, (1, 11)), ([24, 24, 9, 9], (3, 21)),

@@ -199,7 +199,7 @@ def test_kfac_of_a_linear_model_is_its_exact_gauss_newton_inverse() -> None:
     assert_close(solved.reshape(-1, 8), exact)
 
 
-def test_on_ridge_regression_leaving_a_row_out_is_the_prediction_over_one_minus_its_leverage() -> None:
+def test_ridge_regression_without_a_row_is_its_error_over_1_less_leverage() -> None:
     x, y, weight = linear_regression()
     rows, query = len(x), torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     matrix = Kronecker.of(x.T @ x / rows, eye(2))
@@ -216,7 +216,7 @@ def test_on_ridge_regression_leaving_a_row_out_is_the_prediction_over_one_minus_
 
 
 @pytest.mark.slow
-def test_ekfacs_eigenvalues_are_the_diagonal_of_the_exact_fisher_in_the_kronecker_basis() -> None:
+def test_ekfacs_eigenvalues_are_the_fishers_diagonal_in_kronecker_basis() -> None:
     """Means over drawn labels, against the sum over every label that the model can give, in standard errors."""
     model, samples = network(), 300
     determined = torch.zeros(2, 6, dtype=torch.bool)
@@ -255,7 +255,7 @@ def test_labels_are_drawn_as_the_model_predicts_and_by_row_and_sample() -> None:
     assert not torch.equal(found, drawn(logits, rows, 0, 3, seed=1))
 
 
-def test_a_batch_finds_which_of_its_tokens_are_determined_by_the_number_of_its_rows() -> None:
+def test_batch_finds_its_determined_tokens_by_the_number_of_its_rows() -> None:
     batch = replace(ROWS.batch, row=torch.arange(5)).rows(torch.tensor([3, 1]))
     part = here(ROWS, batch)
     assert part.determined is not None and ROWS.determined is not None

@@ -66,7 +66,7 @@ def test_a_chain_is_the_loop_written_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("localisation", "largest"), [(0.0, 0.1), (50.0, 0.1), (0.0, 1.0)])
-def test_a_bowl_gives_what_the_law_of_the_chain_says_which_is_half_its_dimension_for_small_steps(
+def test_bowl_gives_the_law_of_the_chain_which_is_half_its_dimension(
     localisation: float, largest: float
 ) -> None:
     """Each direction is a first-order autoregression, whose stationary variance is known."""
@@ -132,7 +132,7 @@ def reduced_rank(outputs: int, inputs: int, hidden: int, rank: int) -> float:
 
 
 @pytest.mark.slow
-def test_reduced_rank_regression_has_the_coefficient_of_aoyagi_and_watanabe() -> None:
+def test_reduced_rank_regression_has_aoyagi_and_watanabes_coefficient() -> None:
     truth = torch.zeros(2, 3, dtype=torch.float64)
     truth[0, 0] = 1.0
 

@@ -56,7 +56,7 @@ def other(name: str) -> Transformer:
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 2**22])
-def test_the_length_of_a_change_is_that_of_all_numbers_whatever_is_widened_at_once(
+def test_length_of_a_change_is_that_of_all_numbers_in_any_pieces(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "AT_ONCE", at_once)
@@ -146,7 +146,7 @@ def test_every_number_of_every_parameter_belongs_to_exactly_one_part(grain: str,
 
 
 @over("name", ["gpt2", "llama-gqa"])
-def test_a_head_owns_its_matrices_and_what_several_share_is_their_group_s_or_the_rest_s(name: str) -> None:
+def test_head_owns_its_matrices_and_shared_ones_are_their_groups(name: str) -> None:
     network = build(name)
     found = copy.deepcopy(network)
     config, views, theirs = network.config, Weights(found).layer(1), Weights(other(name)).layer(1)
@@ -171,7 +171,7 @@ def test_a_head_owns_its_matrices_and_what_several_share_is_their_group_s_or_the
 
 
 @pytest.mark.parametrize("name", WITH_LOGITS)
-def test_exchanged_weights_give_the_metric_of_a_copy_with_these_entries_in_its_state_dict(name: str) -> None:
+def test_exchanged_weights_give_the_metric_of_a_copy_with_these_entries(name: str) -> None:
     base, tuned, batch = build(name), other(name), ragged()
     wanted = logits(tuned, batch)
     before = kl(wanted, logits(base, batch))
@@ -261,7 +261,7 @@ def test_all_parts_together_are_the_other_model_whatever_is_watched(
     assert float(found.value[0, 1].sel(score="share")) != pytest.approx(1, abs=1e-3)
 
 
-def test_weights_of_a_metric_read_at_every_column_are_read_out_by_the_exchanged_model() -> None:
+def test_metric_at_every_column_is_read_out_by_the_exchanged_model() -> None:
     base, tuned, batch = build("gpt2"), other("gpt2"), ragged()
     found = diff(base, batch, tuned, what=["weights"], metric=next_token_loss())
     for part in ("unembed", "ln_final", "L1.mlp"):

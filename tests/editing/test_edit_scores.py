@@ -100,7 +100,7 @@ def perplexity(model: HookedTransformer) -> float:
 
 
 def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> None:
-    """Top 1, so that a loop without cache and dice writes the same; openings of the case, else the edited prompt."""
+    """Top 1, so that a loop without cache and draws writes the same; openings of the case, else the edited prompt."""
     model = hooked()
     cases = [replace(CASES[0], openings=("The capital of France is", "France")), *CASES[1:]]
     table = edit_table(
@@ -166,7 +166,7 @@ def test_scores_and_intervals_are_those_of_the_cases(monkeypatch: pytest.MonkeyP
     assert list(interp.frame(table)) == ["editor", "score", "unit", "value", "low", "high", "null", "n"]
 
 
-def test_perplexity_does_not_depend_on_the_batches_and_is_left_out_without_a_text() -> None:
+def test_perplexity_does_not_depend_on_the_batches_and_requires_a_text() -> None:
     model = hooked()
     one, all_ = (edit_table(model, CASES, {"s": shift}, text=list(CORPUS), batch_size=n) for n in (1, 9))
     np.testing.assert_allclose(one.value, all_.value, rtol=1e-9)
@@ -260,7 +260,7 @@ def test_the_entropy_is_that_of_counted_ngrams(seed: int) -> None:
     assert ngram_entropy(" ".join(words)) == pytest.approx(slow_ngram_entropy(words), rel=1e-12)
 
 
-def test_words_are_letters_and_digits_together_and_every_other_visible_character() -> None:
+def test_words_are_letters_and_digits_together_and_other_visible_marks() -> None:
     text = "In Zürich, 2 cats\nsat: 'Well_done!'"
     words = ["In", "Zürich", ",", "2", "cats", "sat", ":", "'", "Well_done", "!", "'"]
     assert ngram_entropy(text) == pytest.approx(slow_ngram_entropy(words), rel=1e-12)
@@ -282,21 +282,21 @@ def test_greedy_texts_are_those_of_a_loop_and_equally_long() -> None:
 
 
 def slow_sampled(model: HookedTransformer, openings: list[str], how: Continuation, turn: int) -> list[str]:
-    """Every text on its own, all of it anew for each token, the dice of all texts thrown together."""
+    """Every text on its own, all of it anew for each token, one generator for all texts."""
     texts = [model.to_tokens(opening)[0].tolist() for opening in openings]
-    dice = torch.Generator().manual_seed(how.seed + turn)
+    generator = torch.Generator().manual_seed(how.seed + turn)
     for _ in range(how.length - min(map(len, texts))):
         logits = torch.stack([model.transformer(torch.tensor([ids]))[0, -1] for ids in texts])
         best = logits.topk(how.top_k).indices
         shares = torch.zeros_like(logits).scatter(1, best, logits.gather(1, best).softmax(-1))
-        for ids, new in zip(texts, torch.multinomial(shares, 1, generator=dice), strict=True):
+        for ids, new in zip(texts, torch.multinomial(shares, 1, generator=generator), strict=True):
             ids.append(int(new))
     bos = model.text.bos_id
     return [model.text.tokenizer.decode([i for i in ids[: how.length] if i != bos]) for ids in texts]
 
 
 @pytest.mark.parametrize("turn", [0, 3])
-def test_sampled_texts_are_those_of_a_loop_with_the_same_dice(turn: int) -> None:
+def test_sampled_texts_are_those_of_a_loop_with_the_same_generator(turn: int) -> None:
     model, how = hooked(), Continuation(length=20, top_k=3, seed=5)
     found = how.texts(model, OPENINGS, turn=turn)
     assert found == slow_sampled(model, OPENINGS, how, turn)

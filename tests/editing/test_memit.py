@@ -121,7 +121,7 @@ def test_facts_of_a_planted_site_are_replaced_and_no_others() -> None:
     assert said == expected and len(set(subjects)) == 16
 
 
-def test_the_table_takes_edits_that_belong_together_and_puts_the_weights_back() -> None:
+def test_table_takes_edits_that_belong_together_and_restores_the_weights() -> None:
     model = three_layers()
     keys = [keys_of(model), keys_of(model, 1)]
     weights = {name: p.clone() for name, p in model.transformer.named_parameters()}

@@ -157,7 +157,7 @@ def test_the_gradient_of_the_losses_is_that_of_finite_differences(leaf: str) -> 
     assert float(slope) == pytest.approx(float(expected), rel=1e-5) and abs(float(slope)) > 1e-6
 
 
-def test_norms_are_those_of_the_training_edits_tokens_and_leave_alone_what_does_not_vary() -> None:
+def test_norms_are_of_training_edits_tokens_and_leave_constants_alone() -> None:
     model = hooked()
     mend = train_mend(model, CASES, NAMES[:2], tuning=FineTuning(steps=1, rate=1e-9))
     rows = []
@@ -176,7 +176,7 @@ def test_norms_are_those_of_the_training_edits_tokens_and_leave_alone_what_does_
     assert like.normed([{NAMES[0]: (u, delta)}]).std.tolist() == [0.5] + 63 * [1.0]
 
 
-def test_training_lowers_its_loss_moves_every_part_and_leaves_the_model_alone() -> None:
+def test_training_lowers_its_loss_moves_every_part_and_spares_the_model() -> None:
     """V is zero at first, where the derivative of `torch.relu` is 0: with it nothing but alpha would be trained."""
     model = HookedTransformer(perturbed(hooked().cfg, seed=4), hooked().text.tokenizer)
     state = {name: value.clone() for name, value in model.transformer.state_dict().items()}
@@ -237,7 +237,7 @@ def score(model: HookedTransformer, posed: list[_Posed], mend: Mend) -> Score:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_trained_it_makes_more_held_out_edits_than_any_gradient_step_that_disturbs_no_more() -> None:
+def test_trained_mend_makes_more_held_out_edits_than_gradient_steps() -> None:
     """Facts of demo-4l, 40 of which no training edit was about; steps of six sizes on the three best matrices."""
     model = HookedTransformer.from_pretrained("demo-4l")
     cases = fact_cases(model, asked(model), EditByShift(tuning=120, edits=40))

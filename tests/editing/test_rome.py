@@ -110,7 +110,7 @@ def test_keys_orthogonal_in_the_inverse_moment_keep_their_values() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES[1:4])
-def test_the_first_step_of_the_search_goes_down_the_gradient_at_the_subject(name: str) -> None:
+def test_first_step_of_the_search_descends_the_gradient_at_the_subject(name: str) -> None:
     """Adam's first step is -rate sign(gradient); the gradient is that of the site, from one pass without any edit."""
     model = hooked(name)
     rome = Rome(steps=1, rate=1e-3, essence=None, ridge=0.01)

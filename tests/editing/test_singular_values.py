@@ -48,9 +48,7 @@ def some_z(parts: SingularValues, seed: int = 0) -> Tensor:
 
 @over("rescale", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_inside_the_matrix_is_the_scaled_one_and_afterwards_every_bit_is_back(
-    name: str, rescale: bool
-) -> None:
+def test_matrix_is_scaled_inside_and_every_bit_is_back_afterwards(name: str, rescale: bool) -> None:
     model = subject()
     before, parts = state(model), SingularValues.of(model, name)
     z = some_z(parts)
@@ -116,7 +114,7 @@ def all_of(edits: list[WeightEdit], model: HookedTransformer) -> ExitStack:
         return stack.pop_all()
 
 
-def test_several_edits_stand_together_in_one_fused_parameter_and_go_together() -> None:
+def test_several_edits_stand_together_in_one_fused_parameter() -> None:
     model = subject()
     before = state(model)
     parts = [SingularValues.of(model, name) for name in MATRICES]

@@ -30,9 +30,9 @@ def subject() -> HookedTransformer:
 
 
 def some(seed: int) -> dict[str, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     sizes = {name: SingularValues.of(subject(), name).sigma for name in NAMES}
-    return {name: 2 * torch.rand(s.shape, generator=dice, dtype=s.dtype) for name, s in sizes.items()}
+    return {name: 2 * torch.rand(s.shape, generator=generator, dtype=s.dtype) for name, s in sizes.items()}
 
 
 def alone(model: HookedTransformer, row: list[int], vectors: dict[str, Tensor]) -> Tensor:
@@ -74,9 +74,9 @@ def test_both_passes_are_those_of_each_prompt_alone(trained: bool) -> None:
 def test_a_trained_classifier_tells_kinds_apart_that_the_model_does_not() -> None:
     """Prompts that begin with 1 or 2: z of three matrices alone learns which."""
     model = HookedTransformer(build("gpt2"))
-    dice = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     rows = torch.cat(
-        (torch.tensor([[1], [2]]).repeat(16, 1), torch.randint(3, 20, (32, 4), generator=dice)), 1
+        (torch.tensor([[1], [2]]).repeat(16, 1), torch.randint(3, 20, (32, 4), generator=generator)), 1
     )
     target = rows[:, 0] - 1
     dispatch = Dispatch((11,), {"one": 20, "two": 21})

@@ -156,7 +156,7 @@ def test_overlapping_blocks_may_be_left_in_any_order(dtype: torch.dtype, order: 
     assert same(before, state(model)) == []
 
 
-def test_overlapping_blocks_of_tied_matrices_and_of_the_same_edit_may_be_left_in_any_order() -> None:
+def test_overlapping_blocks_of_edits_may_be_left_in_any_order() -> None:
     model = writable("bloom")
     before, weights = state(model), Weights(model.transformer)
     out, into = (
@@ -177,8 +177,8 @@ def test_overlapping_blocks_of_tied_matrices_and_of_the_same_edit_may_be_left_in
 
 
 @pytest.mark.slow
-def test_a_thousand_random_nestings_with_exceptions_leave_the_sum_of_what_is_open() -> None:
-    model, dice = writable("gpt2"), random.Random(0)
+def test_thousand_random_nestings_with_exceptions_leave_the_open_sum() -> None:
+    model, generator = writable("gpt2"), random.Random(0)
     values = matrices(model.transformer)
     names = ("blocks.0.attn.W_Q", "blocks.0.attn.W_K", "blocks.1.mlp.W_out")
     before = {name: values[name].clone() for name in names}
@@ -186,13 +186,13 @@ def test_a_thousand_random_nestings_with_exceptions_leave_the_sum_of_what_is_ope
     for _ in range(1000):
         standing = []
         for _ in range(8):
-            if standing and dice.random() < 0.5:
-                block, _ = standing.pop(dice.randrange(len(standing)))
+            if standing and generator.random() < 0.5:
+                block, _ = standing.pop(generator.randrange(len(standing)))
                 with suppress(ZeroDivisionError):
-                    error = ZeroDivisionError() if dice.random() < 0.3 else None
+                    error = ZeroDivisionError() if generator.random() < 0.3 else None
                     block.__exit__(error and type(error), error, None)
             else:
-                edit = dice.choice(edits)
+                edit = generator.choice(edits)
                 standing.append((opened([edit], model)[0], edit))
         for name in names:
             changes = (edit.dense for _, edit in standing if edit.name == name)
@@ -217,7 +217,7 @@ def test_edits_at_sites_remember_for_one_pass_alone() -> None:
     assert torch.equal(found, edited(tokens))
 
 
-def test_the_changed_weights_are_those_of_the_bare_network_and_of_an_edited_model_too() -> None:
+def test_changed_weights_are_those_of_bare_and_edited_models_too() -> None:
     model = writable("gpt2")
     name = "blocks.0.mlp.W_out"
     edit = WeightEdit(name, some_change(matrices(model.transformer)[name]))
@@ -274,7 +274,7 @@ def test_edits_at_sites_give_the_logits_of_the_changed_weights(name: str) -> Non
     assert checked >= 3
 
 
-def test_one_batch_holds_differently_edited_models_and_gradients_flow_through() -> None:
+def test_one_batch_has_differently_edited_models_and_their_gradients() -> None:
     model, tokens = writable("gpt2"), some_tokens(1).expand(2, -1)
     values = matrices(model.transformer)
     names = ("blocks.0.mlp.W_out", "blocks.1.attn.W_Q")

@@ -64,7 +64,7 @@ def test_dense_features_leave_out_the_less_important_one() -> None:
     assert float(loss) == pytest.approx(0.3 / 12, abs=0.006)
 
 
-def test_the_fourier_basis_is_orthonormal_and_cosine_logits_are_explained_whole() -> None:
+def test_fourier_basis_is_orthonormal_and_explains_cosine_logits_whole() -> None:
     basis = fourier().reshape(-1, PRIME)
     torch.testing.assert_close(basis @ basis.T, torch.eye(PRIME - 1, dtype=torch.float64))
     rows = sums()
@@ -81,7 +81,7 @@ def test_the_steepest_change_is_found_in_its_own_direction() -> None:
     assert (change(series, rises=True), change(series, rises=False)) == (1, 2)
 
 
-def test_planted_neurons_are_found_by_mean_differences_and_not_without_a_shift() -> None:
+def test_planted_neurons_are_found_by_mean_differences_only_with_a_shift() -> None:
     assert recall(0, 2.0) == 1.0
     assert recall(0, 0.0) <= 2 / PLANTED
 

@@ -496,7 +496,7 @@ def test_an_adapter_that_brings_only_some_of_its_new_tokens_is_named(tmp_path: P
     )
 
 
-def test_adapters_of_a_family_that_is_wrapped_open_and_their_classifiers_are_named(tmp_path: Path) -> None:
+def test_adapters_of_a_wrapped_family_open_and_their_classifiers_are_named(tmp_path: Path) -> None:
     config = transformers.Starcoder2Config(
         vocab_size=53, hidden_size=24, intermediate_size=36, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, initializer_range=0.2

@@ -85,7 +85,7 @@ def test_an_untouched_network_opens_without_a_word(name: str, dtype: torch.dtype
     assert network.training
 
 
-def test_a_network_whose_own_pass_fails_opens_and_says_that_it_was_not_compared() -> None:
+def test_network_whose_own_pass_fails_opens_and_says_it_was_not_compared() -> None:
     network = llama()
     expected = logits(network)
 

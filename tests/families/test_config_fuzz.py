@@ -150,7 +150,7 @@ SOME = ("gpt2", "llama", "gemma3_text", "deepseek_v3", "t5")
 
 
 @over("kind", SOME)
-def test_all_keys_of_other_types_that_transformers_ignores_are_listed_and_change_nothing_together(
+def test_ignored_keys_of_other_types_together_change_nothing(
     kind: str,
 ) -> None:
     assert_ignored(kind)
@@ -158,7 +158,7 @@ def test_all_keys_of_other_types_that_transformers_ignores_are_listed_and_change
 
 @pytest.mark.slow
 @over("kind", [kind for kind in KINDS if kind not in SOME])
-def test_all_keys_of_other_types_that_transformers_ignores_are_listed_in_the_remaining_types(
+def test_ignored_keys_of_other_types_are_listed_in_the_remaining_types(
     kind: str,
 ) -> None:
     assert_ignored(kind)
@@ -198,7 +198,7 @@ def _taken(plain: Values, more: Values) -> Values:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_value_of_any_key_gives_transformers_numbers_or_is_refused_by_name(kind: str) -> None:
+def test_another_value_of_any_key_gives_transformers_numbers_or_is_refused(kind: str) -> None:
     plain, seen = base(kind), []
     with every() as case:
         for key in sorted(read_keys(kind, values_of_keys())):
@@ -238,7 +238,7 @@ def test_a_key_less_gives_transformers_numbers(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_values_of_several_keys_give_transformers_numbers_or_are_refused_by_name(kind: str) -> None:
+def test_other_values_of_several_keys_give_transformers_numbers_or_refusal(kind: str) -> None:
     plain, draw = base(kind), random.Random(zlib.crc32(kind.encode()))
     known = [key for key in plain if key not in NOT_TRIED and key in values_of_keys()]
     with every() as case:

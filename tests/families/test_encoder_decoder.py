@@ -154,7 +154,7 @@ def lively(name: str) -> PreTrainedModel:
 
 
 @SOME
-def test_greedy_decoding_gives_hugging_faces_tokens_with_and_without_the_cache(name: str) -> None:
+def test_greedy_decoding_gives_hugging_faces_tokens_with_any_cache(name: str) -> None:
     theirs = lively(name)
     mine = loaded(theirs)
     tokens = theirs.generate(
@@ -200,9 +200,7 @@ OUTPUTS: dict[str, dict[str, str]] = {
 
 @ONE_EACH
 @over("which", range(4))
-def test_an_edit_on_either_side_does_what_a_pytorch_hook_on_hugging_faces_model_does(
-    name: str, which: int
-) -> None:
+def test_edit_on_either_side_does_what_a_pytorch_hook_on_the_original_does(name: str, which: int) -> None:
     site, module = list(OUTPUTS["t5" if name == "t5" else "bart"].items())[which]
 
     def change(value: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def test_token_types_count_as_hugging_faces(name: str) -> None:
 
 @ONE_EACH
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_rows_give_hugging_faces_numbers_under_mask_and_position_ids(name: str, side: str) -> None:
+def test_padded_rows_give_hugging_faces_numbers_under_mask_and_positions(name: str, side: str) -> None:
     keep = torch.arange(20) < torch.tensor([[20], [13], [6]])
     keep = keep if side == "right" else keep.flip(1)
     offset = getattr(ours(name).config.position, "offset", 0)
@@ -86,7 +86,7 @@ def test_padded_rows_give_hugging_faces_numbers_under_mask_and_position_ids(name
 
 
 @pytest.mark.parametrize("name", ["roberta", "roberta-padding-id", "camembert"])
-def test_robertas_positions_begin_after_the_padding_id_as_it_reads_them_off_the_tokens(name: str) -> None:
+def test_robertas_positions_begin_after_the_padding_id_in_the_tokens(name: str) -> None:
     pad = CASES[name].options["pad_token_id"]
     assert isinstance(pad, int)
     keep = torch.arange(20) < torch.tensor([[20], [13], [6]])

@@ -56,7 +56,7 @@ def test_patterns_and_hidden_states_equal_hugging_faces(name: str) -> None:
 
 
 @EVERY
-def test_as_many_experts_as_chosen_have_a_weight_and_their_outputs_sum_to_the_mixture(name: str) -> None:
+def test_chosen_experts_alone_have_weights_and_sum_to_the_mixture(name: str) -> None:
     sites = ("hook_expert_weights", "hook_expert_out")
     layer, kind = routed(name)[-1], ours(name).config.mlp
     assert isinstance(kind, MoE)

@@ -154,7 +154,7 @@ def test_transformers_reads_the_same_numbers(name: str, tmp_path: Path) -> None:
     assert apart(ours(tmp_path, theirs), hf_logits(read, some_tokens())) <= 1e-5
 
 
-def test_transformers_reads_the_same_bits_in_less_steps_and_gguf_is_left_as_it_was(
+def test_transformers_reads_the_same_bits_and_gguf_is_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables: list[int] = []
@@ -289,7 +289,7 @@ def test_a_key_that_changes_no_number_is_no_reason_to_refuse(keys: dict[str, obj
     assert apart(ours(path, theirs), hf_logits(theirs, some_tokens())) <= 1e-5
 
 
-def test_heads_of_keys_and_values_that_are_not_said_are_as_many_as_of_queries(tmp_path: Path) -> None:
+def test_heads_of_keys_and_values_are_by_default_as_many_as_of_queries(tmp_path: Path) -> None:
     """Where transformers would leave the rows of queries and keys as llama.cpp permuted them."""
     theirs = new_hf_model("llama-mha")
     path = gguf_files.write(tmp_path / "model.gguf", theirs, keys={"attention.head_count_kv": None})
@@ -558,7 +558,7 @@ def test_a_length_that_no_file_has_ends_at_once(tmp_path: Path) -> None:
 # --- models that transformers loaded from GGUF --------------------------------------------------------------------
 
 
-def test_a_live_model_from_gguf_opens_and_so_does_the_folder_it_was_saved_to(tmp_path: Path) -> None:
+def test_live_model_from_gguf_opens_and_so_does_its_saved_folder(tmp_path: Path) -> None:
     llama_file(tmp_path)
     live = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
     if getattr(live.config, "quantization_config", None) is None:  # transformers before 5.24 leaves none over

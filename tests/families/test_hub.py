@@ -54,7 +54,7 @@ def fetched(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_download_never_asks_for_code_and_for_no_pickle_where_there_are_safetensors(
+def test_download_never_asks_for_code_and_for_pickles_only_where_needed(
     hub: Callable[[tuple[str, ...]], list[dict[str, object]]],
 ) -> None:
     asked = hub((*SAFE, *PICKLED, *NEVER))
@@ -69,7 +69,7 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_else(
     assert fetched(download("someone/model", None)) == {*PICKLED, "config.json"}
 
 
-def test_the_gguf_file_of_a_repository_is_fetched_where_there_is_one_or_it_is_named(
+def test_gguf_file_of_a_repository_is_fetched_or_named(
     hub: Callable[[tuple[str, ...]], list[dict[str, object]]], tmp_path: Path
 ) -> None:
     hub(("model.Q4_K_M.gguf", "README.md"))

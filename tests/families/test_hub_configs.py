@@ -67,9 +67,7 @@ def assert_opens(name: str, folder: Path) -> None:
 
 
 @over("kind", sorted(NATIVE))
-def test_a_config_of_every_type_opens_from_its_folder_with_transformers_logits(
-    kind: str, tmp_path: Path
-) -> None:
+def test_config_of_every_type_opens_with_transformers_logits(kind: str, tmp_path: Path) -> None:
     name = kinds()[kind]
     if name not in DIFFERENT and not (OLD and kind in OTHERWISE):
         assert_opens(name, tmp_path)
@@ -92,7 +90,7 @@ def test_an_exception_opens_and_its_difference_is_still_there(name: str, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(NATIVE))
-def test_a_key_is_inert_for_transformers_where_we_list_it_and_changes_both_where_it_changes_one(
+def test_key_is_inert_for_transformers_exactly_where_we_list_it(
     kind: str,
 ) -> None:
     """Each config of the type with and without each of its keys, at the same weights."""

@@ -69,7 +69,7 @@ def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(tmp_path: Path
     assert torch.equal(cast.embed.weight.bfloat16(), loaded(tmp_path).embed.weight)
 
 
-def test_weights_that_a_dtype_cannot_hold_are_refused_at_opening_and_at_casting(tmp_path: Path) -> None:
+def test_weights_that_a_dtype_cannot_represent_are_refused(tmp_path: Path) -> None:
     theirs = new_hf_model("gpt2")
     with torch.no_grad():
         theirs.transformer.wte.weight[3, 5] = 7e4
@@ -112,7 +112,7 @@ def test_a_loaded_file_is_not_aliased(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["overwritten", "cut", "replaced", "deleted", "moved to other memory"])
-def test_a_large_file_that_is_overwritten_in_place_is_noticed_before_the_next_number(
+def test_large_file_overwritten_in_place_is_noticed_before_the_next_number(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such parameters are views of the file; a threshold of 0 makes all of them so."""

@@ -48,9 +48,7 @@ STORED: dict[str, tuple[Callable[[str], torch.dtype], str | None]] = {
 
 
 @pytest.mark.parametrize("case", STORED)
-def test_parameters_of_several_dtypes_become_one_as_transformers_casts_them(
-    case: str, tmp_path: Path
-) -> None:
+def test_parameters_of_several_dtypes_become_one_as_in_transformers(case: str, tmp_path: Path) -> None:
     kind, stated = STORED[case]
     llama().save_pretrained(tmp_path)
     change_tensors(tmp_path, lambda state: {name: value.to(kind(name)) for name, value in state.items()})

@@ -78,9 +78,7 @@ def test_padded_rows_give_hugging_faces_logits_under_mask_and_position_ids(name:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llama-dynamic-rope-beyond", "llama-long-rope-beyond"])
-def test_under_a_rotation_that_depends_on_the_length_each_padded_row_has_its_own(
-    name: str, side: str
-) -> None:
+def test_padded_rows_have_their_own_rotation_where_it_depends_on_length(name: str, side: str) -> None:
     """Hugging Face takes the longest row's for all of a batch, so its numbers of each row alone are the oracle."""
     tokens, keep = padded(side)
     mine = network(name)(tokens, keep=keep)
@@ -107,7 +105,7 @@ def test_mean_loss_of_padded_rows_equals_hugging_faces_with_ignored_labels(name:
 
 
 @FAMILY
-def test_greedy_generation_gives_hugging_faces_tokens_with_and_without_the_cache(name: str) -> None:
+def test_greedy_generation_gives_hugging_faces_tokens_with_any_cache(name: str) -> None:
     expected = hf_model(name, torch.float64).generate(
         some_tokens(n=6), attention_mask=torch.ones(3, 6, dtype=torch.long), max_new_tokens=12, do_sample=False,
         eos_token_id=None, pad_token_id=0,

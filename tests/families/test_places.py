@@ -31,7 +31,7 @@ def test_layers_are_spread_by_the_memory_that_is_free(
         assert abs(found.count(device) - runs.get(device, 0)) <= layers / SLOTS + 1
 
 
-def test_auto_is_every_accelerator_here_and_the_processor_where_there_is_none(
+def test_auto_is_every_accelerator_here_or_else_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -52,8 +52,3 @@ def test_a_device_that_is_not_here_is_named(model: str) -> None:
     for where in ({"device": "cuda"}, {"devices": ["cuda:0", "cuda:1"]}):
         with pytest.raises(ValueError, match=r"float32 on cuda(:0)? is not possible here"):
             HookedTransformer.from_pretrained(model, **where)
-
-
-def test_one_name_is_no_list_of_devices() -> None:
-    with pytest.raises(ValueError, match=r"devices must be .*, got 'cuda:0'"):
-        HookedTransformer.from_pretrained("groundtruth-induction", devices="cuda:0")  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def largest(a: Tensor, b: Tensor) -> float:
 
 
 @EVERY
-def test_the_exported_model_is_of_the_family_and_gives_our_logits_and_gradients(name: str) -> None:
+def test_exported_model_is_of_the_family_and_gives_logits_and_gradients(name: str) -> None:
     """To 1e-6: Hugging Face computes Llama's norms and angles in float32 even in a float64 model."""
     model = native(name)
     found = reference(model)
@@ -118,7 +118,7 @@ def test_loading_the_exported_model_gives_ours_back(name: str) -> None:
         assert torch.equal(mine, theirs), label
 
 
-def test_the_exported_model_has_our_dtype_and_is_compared_in_float32_at_least() -> None:
+def test_exported_model_has_our_dtype_and_is_compared_in_float32_at_least() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         found = reference(perturbed(CONFIGS["gpt2"], dtype))
         half = dtype in (torch.bfloat16, torch.float16)
@@ -146,7 +146,7 @@ def test_heads_that_do_not_divide_the_width_get_a_reason_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", "bert"])
-def test_gradients_are_those_at_the_rows_of_the_embedding_also_where_the_module_scales_them(
+def test_gradients_are_those_at_the_embeddings_rows_even_where_scaled(
     name: str,
 ) -> None:
     """By finite differences of the embedding's rows: Gemma's logits depend on sqrt(d) times a row."""
@@ -168,7 +168,7 @@ def test_gradients_are_those_at_the_rows_of_the_embedding_also_where_the_module_
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
-def test_gradients_of_an_encoder_decoder_are_those_at_the_sources_embedding(name: str) -> None:
+def test_gradients_of_an_encoder_decoder_are_those_at_the_source(name: str) -> None:
     """The source's alone: with shared matrices a change of the row would also change the target's."""
     theirs = new_hf_model(name, torch.float64)
     source, target = oracle.some_tokens(rows=2, n=6), oracle.some_tokens(rows=2, n=4, seed=1)
@@ -235,9 +235,7 @@ def test_a_model_without_a_head_answers_with_its_final_states() -> None:
     ("name", "part"),
     [("gpt2", "transformer"), ("bart", "model"), ("bert-pretraining", ""), ("bert-classifier", "")],
 )
-def test_verify_measures_or_says_why_not_where_the_model_has_no_logits_to_compare(
-    name: str, part: str
-) -> None:
+def test_verify_measures_or_says_why_not_where_there_are_no_logits(name: str, part: str) -> None:
     """A base model of which we know the tied unembedding, and BERT with other heads than ours."""
     theirs = hf_model(name).get_submodule(part)
     door = HookedEncoderDecoder if name == "bart" else HookedTransformer
@@ -264,7 +262,7 @@ def test_a_saved_folder_is_read_a_second_time_as_its_reference(name: str, tmp_pa
         assert_close(found.logits(tokens), oracle.hf_logits(hf_model(name), tokens))
 
 
-def test_the_reference_of_a_file_is_the_model_beside_it_in_the_dtype_asked_for(tmp_path: Path) -> None:
+def test_reference_of_a_file_is_the_model_beside_it_in_the_dtype_asked_for(tmp_path: Path) -> None:
     hf_model("gpt2").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     found = reference_of(file, from_folder(file), torch.float64)

@@ -85,7 +85,7 @@ def exposed(name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", [*AFTER_GPT2, *RELATIVES])
-def test_stream_heads_neurons_and_norms_equal_those_of_hugging_faces_modules(name: str) -> None:
+def test_stream_heads_neurons_and_norms_equal_hugging_faces_modules(name: str) -> None:
     expected = exposed(name)
     tap = Tap([Read(site) for site in expected])
     network(name)(some_tokens(), tap)
@@ -198,7 +198,7 @@ def test_every_site_that_hugging_face_exposes_is_equal(
 
 
 @over("name", [*GPT2S, *LLAMAS, "qwen3", "phi", "gpt-neo"])
-def test_hidden_states_are_the_residual_stream_and_the_last_one_is_already_normed(name: str) -> None:
+def test_hidden_states_are_the_residual_stream_with_the_last_one_normed(name: str) -> None:
     """Trap: `hidden_states[-1]` has been through the final norm; a lens must not norm it again."""
     with torch.no_grad():
         hidden = hf_model(name)(some_tokens(), output_hidden_states=True).hidden_states

@@ -193,7 +193,7 @@ def test_weights_quantised_by_mlx_are_named(tmp_path: Path) -> None:
 # --- heads --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unembedding_of_its_own_in_a_tied_config_is_used_as_transformers_does(tmp_path: Path) -> None:
+def test_own_unembedding_in_a_tied_config_is_used_as_transformers_does(tmp_path: Path) -> None:
     network = llama(tie_word_embeddings=False)
     network.save_pretrained(tmp_path)
     change_config(tmp_path, tie_word_embeddings=True)
@@ -230,7 +230,7 @@ CLASSIFIERS = {
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_of_a_classifier_or_reward_model_is_read_as_the_unembedding(
+def test_head_of_a_classifier_or_reward_model_is_read_as_the_unembedding(
     kind: str, tied: bool, tmp_path: Path
 ) -> None:
     name = "LlamaForSequenceClassification" if kind == "reward" else kind

@@ -152,7 +152,7 @@ def test_a_sum_that_overflows_is_not_taken_for_an_infinite_number(dtype: torch.d
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_layers_are_spread_in_consecutive_runs_and_the_rest_is_on_the_first(
+def test_layers_are_spread_in_consecutive_runs_and_the_rest_on_the_first(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No such devices are needed: what would be allocated is noted, and made on the CPU."""
@@ -214,9 +214,7 @@ def test_editing_views_of_a_file_changes_neither_it_nor_another_model(tmp_path: 
 
 @pytest.mark.usefixtures("kept_views")
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_file_that_is_deleted_or_replaced_stays_what_it_was_to_a_loaded_model(
-    how: str, tmp_path: Path
-) -> None:
+def test_deleted_or_replaced_file_stays_what_it_was_to_a_loaded_model(how: str, tmp_path: Path) -> None:
     hf_model("llama-tied").save_pretrained(tmp_path)
     model, path = families.from_folder(tmp_path), tmp_path / "model.safetensors"
     before = [p.clone() for p in model.parameters()]

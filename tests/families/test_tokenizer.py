@@ -66,7 +66,7 @@ def test_pieces_join_to_the_text() -> None:
     assert " the" in pieces
 
 
-def test_the_end_of_text_serves_as_beginning_and_padding_where_there_is_none() -> None:
+def test_end_of_text_serves_as_beginning_and_padding_where_there_is_none() -> None:
     tokenizer = HuggingFaceTokenizer(gpt2_tokenizer())
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 0, 0)
 
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }  # fmt: skip
 
 
-def test_a_model_opens_beside_a_tokenizer_that_cannot_be_read_and_says_why_texts_are_refused(
+def test_model_opens_beside_an_unreadable_tokenizer_and_says_why(
     tmp_path: Path,
 ) -> None:
     folder = model_in(tmp_path)
@@ -244,7 +244,7 @@ def test_a_tokenizer_is_read_at_the_first_text_and_once(
     assert read == [folder]
 
 
-def test_another_process_gets_the_tokenizer_itself_and_the_same_whatever_was_read_before(
+def test_another_process_gets_the_same_tokenizer_whatever_was_read_before(
     tmp_path: Path,
 ) -> None:
     folder = write(tmp_path, {"tokenizer.json": backend().to_str()})
@@ -282,7 +282,7 @@ def test_what_transformers_reads_has_its_ids(tmp_path: Path) -> None:
         assert ours.eos_id == theirs.eos_token_id, name
 
 
-def test_remote_code_beside_a_tokenizer_json_is_not_run_and_special_tokens_are_kept(tmp_path: Path) -> None:
+def test_remote_code_of_a_tokenizer_is_not_run_and_special_tokens_are_kept(tmp_path: Path) -> None:
     says = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.MineFast"]}}
     files = {
         "config.json": {"model_type": "llama"},
@@ -337,7 +337,7 @@ def test_ids_that_a_model_has_no_row_for_are_refused_where_they_are_used(tmp_pat
         assert "<image_soft_token>" in stream.rejected[0].reason
 
 
-def test_a_padded_encoding_is_taken_although_its_padding_is_no_token_of_the_model() -> None:
+def test_padded_encoding_is_taken_although_its_padding_is_no_token() -> None:
     theirs, d_vocab = gpt2_tokenizer(), backend().get_vocab_size()
     theirs.add_special_tokens({"pad_token": "[PAD]"})
     model = HookedTransformer(
@@ -351,7 +351,7 @@ def test_a_padded_encoding_is_taken_although_its_padding_is_no_token_of_the_mode
 # --- SentencePiece with settings beside it -------------------------------------------------------------------------
 
 
-def test_a_sentencepiece_file_with_settings_has_its_own_ids_for_texts_and_those_of_added_tokens(
+def test_sentencepiece_file_with_settings_has_its_own_and_the_added_ids(
     tmp_path: Path,
 ) -> None:
     """Trap: the class that such folders name rewrites no characters and merges no spaces: other ids, and no error."""

@@ -87,7 +87,7 @@ def test_a_size_that_would_take_too_long_is_refused() -> None:
         selected(x, labels, [2, 6], select="optimal")
 
 
-def test_the_svm_selector_ranks_by_the_coefficients_of_scikit_learns_machine() -> None:
+def test_svm_selector_ranks_by_scikit_learns_coefficients() -> None:
     x, labels = correlated(2, 1.0)
     z = x.double().numpy()
     z = (z - z.mean(0)) / z.std(0)

@@ -17,11 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-import interp
 from interp import Batch, Edit, HookedTransformer, Stream
 from interp.data import open_source
 from interp.edits import Zero
-from interp.features import ProbeNeurons, probe, probe_neurons
+from interp.features import probe, probe_neurons
 from interp.features.probing import (
     ExampleSplit,
     ProbePosition,
@@ -131,7 +130,7 @@ def test_constant_neurons_are_chosen_last(select: Selection) -> None:
     assert set(chosen[:2]) == {support[0], 5} and (chosen[2] == 6 or select == "mutual_information")
 
 
-def test_a_shift_that_all_neurons_share_and_their_scale_change_no_choice_that_weighs_them() -> None:
+def test_shared_shift_and_scale_of_neurons_change_no_weighing_choice() -> None:
     x, y, _ = planted([0.5, 0.6, 0.8])
     scale = 2.0 ** torch.arange(NEURONS).remainder(5)
     for select in ("f_statistic", "l1", "adaptive"):
@@ -175,7 +174,7 @@ def test_scores_are_those_of_scikit_learn(case: int) -> None:
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, abs=1e-12)
 
 
-def test_intervals_of_the_scores_hold_the_true_value_nineteen_times_in_twenty() -> None:
+def test_intervals_of_scores_hold_the_true_value_nineteen_times_in_twenty() -> None:
     """Test sets drawn from a known distribution of (TP, FP, FN, TN); 600 of them, a coverage is known to +- 0.009."""
     truth = torch.tensor([30, 10, 14, 46])
     drawn = np.random.default_rng(1).multinomial(100, truth.numpy() / 100, size=600)
@@ -255,7 +254,7 @@ def test_test_examples_have_no_part_in_choice_or_fit(select: Selection) -> None:
     assert float(of(one, "f1")[0]) != float(of(other, "f1")[0])
 
 
-def test_random_labels_are_predicted_at_chance_although_choosing_on_all_examples_would_not_be() -> None:
+def test_random_labels_are_predicted_at_chance_despite_the_choice() -> None:
     honest, cheating = [], []
     for seed in range(20):
         x, y = torch.randn(60, 300), torch.rand(60) < 0.5
@@ -285,7 +284,7 @@ def test_a_planted_feature_stands_clear_of_the_null_and_noise_does_not() -> None
     assert (found.null_sd > 0).all() and (found.n == found.attrs["test"]).all()
 
 
-def test_the_null_is_the_mean_of_the_same_procedure_on_shuffled_training_labels() -> None:
+def test_null_is_the_mean_of_the_procedure_on_shuffled_training_labels() -> None:
     x, y, _ = planted([1.0])
     found = probe(x, y, sizes=(1, 2), shuffles=3, seed=4)
     split, generator = ExampleSplit.of(x, y, 0.3, 4), torch.Generator().manual_seed(4)
@@ -407,14 +406,11 @@ def test_every_layer_is_probed_as_its_activations_are() -> None:
             np.testing.assert_array_equal(found[name].sel(layer=layer), alone[name], err_msg=str(name))
 
 
-def test_the_function_is_the_record_applied_and_rows_keep_their_labels() -> None:
+def test_rows_keep_their_labels_in_a_stream() -> None:
     model = HookedTransformer(build("gpt2"))
     tokens, labels = some_tokens(rows=40), torch.arange(40) % 2 == 0
     options = {"sizes": (1, 2), "shuffles": 1}
     found = probe_neurons(model, in_batches(model, tokens, 8), labels, **options)  # type: ignore[arg-type]
-    batches = list(Batch(tokens).numbered().split(8))
-    asked = ProbeNeurons(labels, **options)  # type: ignore[arg-type]
-    xr.testing.assert_identical(interp.run([asked], model, batches)["probe_neurons"], found)
     source = Stream(open_source(tokens), model.text, tokens_per_batch=45, rows_per_window=7)
     streamed = probe_neurons(model, source, labels, **options)  # type: ignore[arg-type]
     xr.testing.assert_allclose(streamed, found)
@@ -441,8 +437,6 @@ def test_prompts_that_cannot_be_probed_are_refused() -> None:
             IndexError, match=f"position {wanted} is required of every row, but row 1 has 2 tokens"
         ):
             probe_neurons(model, batch, labels, pos=wanted)
-    with pytest.raises(ValueError, match="pos must be 'mean' or int, got 'last'"):
-        probe_neurons(model, batch, labels, pos="last")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one text per row, this batch is packed"):
         probe_neurons(model, Batch.packed([[3, 1], [2]] * 4, 4), labels)
     with pytest.raises(ValueError, match="a token besides BOS is required"):

@@ -109,7 +109,7 @@ def test_features_ranked_by_decoder_norm_stay_so(tmp_path: Path) -> None:
     assert not torch.equal(plain.encode(x()) > 0, sae.encode(x()) > 0)
 
 
-def test_the_norm_scaling_factor_scales_the_input_and_its_inverse_the_output(tmp_path: Path) -> None:
+def test_norm_scaling_factor_scales_the_input_and_its_inverse_the_output(tmp_path: Path) -> None:
     weights, factor = random_weights(ReLU(), D_IN, D_SAE), 2.7
     path = folder(tmp_path, config("standard", normalize_activations="expected_average_only_in"), weights)
     features, output = slow_forward(arrays(weights), factor * x().numpy(), ReLU())

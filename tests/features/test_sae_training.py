@@ -194,7 +194,7 @@ def test_the_error_of_dead_features_holds_for_any_number_of_them(count: int) -> 
     assert float(found) == pytest.approx(slow_dead_error(sae, x, dead) if count else 0.0, rel=1e-9)
 
 
-def test_dead_features_of_topk_receive_a_gradient_and_living_ones_none_from_it() -> None:
+def test_dead_features_of_topk_alone_receive_a_gradient_from_it() -> None:
     sae, x = random_sae(TopK(3), 8, 12).requires_grad_(True), noise(5)
     dead = torch.arange(12) < 2
     (grad,) = torch.autograd.grad(dead_error(sae, x, (x - sae(x)).detach(), dead), sae.W_dec)

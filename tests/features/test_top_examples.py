@@ -17,7 +17,7 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.core.contexts import ContextExamples
 from interp.data.sources import open_source
-from interp.data.stream import RowLayout, Stream, prompt_source
+from interp.data.stream import RowLayout, Stream
 from interp.features import SAE, ReLU, TopExamples, examples_table, top_examples
 from interp.features.top_examples import QUANTILES, RELATIVE_ERROR
 from interp.model import Read
@@ -226,18 +226,15 @@ def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
         xr.testing.assert_identical(again[name], whole[name])
 
 
-def test_the_function_is_the_record_applied() -> None:
+def test_cells_are_named_by_their_part_and_silent_ones_have_zeros() -> None:
     found = top_examples(model(), TEXTS, BLOCK + "mlp.hook_post", cells=[3, 17], top=2)
-    batches = prompt_source(TEXTS, model().text)
-    asked = TopExamples("L1.post", cells=[3, 17], top=2)
-    xr.testing.assert_identical(interp.run([asked], model(), batches)["top_examples"], found)
     assert found.part.values.tolist() == ["L1N3", "L1N17"]
     silent = [interp.Edit("L1.post", interp.edits.Zero())]
     edited = top_examples(model().edited(silent), TEXTS, "L1.post", cells=[3], top=2)
     assert (edited.peak == 0).all() and (edited.value == 0).all()
 
 
-def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_processes() -> None:
+def test_chosen_cells_alone_leave_their_layer_and_travel_to_processes() -> None:
     made = TopExamples(BLOCK + "mlp.hook_post", cells=[3, 17], top=2).bind(model())
     analysis = pickle.loads(pickle.dumps(made))
     batch = model().text.batch(TEXTS[:3])

@@ -103,7 +103,7 @@ def test_files_without_a_damage_are_read(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_line_that_is_changed_is_answered_and_every_option_of_it_is_changed(place: Path) -> None:
+def test_changed_line_is_answered_and_every_option_of_it_is_changed(place: Path) -> None:
     found = collections.defaultdict[str, list[Case]](list)
     for case in commands.cases():
         found[case.name].append(case)

@@ -126,7 +126,7 @@ def test_published_models_have_their_published_size() -> None:
     assert int(cost(llama, 4096).flops.sum()) == 2 * 4096 * matrices + attention
 
 
-def test_softmax_grows_with_the_square_of_the_length_and_linear_attention_with_the_length() -> None:
+def test_softmax_grows_with_the_squared_length_and_linear_with_the_length() -> None:
     def slope(mixer: Mixer) -> float:
         both = [float(cost(replace(PLAIN, n_ctx=1 << 20, mixer=mixer), 1 << p).flops.sum()) for p in (19, 20)]
         return float(np.log2(both[1] / both[0]))

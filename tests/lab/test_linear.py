@@ -300,10 +300,10 @@ def test_every_chunk_and_every_cut_gives_the_sums_of_the_loop(
     n: int, chunk: int, cut: int, decayed: bool, seed: int
 ) -> None:
     """Parallel, chunked and recurrent forms, with gaps in the positions as padding leaves them."""
-    dice = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(2, 3, n, 4, generator=dice, dtype=torch.float64) for _ in range(3))
-    places = torch.randint(0, 2, (2, n), generator=dice).cumsum(1)
-    rates = torch.rand(3, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    places = torch.randint(0, 2, (2, n), generator=generator).cumsum(1)
+    rates = torch.rand(3, generator=generator, dtype=torch.float64)
     expected, states = (
         torch.zeros(2, 3, n, 4, dtype=torch.float64),
         torch.zeros(2, 3, 4, 4, dtype=torch.float64),
@@ -332,10 +332,10 @@ def test_every_chunk_and_every_cut_gives_the_sums_of_the_loop(
 @given(n=st.integers(1, 13), chunk=st.integers(1, 15), decayed=st.booleans(), seed=st.integers(0, 99))
 def test_sums_over_all_keys_are_those_of_the_loop(n: int, chunk: int, decayed: bool, seed: int) -> None:
     """Both directions and what they share, with gaps in the positions as padding leaves them."""
-    dice = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(2, 3, n, 4, generator=dice, dtype=torch.float64) for _ in range(3))
-    places = torch.randint(0, 2, (2, n), generator=dice).cumsum(1)
-    rates = torch.rand(3, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    places = torch.randint(0, 2, (2, n), generator=generator).cumsum(1)
+    rates = torch.rand(3, generator=generator, dtype=torch.float64)
     expected = torch.zeros(2, 3, n, 4, dtype=torch.float64)
     for i, j in itertools.product(range(n), repeat=2):
         left = (-rates * (places[:, i] - places[:, j]).abs()[:, None]).exp() if decayed else torch.ones(2, 3)

@@ -164,9 +164,7 @@ def constant(lesson: Lesson, momentum: float, step: float, forget: float) -> Les
 
 @over("packed", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_read_both_ways_it_is_the_mean_of_the_text_and_of_the_text_turned_round(
-    name: str, packed: bool
-) -> None:
+def test_both_ways_are_the_mean_of_the_text_and_of_it_turned_round(name: str, packed: bool) -> None:
     """Oracle: the causal layer of the same parameters on the tokens, and on the tokens in the other order."""
     config = replace(BASE, n_layers=1, mixer=KINDS[name], position=NoPosition())
     causal, both = (perturbed(replace(config, causal=causal), seed=4) for causal in (True, False))

@@ -291,9 +291,9 @@ def test_training_lowers_the_loss_of_either_layer() -> None:
 @EVERY
 @pytest.mark.parametrize("determined_only", [False, True])
 def test_training_s_loss_is_that_of_all_log_probabilities(name: str, determined_only: bool) -> None:
-    model, dice = built(name), torch.Generator().manual_seed(0)
+    model, generator = built(name), torch.Generator().manual_seed(0)
     keep = torch.arange(9)[None] < torch.tensor([9, 6, 4])[:, None]
-    determined = (torch.rand(3, 8, generator=dice) < 0.5) & keep[:, 1:]
+    determined = (torch.rand(3, 8, generator=generator) < 0.5) & keep[:, 1:]
     examples = Examples(Batch(some_tokens(), keep), determined)
     counted = determined if determined_only else keep[:, 1:]
     said = model(some_tokens(), keep=keep)[:, :-1].log_softmax(-1)

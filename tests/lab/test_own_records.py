@@ -143,7 +143,7 @@ def test_analyses_ask_its_traits() -> None:
             check_tensor_parallel(config, 2)
 
 
-def test_a_form_of_block_scales_what_is_added_and_is_refused_by_its_own_words() -> None:
+def test_form_of_block_scales_what_is_added_and_refuses_in_its_words() -> None:
     model = perturbed(DEEP)
     scaled = perturbed(replace(CONFIGS["gpt2"], residual_scale=0.5))
     scaled.load_state_dict(model.state_dict())

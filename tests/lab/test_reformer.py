@@ -87,7 +87,7 @@ def test_more_rounds_meet_more_keys() -> None:
         assert int((more & others).sum()) > int((few & others).sum())
 
 
-def test_in_one_bucket_it_is_softmax_attention_over_unit_keys_without_the_token_itself() -> None:
+def test_one_bucket_is_softmax_over_unit_keys_without_the_token_itself() -> None:
     """Oracle: equal vectors hash alike, so with a constant rotation sign every pair meets."""
     model, tokens = perturbed(CONFIG), some_tokens(n=9)
     with torch.no_grad():

@@ -138,9 +138,7 @@ def test_outer_products_sum_to_the_gradients_of_hugging_face(
 
 @pytest.mark.parametrize("name", CONFIGS)
 @over("side", ["left", "right"])
-def test_a_padded_row_has_the_factors_of_the_unpadded_and_zero_deltas_at_padding(
-    name: str, side: str
-) -> None:
+def test_padded_row_has_the_unpadded_factors_and_zero_deltas_at_padding(name: str, side: str) -> None:
     model, answers = build(name), torch.tensor([3, 5])
     padded = Batch.of(RAGGED, side=side).with_answers(answers, None)  # type: ignore[arg-type]
     found, alone = factors(model, padded), of(model, torch.tensor(RAGGED[:1]), answers[:1])
@@ -276,7 +274,7 @@ def test_a_model_without_logits_is_refused() -> None:
         of(Transformer(replace(CONFIGS["gpt2"], unembed=False)))
 
 
-def test_what_a_gradient_was_taken_at_is_freed_as_the_backward_pass_goes_by() -> None:
+def test_values_of_a_gradient_are_freed_as_the_backward_pass_goes_by() -> None:
     """The values themselves are asked by nobody: the peak is little above the factors, which are kept."""
     config = ModelConfig(n_layers=8, d_model=64, n_heads=4, d_vocab=50, n_ctx=64)
     batch = Batch(torch.arange(50)[None]).with_answers(torch.tensor([3]), None)

@@ -77,7 +77,7 @@ def test_shift_is_the_change_of_what_each_neuron_writes(name: str) -> None:
     assert bool((by_neuron @ delta <= 0).all())  # against delta, whatever the sign of the activation
 
 
-def test_a_step_along_an_unembedding_raises_its_logit_by_the_product_of_both_squared_norms() -> None:
+def test_step_along_an_unembedding_raises_its_logit_by_both_squared_norms() -> None:
     model, x = build("gpt2"), found("gpt2")["blocks.0.mlp.W_out"][0][0, 8]
     column = model.unembed.weight[5]  # type: ignore[union-attr]
     mlp = perturbed_copy("gpt2").block(0).mlp
@@ -89,7 +89,7 @@ def test_a_step_along_an_unembedding_raises_its_logit_by_the_product_of_both_squ
     assert_close(imprint(x, column, 0.1), mlp.out(x) - before)
 
 
-def test_the_gradient_of_the_logits_is_autograds_sums_to_zero_and_is_negative_at_the_target_only() -> None:
+def test_logit_gradient_is_autograds_and_negative_at_the_target_only() -> None:
     logits = torch.randn(
         4, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
@@ -115,7 +115,7 @@ def test_the_top_vjp_is_the_gradient_at_the_final_norms_output(name: str) -> Non
     assert_close(top_vjp(model, seen.output[:, -1], answer), seen.trace[read][:, -1])
 
 
-def test_with_tied_embeddings_the_target_is_the_least_probable_token_of_the_top_vjp() -> None:
+def test_target_is_the_least_probable_token_of_the_top_vjp_if_tied() -> None:
     model = perturbed(CONFIGS["bloom"])
     tokens = torch.arange(31)[:, None]
     top = top_vjp(model, model(tokens)[:, -1], torch.arange(31))

@@ -91,14 +91,14 @@ def test_under_rules_it_is_that_of_the_ruled_model(name: str) -> None:
 
 
 @over("kind", ["olmo3", "falcon", "smollm3"])
-def test_a_wrapped_decoder_has_the_jacobian_of_the_same_weights_in_our_code(kind: str) -> None:
+def test_wrapped_decoder_has_the_jacobian_of_the_same_weights_in_our_code(kind: str) -> None:
     ours, tokens = HookedTransformer.from_pretrained(wrapping.network(kind)), wrapping.tokens()
     assert not isinstance(ours.transformer, Wrapped)
     found, expected = (fitted(x, tokens).jacobian for x in (wrapping.wrapped(kind), ours.transformer))
     assert_close(found, expected)
 
 
-def test_a_wrapped_decoder_without_attention_has_the_gradients_of_its_own_code() -> None:
+def test_wrapped_decoder_without_attention_has_its_own_codes_gradients() -> None:
     network, tokens = wrapping.network("mamba"), wrapping.tokens()
     blocks, seen = network.get_submodule("backbone.layers"), list[Tensor]()
     assert isinstance(blocks, nn.ModuleList)
@@ -368,7 +368,7 @@ def test_it_reads_the_logits_of_j_x(name: str) -> None:
     assert found.depth.values.tolist()[-1] == str(interp.Part.of(stream_after(model.config, 1)))
 
 
-def test_the_stream_that_enters_a_block_is_the_one_that_left_the_block_before() -> None:
+def test_stream_that_enters_a_block_is_the_one_that_left_the_block_before() -> None:
     model, tokens = deep(), some_tokens()
     lens = fitted(model, tokens)
     after = interp.logit_lens(model, tokens, sites="blocks.0.hook_resid_post", translators=lens)

@@ -18,7 +18,6 @@ from interp.lenses.late_layers import SCORES, _mean_of, _mean_prediction, averag
 from interp.model import Transformer
 from interp.model.block import Block
 from interp.runs.over_data import reduced_over
-from tests.batches import in_batches
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -133,7 +132,7 @@ def holding_back() -> Transformer:
     return network
 
 
-def test_an_mlp_that_writes_the_average_token_is_found_and_its_removal_helps_a_rare_answer() -> None:
+def test_mlp_that_writes_the_average_token_is_found_and_hurts_rare_answers() -> None:
     rare = int(FREQUENCIES.argmin())
     found = late_layers(HookedTransformer(holding_back()), some_tokens(), rare, frequencies=FREQUENCIES)
     mlp = found.sel(part="L1.mlp")
@@ -158,10 +157,9 @@ def test_depths_are_those_of_the_logit_lens(name: str) -> None:
     assert_close(of(score(found, "rank").values), of(ranks.values))
 
 
-@pytest.mark.parametrize("batch_size", [1, 32])
-def test_attention_to_the_first_token_and_all_else_survives_padding_and_splitting(batch_size: int) -> None:
+def test_attention_to_the_first_token_survives_padding() -> None:
     model, rows = subject("llama-gqa"), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
-    both = late_layers(model, in_batches(model, Batch.of(rows), batch_size), [7, 2], frequencies=FREQUENCIES)
+    both = late_layers(model, Batch.of(rows), [7, 2], frequencies=FREQUENCIES)
     alone = [
         late_layers(model, torch.tensor(row), a, frequencies=FREQUENCIES)
         for row, a in zip(rows, (7, 2), strict=True)
@@ -255,11 +253,9 @@ def test_bad_input_is_refused() -> None:
         late_layers(model, some_tokens(), [3, 4], frequencies=FREQUENCIES)
 
 
-def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
-    model, batches = subject("gpt2"), [Batch(some_tokens())]
+def test_its_table_is_narrow_with_intervals_where_the_prompts_are_enough() -> None:
+    model = subject("gpt2")
     found = late_layers(model, some_tokens(), ANSWERS)
-    again = interp.run([LateLayers(ANSWERS, reference=some_tokens())], model, batches)["late_layers"]
-    xr.testing.assert_identical(again, found)
     table = interp.frame(found)
     assert list(table) == [
         "part",

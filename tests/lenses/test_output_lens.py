@@ -10,7 +10,7 @@ import xarray as xr
 import interp
 from interp import Batch, Edit, HookedTransformer, Part
 from interp.edits import Add, Zero
-from interp.lenses import OutputLens, output_lens
+from interp.lenses import output_lens
 from interp.model import MLP
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
@@ -161,7 +161,7 @@ def test_more_tokens_than_the_vocabulary_has_are_refused() -> None:
         output_lens(HookedTransformer(build("gpt2")), some_tokens(), "L0H1", top=32)
 
 
-def test_a_part_may_be_named_in_every_spelling_and_the_result_brings_its_words_along() -> None:
+def test_part_is_named_in_every_spelling_and_results_bring_words_along() -> None:
     model = HookedTransformer(build("gpt2"))
     found = output_lens(model, some_tokens(), "L1.mlp", top=2)
     for spelling in ("m1", "1_mlp_out", "blocks.1.hook_mlp_out", Part("mlp", 1)):
@@ -171,15 +171,6 @@ def test_a_part_may_be_named_in_every_spelling_and_the_result_brings_its_words_a
     for side in ("top", "bottom"):
         words = [f"<{i}>" for i in found[f"{side}_token"].values.flatten()]
         assert found[f"{side}_word"].values.flatten().tolist() == words
-
-
-def test_the_function_is_the_record_applied() -> None:
-    model, edits = HookedTransformer(build("gpt2")), [Edit("L0H1", Zero())]
-    found = output_lens(model.edited(edits), some_tokens(), "L1H2", answer=[3, 14, 7], top=3)
-    asked = OutputLens("L1H2", answer=[3, 14, 7], top=3)
-    again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["output_lens"]
-    xr.testing.assert_identical(again, found)
-    assert len(interp.frame(found).columns) <= 12
 
 
 @pytest.mark.slow
@@ -206,7 +197,7 @@ def test_under_an_edit_the_words_are_the_attribution_of_the_edited_model(name: s
             )
 
 
-def test_a_write_that_is_changed_on_its_way_has_no_words_and_an_added_vector_changes_none() -> None:
+def test_write_changed_on_its_way_has_no_words_and_additions_keep_them() -> None:
     def asked(name: str, part: str, edit: Edit) -> object:
         return output_lens(HookedTransformer(build(name)).edited(edit), some_tokens(), part)
 

@@ -10,7 +10,6 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.edits import Set
 from interp.lenses import patchscope
-from tests.batches import in_batches
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
 
@@ -65,17 +64,6 @@ def test_a_state_put_where_it_comes_from_changes_nothing() -> None:
             torch.tensor(found.target_prob.values[0, depth, depth]),
             torch.tensor(found.unpatched_prob.values[0]),
         )
-
-
-def test_batches_and_padding_change_no_number() -> None:
-    model = HookedTransformer(build("gpt2"))
-    rows = [some_tokens(1, n, seed=n)[0] for n in (4, 7, 9, 5)]
-    whole = patchscope(model, rows, TARGET, top=2)
-    for i, row in enumerate(rows):
-        one = patchscope(model, in_batches(model, row[None], 1), TARGET, top=2).isel(prompt=0)
-        assert whole.top_token.values[i].tolist() == one.top_token.values.tolist()
-        for name in ("kl", "target_prob"):
-            assert_close(torch.tensor(whole[name].values[i]), torch.tensor(one[name].values))
 
 
 def test_agreement_is_the_share_of_prompts_with_its_interval() -> None:

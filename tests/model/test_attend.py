@@ -50,7 +50,7 @@ def test_observing_one_layer_leaves_the_values_of_the_other(name: str) -> None:
 
 
 @EVERY
-def test_pattern_rows_are_a_softmax_with_the_sink_and_forbidden_entries_are_zero(name: str) -> None:
+def test_pattern_rows_are_a_softmax_with_sink_and_zero_where_forbidden(name: str) -> None:
     """exp(score) / (sum of exp(score) + exp(sink)): rows sum to 1, with a sink to less."""
     _, pattern, scores = values_of(name, PATTERN, SCORES)
     sinks = build(name).blocks[1].attn.sinks
@@ -64,7 +64,7 @@ def test_pattern_rows_are_a_softmax_with_the_sink_and_forbidden_entries_are_zero
 
 
 @EVERY
-def test_a_score_is_the_scaled_product_of_query_and_key_capped_and_with_its_bias(name: str) -> None:
+def test_score_is_the_scaled_capped_biased_product_of_query_and_key(name: str) -> None:
     config, parameters = CONFIGS[name], dict(build(name).named_parameters())
     rot = "rot_" if isinstance(config.position, Rotary) else ""
     _, scores, q, k = values_of(name, SCORES, f"blocks.1.attn.hook_{rot}q", f"blocks.1.attn.hook_{rot}k")

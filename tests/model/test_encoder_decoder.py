@@ -79,7 +79,7 @@ def test_every_site_of_both_sides_is_read_in_one_pass_and_changes_nothing(name: 
 
 
 @EVERY
-def test_an_edit_to_the_same_value_changes_nothing_and_another_changes_the_logits(name: str) -> None:
+def test_edit_to_the_same_value_changes_nothing_and_another_the_logits(name: str) -> None:
     plain = model(name)(SOURCE, TARGET)
     for site in ("encoder.blocks.1.attn.hook_z", "decoder.blocks.0.cross_attn.hook_pattern"):
         same = model(name)(SOURCE, TARGET, Tap(edits=[Edit(site, lambda x: x)]))
@@ -97,7 +97,7 @@ def test_an_edit_of_the_encoder_acts_through_the_memory_alone(name: str) -> None
 
 
 @EVERY
-def test_gradients_of_a_decoder_metric_reach_the_encoder_as_finite_differences_say(name: str) -> None:
+def test_decoder_metrics_gradients_at_the_encoder_are_finite_differences(name: str) -> None:
     site = "encoder.blocks.0.hook_resid_pre"
     tap = Tap([Read(site, grad=True), Read("decoder.blocks.1.cross_attn.hook_k", grad=True)])
     logit = model(name)(SOURCE, TARGET, tap, source_keep=KEEP)[0, -1, 5]
@@ -128,7 +128,7 @@ def test_padding_of_the_source_gets_no_attention_and_no_gradient(name: str) -> N
 
 
 @EVERY
-def test_cached_steps_equal_the_full_pass_and_compute_the_memorys_keys_once(name: str) -> None:
+def test_cached_steps_equal_the_full_pass_with_the_memorys_keys_once(name: str) -> None:
     whole = model(name)(SOURCE, TARGET, source_keep=KEEP)
     memory = model(name).encode(SOURCE, keep=KEEP)
     cache = KVCache(CONFIGS[name].decoder, 3, 9, device=whole.device, dtype=whole.dtype)
@@ -138,7 +138,7 @@ def test_cached_steps_equal_the_full_pass_and_compute_the_memorys_keys_once(name
 
 
 @EVERY
-def test_patterns_of_cross_attention_follow_from_its_weights_the_stream_and_the_memory(name: str) -> None:
+def test_cross_attention_patterns_follow_from_weights_stream_and_memory(name: str) -> None:
     config, w = CONFIGS[name].decoder, Weights(model(name).decoder).layer(1, cross=True)
     memory = model(name).encode(SOURCE)
     post = config.norm_place == "post"

@@ -109,7 +109,7 @@ def test_an_expert_is_computed_on_the_tokens_that_chose_it_and_no_others(
 
 
 @PLAIN
-def test_an_expert_that_no_token_chose_is_not_computed_unless_it_is_observed(
+def test_expert_that_no_token_chose_is_computed_only_if_observed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = sorted((1 + i) % kind(name).n_experts for i in range(kind(name).top_k))
@@ -166,7 +166,7 @@ def test_a_choice_needs_numbers() -> None:
 
 
 @PLAIN
-def test_as_many_experts_as_asked_have_a_weight_and_shares_sum_to_one_where_renormalised(name: str) -> None:
+def test_chosen_experts_alone_have_weights_and_renormalised_sum_to_one(name: str) -> None:
     weights, logits = everything(name)[WEIGHTS], everything(name)[LOGITS]
     assert ((weights != 0).sum(-1) == kind(name).top_k).all()
     assert_close(logits.masked_fill(weights == 0, -torch.inf).amax(-1), logits.amax(-1))
@@ -178,7 +178,7 @@ def test_as_many_experts_as_asked_have_a_weight_and_shares_sum_to_one_where_reno
 
 
 @PLAIN
-def test_an_edit_of_the_router_changes_the_choice_and_the_output_is_that_experts(name: str) -> None:
+def test_router_edit_changes_the_choice_and_the_output_is_that_experts(name: str) -> None:
     """Oracle: the experts chosen by the edit, one token at a time."""
     moe, model = kind(name), build(name)
     parameters = dict(model.named_parameters())
@@ -223,7 +223,7 @@ def test_a_weight_may_be_given_to_an_expert_that_was_not_chosen(name: str) -> No
 
 
 @EVERY
-def test_the_gradient_at_every_weight_is_a_finite_difference_also_for_unchosen_experts(name: str) -> None:
+def test_gradient_at_every_weight_is_a_finite_difference_even_if_unchosen(name: str) -> None:
     model, direction, step = build(name), noise(plain_logits(name)), 1e-6
     read = Read(WEIGHTS, grad=True)
     tap = Tap([read])
@@ -274,7 +274,7 @@ def test_gradients_of_parameters_are_those_of_the_dense_sum(name: str) -> None:
 # --- routers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_layer_with_a_dense_mlp_has_its_sites_and_the_others_those_of_experts() -> None:
+def test_layers_with_a_dense_mlp_and_with_experts_have_their_own_sites() -> None:
     dense = MLP(9, "silu", gated=True, bias=False)
     config = replace(CONFIGS["glm4-moe"], mlp=replace(kind("glm4-moe"), dense=dense, dense_layers=(1,)))
     first, second = (

@@ -18,7 +18,7 @@ def test_the_indices_are_the_exact_ones_whatever_the_size(n: int) -> None:
     assert _spread(n).tolist() == exact and exact[0] == 0 and exact[-1] == n - 1
 
 
-def test_a_parameter_too_large_for_indices_in_float32_is_sampled_to_its_end() -> None:
+def test_parameter_too_large_for_float32_indices_is_sampled_to_its_end() -> None:
     model = Transformer(CONFIGS["gpt2"]).to(torch.bfloat16).requires_grad_(False)
     n = 2**24 + 3
     model.embed.weight = torch.nn.Parameter(torch.zeros(n, 1, dtype=torch.bfloat16), requires_grad=False)

@@ -30,7 +30,7 @@ def model(rule: str) -> Transformer:
 
 @EVERY
 @pytest.mark.parametrize("n", LENGTHS)
-def test_logits_equal_the_slow_forward_within_and_beyond_the_original_context(rule: str, n: int) -> None:
+def test_logits_equal_the_slow_forward_within_and_beyond_the_context(rule: str, n: int) -> None:
     tokens = some_tokens(rows=1, n=n)
     assert_close(model(rule)(tokens)[0], slow_forward(model(rule), tokens[0])[0], torch.float32)
 
@@ -64,7 +64,7 @@ def test_the_same_tokens_are_rotated_otherwise_in_a_longer_text(rule: str) -> No
 
 
 @EVERY
-def test_a_cache_serves_within_the_original_context_and_is_refused_across_its_end(rule: str) -> None:
+def test_cache_serves_within_the_original_context_and_not_across_its_end(rule: str) -> None:
     tokens, cache = some_tokens(rows=2), empty_cache(model(rule), 2)
     steps = [model(rule)(part, cache=cache) for part in tokens[:, :ORIGINAL].split(2, 1)]
     assert_close(torch.cat(steps, 1), model(rule)(tokens[:, :ORIGINAL]))
@@ -85,7 +85,7 @@ def test_one_long_pass_may_fill_a_cache_but_nothing_may_follow(rule: str) -> Non
 
 
 @EVERY
-def test_packed_texts_whose_row_exceeds_the_original_context_are_refused_and_shorter_rows_run(
+def test_packed_rows_beyond_the_original_context_are_refused(
     rule: str,
 ) -> None:
     """A row has one set of frequencies: those of its longest text would be wrong for the others."""

@@ -114,7 +114,7 @@ def test_a_layer_is_the_papers_recurrence_over_the_tokens(name: str, row: int) -
         assert_close(tap.values[read][row].flatten(1), expected[read.site].flatten(1))
 
 
-def test_an_edit_of_the_step_sizes_changes_decay_and_input_and_one_of_the_decay_the_decay_alone() -> None:
+def test_step_size_edit_changes_decay_and_input_a_decay_edit_decay_alone() -> None:
     """With steps of 0 nothing is written, so that D x is all; without decay all is a sum over the tokens so far."""
     model, attn = build_mixed("mamba2"), "blocks.0.attn.hook_"
     mixer = model.block(0).attn
@@ -135,7 +135,7 @@ def test_an_edit_of_the_step_sizes_changes_decay_and_input_and_one_of_the_decay_
     assert_close(found, torch.einsum("bnpq,bqnf->bpnf", weights, v) + mixer.skip[:, None] * v)
 
 
-def test_w_o_of_layers_with_z_of_different_widths_is_asked_for_layer_by_layer() -> None:
+def test_w_o_of_layers_of_different_widths_is_asked_for_by_layer() -> None:
     weights = Weights(build_mixed("mamba2-softmax"))
     assert [tuple(weights.layer(i).W_O.shape) for i in range(2)] == [(4, 14, 24), (4, 10, 24)]
     with pytest.raises(AttributeError, match=r"no W_O of one shape in all layers: ask `layer\(i\)`"):

@@ -80,9 +80,7 @@ def test_fully_padded_rows_give_no_nan_in_any_site(name: str) -> None:
 
 @EVERY
 @over("observed", [False, True])
-def test_fully_padded_rows_give_no_nan_in_gradients_and_do_not_change_the_others(
-    name: str, observed: bool
-) -> None:
+def test_fully_padded_rows_give_no_nan_gradients_and_change_no_others(name: str, observed: bool) -> None:
     model, keep = build(name), kept("left")
     keep[2] = False
     extra = [Read("blocks.0.attn.hook_attn_scores"), Read("blocks.1.attn.hook_pattern")] if observed else []

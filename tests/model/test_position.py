@@ -45,7 +45,7 @@ def test_interleaved_equals_half_split_after_a_permutation() -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rotation_and_its_gradient_are_bit_equal_to_turning_every_pair_by_itself(
+def test_rotation_and_its_gradient_are_bit_equal_to_turning_each_pair(
     interleaved: bool, dim: int | None, dtype: torch.dtype
 ) -> None:
     """The operators may change, and no bit of any model's numbers with them."""
@@ -89,7 +89,7 @@ def test_a_rotation_keeps_every_norm_and_position_zero_is_the_identity(interleav
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_partial_rotation_passes_the_rest_through_and_turns_the_first_dimensions(interleaved: bool) -> None:
+def test_partial_rotation_turns_the_first_dimensions_alone(interleaved: bool) -> None:
     x, positions = heads(4), [0, 1, 2, 3]
     partial = rotation(Rotary(dim=4, interleaved=interleaved), positions).apply(x)
     whole = Rotation.at(Rotary(interleaved=interleaved), 4, torch.tensor([positions]), torch.float64)
@@ -138,9 +138,7 @@ def test_llama3_keeps_the_fast_divides_the_slow_and_mixes_between() -> None:
 
 @pytest.mark.parametrize("dim", [4, 64])
 @pytest.mark.parametrize("kind", ["dynamic", "long"])
-def test_frequencies_that_depend_on_the_length_equal_an_explicit_loop_for_each_row(
-    kind: str, dim: int
-) -> None:
+def test_frequencies_depending_on_the_length_equal_a_loop_over_rows(kind: str, dim: int) -> None:
     short, long = ([1.0 + k * i for i in range(dim // 2)] for k in (0.1, 3.0))
     scaling = {"dynamic": DynamicScaling(4.0, 100), "long": LongScaling(tuple(short), tuple(long), 100, 1.2)}
     rotary, lengths = Rotary(5000.0, scaling=scaling[kind]), [1, 99, 100, 101, 350]

@@ -109,7 +109,7 @@ def test_a_read_sees_the_edit_of_its_site(name: str, site: str) -> None:
 # --- names --------------------------------------------------------------------------------------------------------
 
 
-def test_sites_that_a_model_does_not_have_are_refused_with_the_nearest_it_has() -> None:
+def test_sites_that_a_model_lacks_are_refused_with_the_nearest_it_has() -> None:
     refused = {
         ("attention-only", "blocks.0.mlp.hook_post"): "has no 'blocks.0.mlp.hook_post'",
         ("attention-only", "blocks.0.hook_resid_mid"): "residual stream after attention",

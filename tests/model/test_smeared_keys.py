@@ -57,7 +57,7 @@ def test_a_share_of_one_is_plain_attention_and_none_moves_keys_by_one() -> None:
     assert_close(tap.values[SMEARED][:, 1:], tap.values[K][:, :-1])
 
 
-def test_one_layer_with_smeared_keys_matches_the_token_after_an_earlier_copy() -> None:
+def test_layer_with_smeared_keys_matches_the_token_after_an_earlier_copy() -> None:
     """Olsson et al.'s argument 2: keys that carry the token before make a one-layer induction head."""
     period, vocab = 8, 12
     config = replace(

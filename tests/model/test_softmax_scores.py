@@ -212,7 +212,7 @@ def test_blocks_of_queries_give_the_same_additive_scores(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("floor", [None, 0.7])
-def test_log_n_counts_the_keys_of_a_sparse_pattern_in_the_gathered_form_too(
+def test_log_n_counts_the_keys_of_a_sparse_pattern_when_gathered_too(
     floor: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(MIXERS["log-n"], mixer=Softmax(temperature=LogN(5, floor), sparsity=Longformer(3, 2, 1)))
@@ -223,7 +223,7 @@ def test_log_n_counts_the_keys_of_a_sparse_pattern_in_the_gathered_form_too(
     assert_close(model(tokens), dense)
 
 
-def test_cosine_scores_do_not_depend_on_the_length_of_queries_and_start_at_the_root_of_the_width() -> None:
+def test_cosine_scores_do_not_depend_on_the_length_of_queries() -> None:
     config = replace(MIXERS["cosine-adaptive"], mixer=Softmax("cosine"))
     attn = Transformer(config).block(0).attn
     assert isinstance(attn, SoftmaxAttention) and attn.sharpness is not None

@@ -45,9 +45,7 @@ def test_two_reads_of_one_site_coexist_and_the_same_read_twice_is_one() -> None:
 
 @over("name", ["gpt2", "llama-gqa", "gpt-oss", "gemma2", "bloom"])
 @over("side", ["left", "right", None])
-def test_patterns_that_are_read_by_row_come_in_parts_and_the_numbers_are_those_of_all_at_once(
-    name: str, side: Side | None
-) -> None:
+def test_patterns_read_by_row_come_in_parts_with_the_same_numbers(name: str, side: Side | None) -> None:
     model, tokens = perturbed(CONFIGS[name]), some_tokens()
     batch = Batch(tokens) if side is None else Batch.of([[1, 2, 3], [4, 5, 6, 7, 8], [9]], side=side)
     weights = torch.rand(len(batch.tokens), 1)

@@ -96,7 +96,7 @@ def test_read_out_of_the_last_residual_gives_the_logits(name: str) -> None:
 
 @over("name", CONFIGS)
 @over("dtype", [torch.bfloat16, torch.float16])
-def test_weights_in_half_precision_read_a_stream_in_float32_out_as_their_copies_in_float32_do(
+def test_half_precision_weights_read_a_float32_stream_as_float32_copies(
     name: str, dtype: torch.dtype
 ) -> None:
     """All logits, some of them, and the gradient; the narrow stream has the narrow logits of the pass."""
@@ -300,7 +300,7 @@ def test_some_logits_are_those_of_all() -> None:
 
 
 @EVERY
-def test_other_parameters_are_those_of_one_pass_and_the_model_stays_as_it_is_meanwhile(name: str) -> None:
+def test_other_parameters_are_those_of_one_pass_alone(name: str) -> None:
     """The oracle is PyTorch's, which writes into the modules for the time of the pass."""
     model, tokens = build(name), some_tokens()
     plain = model(tokens)

@@ -76,7 +76,7 @@ def test_kinds_of_edges_and_programs_have_a_row_each(result: xr.Dataset) -> None
         assert float(row[head.index("eap")]) == pytest.approx(each.mean(), abs=0.006)
 
 
-def test_a_method_with_a_script_for_a_name_stays_text_and_nothing_is_fetched(result: xr.Dataset) -> None:
+def test_method_with_a_script_for_a_name_stays_text_and_fetches_nothing(result: xr.Dataset) -> None:
     page = board_page(result)
     assert "<script" not in page and "&lt;script&gt;" in page and "\u202e" not in page
     assert not re.search(r'(?:src|href)="(?!#)', page)

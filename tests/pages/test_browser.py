@@ -115,7 +115,7 @@ def test_the_other_direction_shows_who_looks_at_a_token(seen: Visit) -> None:
     assert shown_attention(seen) == pytest.approx(looking.tolist(), abs=6e-4)
 
 
-def test_pointing_into_the_large_pattern_reads_one_weight_and_a_click_keeps_the_token(seen: Visit) -> None:
+def test_large_pattern_shows_one_weight_and_a_click_keeps_the_token(seen: Visit) -> None:
     choose(seen, 2, 2)
     canvas = seen.page.locator("#pattern")
     margin, top, cell = (
@@ -181,7 +181,7 @@ def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> Non
     assert f"null {table.null[0]:.3f}" in tip
 
 
-def test_parts_can_be_ordered_by_depth_and_their_bars_still_end_at_the_total(seen: Visit) -> None:
+def test_parts_ordered_by_depth_have_bars_that_end_at_the_total(seen: Visit) -> None:
     table = seen.table("attribution")
     rows = "#parts tbody tr"
     by_size = table.iloc[(-table.value.abs()).argsort(kind="stable")]
@@ -272,7 +272,7 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     context.close()
 
 
-def test_a_step_of_the_waterfall_explains_itself_and_a_head_of_it_can_be_chosen(seen: Visit) -> None:
+def test_waterfall_step_explains_itself_and_its_head_can_be_chosen(seen: Visit) -> None:
     table = seen.table("attribution")
     assert seen.page.locator("[data-grain]:visible").count() == 1
     seen.page.locator("#attribution .switch").get_by_text("by head").click()
@@ -384,7 +384,7 @@ def test_a_click_on_a_cell_says_why_the_head_looks_there(seen: Visit) -> None:
     assert seen.complaints == []
 
 
-def test_maps_that_do_not_fit_begin_at_the_last_token_and_keep_the_names_of_their_rows(seen: Visit) -> None:
+def test_maps_that_do_not_fit_begin_at_the_last_token_and_keep_row_names(seen: Visit) -> None:
     for table in ("#patching [data-patching=denoise] .map[data-cells]", "#lens .lens[data-cells]"):
         row = seen.page.locator(f"{table} tbody tr").first
         row.scroll_into_view_if_needed()

@@ -9,7 +9,7 @@ from tests.pages.visits import Visit, needs_browser, numbers
 pytestmark = needs_browser
 
 
-def test_the_switch_of_changes_shows_its_maps_alone_and_a_head_of_them_is_chosen_everywhere(
+def test_switch_of_changes_shows_its_maps_and_their_heads_are_chosen(
     seen: Visit,
 ) -> None:
     table = seen.table("ablation")

@@ -104,7 +104,7 @@ def choose_edges(seen: Visit, count: int) -> None:
     )
 
 
-def test_a_line_explains_itself_where_it_is_pointed_at_and_with_the_keyboard(seen: Visit) -> None:
+def test_line_explains_itself_to_the_pointer_and_to_the_keyboard(seen: Visit) -> None:
     table = seen.table("edges")
     seen.page.focus("#circuit .edge")
     for rank in (0, 1):
@@ -147,7 +147,7 @@ def test_choosing_a_part_shows_its_edges_and_once_more_shows_all(seen: Visit) ->
     assert focused.count() == 1
 
 
-def test_a_part_without_heads_can_be_chosen_in_the_table_and_leaves_the_head_alone(seen: Visit) -> None:
+def test_part_without_heads_is_chosen_in_the_table_and_leaves_the_head(seen: Visit) -> None:
     before = seen.texts("#head-name")
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
     seen.page.locator("#edges .link:visible", has_text="logits").first.click()
@@ -240,7 +240,7 @@ def test_a_part_that_is_dragged_stays_where_it_was_put_with_its_lines(seen: Visi
     assert seen.page.locator("#unmove").is_hidden()
 
 
-def test_a_part_is_moved_with_the_keyboard_and_never_onto_another_or_out_of_the_picture(seen: Visit) -> None:
+def test_part_is_moved_by_keyboard_and_never_onto_another_or_out_of_sight(seen: Visit) -> None:
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
     node = seen.page.locator(f"{EVERY} .node[data-part='{heads_drawn(seen, 100)[0]}']")
     node.focus()
@@ -264,7 +264,7 @@ def test_a_part_is_moved_with_the_keyboard_and_never_onto_another_or_out_of_the_
 
 
 @over("how, held", [("heads together", "heads"), ("layers", "layer")])
-def test_a_line_between_boxes_carries_the_sum_of_the_edges_between_their_parts(
+def test_line_between_boxes_carries_the_sum_of_the_edges_between_them(
     seen: Visit, how: str, held: str
 ) -> None:
     seen.page.locator("#circuit .switch").get_by_text("top 50").click()
@@ -313,7 +313,7 @@ def test_a_box_can_be_pinned_and_lights_the_rows_of_all_its_parts(seen: Visit) -
     assert lit.count() == seen.page.locator(f"{SHOWN} .bundle[data-ends~='L1']:not([hidden])").count() > 0
 
 
-def test_no_label_of_the_circuit_is_smaller_than_11_pixels_or_stands_on_another(seen: Visit) -> None:
+def test_circuit_labels_are_at_least_11_pixels_and_never_overlap(seen: Visit) -> None:
     sized = """texts => texts.map((text) => { const scale = text.getScreenCTM().a;
       const box = text.getBoundingClientRect();
       return [parseFloat(getComputedStyle(text).fontSize) * scale, box.x, box.y, box.right, box.bottom]; })"""
@@ -327,7 +327,7 @@ def test_no_label_of_the_circuit_is_smaller_than_11_pixels_or_stands_on_another(
                 assert a >= g or e >= c or b >= h - 2 or f >= d - 2
 
 
-def test_the_circuit_of_a_method_that_sums_over_positions_says_nothing_of_tokens(seen: Visit) -> None:
+def test_circuit_of_a_method_that_sums_over_positions_has_no_tokens(seen: Visit) -> None:
     tips = seen.page.eval_on_selector_all(
         "#circuit .edge, #circuit .bundle", "lines => lines.map((line) => line.dataset.tip)"
     )

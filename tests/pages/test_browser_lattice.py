@@ -155,7 +155,7 @@ def test_a_node_chooses_its_token_and_layer_in_every_view(seen: Visit) -> None:
     assert "(4) after layer 1" in seen.texts("#made-of")[0]
 
 
-def test_a_token_chosen_elsewhere_is_chosen_in_the_lattice_and_a_head_lights_its_lines(opened: Visit) -> None:
+def test_lattice_follows_the_chosen_token_and_a_head_lights_its_lines(opened: Visit) -> None:
     slide(opened, 0.01)
     opened.page.click("#losses [data-pos='3']")
     assert opened.page.locator(".knot.chosen").get_attribute("data-pos") == "3"

@@ -65,7 +65,7 @@ def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_the_prompts(name: str) -> None:
+def test_direct_effects_are_those_of_attribution_and_of_prompt_differences(name: str) -> None:
     model, found = hooked(name), compared(name)
     here, there = (
         interp.attribute(model, text, ANSWER, WRONG, parts="head").isel(prompt=0)
@@ -78,7 +78,7 @@ def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_t
     assert set(known.index) == set(replaced(found, "zero").part)
 
 
-def test_the_last_mlp_of_a_model_without_a_norm_has_no_effect_but_its_direct_one() -> None:
+def test_last_mlp_without_a_norm_has_no_effect_but_its_direct_one() -> None:
     """Nothing comes after it, and no norm rescales the stream: total and direct are one number."""
     table = replaced(compared("no-norm"), "zero")
     last = table[(table.kind == "mlp") & (table.layer == table.layer.max())].iloc[0]
@@ -193,7 +193,7 @@ def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None
     assert "n = 1: no interval" in text
 
 
-def test_a_model_without_an_edge_graph_has_no_curve_and_no_graph_to_exchange(tmp_path: Path) -> None:
+def test_model_without_an_edge_graph_has_no_curve_and_no_exchange(tmp_path: Path) -> None:
     found = compared("post-norm")
     assert "faithfulness" not in found.tables
     interp.pages.write_report(found, tmp_path)

@@ -104,7 +104,7 @@ def test_the_planted_circuit_is_what_the_page_finds(planted: Report) -> None:
 
 
 @pytest.mark.parametrize("wrong", [WRONG, None])
-def test_the_corrupted_prompt_says_what_the_model_makes_of_the_answers_there(wrong: str | None) -> None:
+def test_corrupted_prompt_says_what_the_model_makes_of_the_answers(wrong: str | None) -> None:
     found, model = report("gpt2", CORRUPTED, wrong), hooked("gpt2")
     logits = model(CORRUPTED)[0, -1]
     right = model.to_single_token(ANSWER)
@@ -174,7 +174,7 @@ def test_the_largest_effects_are_listed_largest_first() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_receivers(name: str) -> None:
+def test_drawing_has_the_strongest_edges_from_sender_up_to_receivers(name: str) -> None:
     found = compared(name)
     table, graph = found.tables["edges"], EdgeGraph.of(found.config)
     drawn = view_circuit.drawing(table, found.tables["faithfulness"], found.config)
@@ -249,7 +249,7 @@ def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> No
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_groups_hold_every_drawn_part_once_and_every_edge_is_between_two_or_inside_one(name: str) -> None:
+def test_groups_hold_drawn_parts_once_and_edges_between_or_inside_them(name: str) -> None:
     found = compared(name)
     drawn = view_circuit.drawing(found.tables["edges"], found.tables["faithfulness"], found.config)
     assert list(drawn.grouped) == ["heads", "layer"]
@@ -352,7 +352,7 @@ def test_a_corrupted_prompt_that_is_answered_alike_is_refused() -> None:
         report_of(model_of({}, unembedding=0.0), ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPTED), About("x"))
 
 
-def test_the_command_brings_a_corrupted_prompt_for_its_own_question_and_takes_one_for_yours() -> None:
+def test_command_brings_a_corrupted_prompt_or_takes_one_for_yours() -> None:
     own = Command().question()
     assert own.corrupt == own.prompt.replace(", John", ", Mary")
     assert Command(prompt=PROMPT).question().corrupt is None

@@ -52,7 +52,7 @@ def said(found: Report, section: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_the_part_that_the_sentence_names_writes_to_the_logits_in_the_planted_circuit(name: str) -> None:
+def test_named_part_writes_to_the_logits_in_the_planted_circuit(name: str) -> None:
     found = hand_built(name)
     first, writer = findings(found)[:2]
     assert first.words.startswith(f"The model answers “{found.question.answer}” (probability ")
@@ -82,7 +82,7 @@ def test_a_fact_is_found_in_the_mlp_that_keeps_it_at_the_token_that_asks() -> No
     assert cause.doubt == ""
 
 
-def test_a_fact_of_an_early_site_is_found_where_it_is_written_and_not_only_where_it_is_read() -> None:
+def test_fact_of_an_early_site_is_found_where_it_is_written_and_read() -> None:
     found = hand_built("early_site")
     tokens = found.tables["tokens"].token.tolist()
     subject = max(pos for pos, token in enumerate(tokens) if token in tuple("efgh"))
@@ -107,7 +107,7 @@ def test_an_early_mlp_that_the_answer_does_not_need_is_not_called_its_site() -> 
     assert said(changed, "patching")[0].words.startswith("Head L1H2 brings 1.00")
 
 
-def test_the_loss_of_a_head_with_a_backup_is_doubted_by_both_ways_of_measuring() -> None:
+def test_loss_of_a_head_with_a_backup_is_doubted_by_both_measures() -> None:
     found = hand_built("backup")
     (writer,) = said(found, "attribution")
     assert writer.words.startswith("Head L0H3 copies")
@@ -149,7 +149,7 @@ def test_the_sentences_of_the_demo_say_its_numbers() -> None:
     assert "is at the last token from layer 1 on" in sentences[3].words
 
 
-def test_a_question_that_the_model_gets_wrong_is_said_to_be_wrong_and_explained_for_what_it_says() -> None:
+def test_question_that_the_model_gets_wrong_is_said_to_be_wrong() -> None:
     found = asked(SHOP, " John", " Mary")
     first, writer = findings(found)[:2]
     assert re.fullmatch(
@@ -161,9 +161,7 @@ def test_a_question_that_the_model_gets_wrong_is_said_to_be_wrong_and_explained_
     assert writer == right
 
 
-def test_of_a_prompt_that_a_trained_model_gets_wrong_the_first_sentence_says_so_and_what_the_others_are_about() -> (
-    None
-):
+def test_first_sentence_on_a_wrong_answer_of_a_trained_model_says_so() -> None:
     """Found among 200 generated sentences: the one of them that demo-4l gets wrong."""
     wrong, other = (
         f"Once Adam and John were alone in the station, {who} passed a drink to" for who in ("John", "Adam")
@@ -188,7 +186,7 @@ def test_of_a_prompt_that_a_trained_model_gets_wrong_the_first_sentence_says_so_
     assert alone.doubt.startswith("It would say “·John” (0.") and "not about an answer" in alone.doubt
 
 
-def test_an_answer_ahead_of_the_wrong_one_and_behind_another_is_not_called_the_answer() -> None:
+def test_answer_ahead_of_the_wrong_one_alone_is_not_called_the_answer() -> None:
     found = asked(SHOP, " John", " the")
     first = findings(found)[0]
     assert first.words.startswith("The answer “·John” is not the model's first choice")
@@ -228,7 +226,7 @@ def test_no_part_is_named_as_the_cause_where_none_brings_enough_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "parallel", "attention-only", "post-norm", "llama-gqa"])
-def test_every_shape_of_model_gets_at_most_five_sentences_that_lead_to_sections_of_its_page(
+def test_every_model_shape_gets_at_most_five_sentences_with_links(
     name: str,
 ) -> None:
     found = compared(name)

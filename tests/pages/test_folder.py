@@ -85,9 +85,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_folder_with_a_foreign_file_is_refused_by_its_name_and_left_alone(
-    tmp_path: Path, ours: bool
-) -> None:
+def test_folder_with_a_foreign_file_is_refused_by_name_and_left_alone(tmp_path: Path, ours: bool) -> None:
     target = tmp_path / "out"
     target.mkdir()
     if ours:

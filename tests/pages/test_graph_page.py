@@ -45,7 +45,7 @@ def test_only_the_strongest_links_and_their_ends_are_drawn(others: interp.circui
         graph_page(others, most=0)
 
 
-def test_features_of_transcoders_are_shown_by_name_with_what_the_file_knows(
+def test_transcoder_features_are_shown_by_name_with_what_the_file_knows(
     others: interp.circuits.AttributionGraph,
 ) -> None:
     text = unescape(graph_page(others))
@@ -56,7 +56,7 @@ def test_features_of_transcoders_are_shown_by_name_with_what_the_file_knows(
     assert weights == ["−27.5000", "+24.5000", "+3.0000"]
 
 
-def test_links_say_from_which_token_to_which_where_the_method_has_positions(
+def test_links_say_their_tokens_where_the_method_has_positions(
     others: interp.circuits.AttributionGraph, tmp_path: Path
 ) -> None:
     text = unescape(graph_page(others))

@@ -48,7 +48,7 @@ def test_the_table_of_shares_is_the_function_from_the_floor_on(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["gpt2", "parallel", "gemma2"])
-def test_direct_effects_are_those_of_attribution_and_stand_at_the_last_token_alone(name: str) -> None:
+def test_direct_effects_are_attributions_and_stand_at_the_last_token(name: str) -> None:
     table = report(name).tables["flow_routes"]
     found = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, parts="source").isel(prompt=0)
     last = table["query"].max()
@@ -78,7 +78,7 @@ def test_value_norms_are_the_lengths_of_values_after_w_o(name: str) -> None:
             np.testing.assert_allclose(mine.value, expected, rtol=1e-5)
 
 
-def test_the_table_of_words_is_the_function_on_the_prompts_different_tokens() -> None:
+def test_table_of_words_is_the_function_on_the_prompts_different_tokens() -> None:
     table, model = report("gpt2").tables["head_tokens"], hooked("gpt2")
     ids = torch.unique(model.text.batch(PROMPT).tokens)
     assert sorted(set(table.token_id)) == ids.tolist()

@@ -120,7 +120,7 @@ def test_a_head_is_not_marked_while_its_interval_reaches_down_to_the_null() -> N
     assert tables.heads(result.assign({k: v + shape for k, v in cells.items()})).is_induction_head.all()
 
 
-def test_attribution_is_that_of_the_function_and_sums_to_the_logit_difference(
+def test_attribution_is_the_functions_and_sums_to_the_logit_difference(
     planted: Report, planted_model: interp.HookedTransformer
 ) -> None:
     table = planted.tables["attribution"]

@@ -86,7 +86,7 @@ def test_the_page_works_inside_a_notebooks_frame(
     seen.page.close()
 
 
-def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_named_where_its_section_would_be() -> None:
+def test_edit_that_an_analysis_cannot_follow_is_named_in_its_section() -> None:
     edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.edits.Zero()))
     shown = interp.report(edited, PROMPT, ANSWER, WRONG)
     why = "the edit of L0.mlp (Zero) changes that"
@@ -113,10 +113,3 @@ def test_a_conversation_is_a_prompt_of_the_page() -> None:
     assert model.to_string(said) in html.unescape(shown.html)
     with pytest.raises(ValueError, match="a report is about one prompt, got 2"):
         interp.report(model, said.repeat(2, 1))
-
-
-def test_what_is_no_model_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"a HookedTransformer or a Transformer, got .* \(str\): load it with"
-    ):
-        interp.report("demo-4l", PLANTED)  # type: ignore[arg-type]

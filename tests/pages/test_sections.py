@@ -77,7 +77,7 @@ def test_each_grain_of_the_waterfall_is_the_function_at_that_grain(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["gpt2", "post-norm"])
-def test_each_step_starts_where_the_one_before_ended_and_the_last_ends_at_the_total(name: str) -> None:
+def test_steps_start_where_the_last_ended_and_end_at_the_total(name: str) -> None:
     for fall in view_attribution.attribution(report(name).tables["attribution"]).waterfalls.values():
         at = fall.zero
         for step in steps_of(fall):
@@ -244,7 +244,7 @@ def test_exactly_the_cells_that_name_the_answer_are_marked() -> None:
     assert counts[0] > 0
 
 
-def test_an_answer_that_is_certain_leaves_nothing_to_write_and_the_page_says_so() -> None:
+def test_certain_answer_leaves_nothing_to_write_and_the_page_says_so() -> None:
     model = model_of({}, unembedding=1e6)
     found = report_of(model, ReportQuestion(PROMPT), About("certain"))
     table = found.tables["backward_lens"]
@@ -273,7 +273,7 @@ def test_a_model_whose_mlps_cannot_be_shown_says_why(name: str, words: str | Non
 # --- models without logits ----------------------------------------------------------------------------------------
 
 
-def test_a_model_without_an_unembedding_gives_a_page_that_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_page_of_a_model_without_an_unembedding_says_what_it_leaves_out(tmp_path: Path) -> None:
     found = report_of(model_of({"unembed": False}), ReportQuestion(PROMPT), About("headless"))
     assert found.contrast is None and findings(found) == ()
     assert set(found.tables) == {"tokens", "heads", "composition", "attention"}

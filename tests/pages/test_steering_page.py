@@ -36,7 +36,7 @@ def curve() -> xr.Dataset:
     )
 
 
-def test_the_tables_hold_every_number_and_mark_what_no_random_direction_does(curve: xr.Dataset) -> None:
+def test_tables_hold_every_number_and_mark_what_no_random_direction_does(curve: xr.Dataset) -> None:
     page = steering_page(curve)
     for score in ("effect", "kl", "loss"):
         section = page.partition(f'<section id="{score}">')[2].partition("</section>")[0]

@@ -27,7 +27,7 @@ def test_no_shown_token_holds_a_character_that_hides(piece: str) -> None:
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") or c == " " for c in shown)
 
 
-def test_running_text_keeps_spaces_and_lines_and_shows_what_could_reorder_it() -> None:
+def test_running_text_keeps_spaces_and_lines_and_shows_reordering_marks() -> None:
     assert wording.harmless("a b\nc\u202ed\te") == "a b\nc⟨U+202E⟩d⇥e"
 
 

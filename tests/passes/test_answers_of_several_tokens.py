@@ -136,7 +136,7 @@ def test_answers_of_one_token_in_a_list_have_the_bits_of_single_ones() -> None:
     assert one.identical(other)
 
 
-def test_an_array_of_ids_is_one_answer_for_each_prompt_and_of_two_axes_one_of_several_tokens() -> None:
+def test_ids_of_one_axis_are_an_answer_each_and_of_two_several_tokens() -> None:
     model = subject("gpt2")
     ask = lambda answers: ablate(  # noqa: E731
         model, CLEAN, "head", change=Zero(), metric=answer_log_probability(answers)

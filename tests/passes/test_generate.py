@@ -93,7 +93,7 @@ def test_a_row_ends_with_the_stop_token_and_is_padding_from_there(use_cache: boo
 
 
 @CACHED
-def test_each_row_ends_with_whichever_of_several_stop_tokens_it_meets_first(use_cache: bool) -> None:
+def test_rows_end_with_whichever_of_several_stop_tokens_they_meet_first(use_cache: bool) -> None:
     model, tokens = build("gpt2"), some_tokens(rows=4, n=5)
     free = generate(model, Batch(tokens), 10).tokens
     stops = {int(free[0, 7]), int(free[1, 6]), int(free[2, 9])}
@@ -229,7 +229,7 @@ def test_reading_changes_no_token() -> None:
     assert torch.equal(torch.stack([s.tokens for s in steps], 1), generate(model, RAGGED, 6).tokens[:, 7:])
 
 
-def test_the_logits_are_computed_for_the_last_prompt_token_only_unless_they_are_read() -> None:
+def test_logits_are_computed_for_the_last_prompt_token_unless_read() -> None:
     model, shapes = build("gpt2"), []
 
     def note(value: Tensor) -> Tensor:
@@ -374,6 +374,6 @@ def step_operators(n_layers: int) -> int:
     return counts[1] - counts[0]
 
 
-def test_a_layer_of_one_step_dispatches_no_more_than_its_products_attention_and_cache_need() -> None:
+def test_layer_of_one_step_dispatches_only_products_attention_and_cache() -> None:
     """Four products with their views and transposes 16, attention 1, its axes 7, norms 2, sums 2, gelu 1, cache 6."""
     assert step_operators(3) - step_operators(2) <= 35

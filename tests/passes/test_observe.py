@@ -191,7 +191,7 @@ def test_the_depth_found_answers_the_site(site: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "gemma2"])
-def test_the_gradient_of_the_mlps_input_is_the_mlps_alone_whatever_else_is_differentiated(name: str) -> None:
+def test_gradient_of_the_mlps_input_is_the_mlps_whatever_else_is_asked(name: str) -> None:
     model, batch = build(name), Batch(some_tokens())
     inner, earlier = Read("blocks.1.hook_mlp_in", grad=True), Read("blocks.0.hook_resid_pre", grad=True)
 

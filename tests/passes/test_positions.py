@@ -35,9 +35,9 @@ STREAM = "blocks.1.hook_resid_pre"
 
 def texts(seed: int, rows: int = 4, most: int = 9) -> list[list[int]]:
     """Texts of random ids and of random lengths, no two alike."""
-    dice = np.random.default_rng(seed)
-    lengths = dice.permutation(np.arange(3, most + 1))[:rows]
-    return [dice.integers(1, 31, n).tolist() for n in lengths]
+    generator = np.random.default_rng(seed)
+    lengths = generator.permutation(np.arange(3, most + 1))[:rows]
+    return [generator.integers(1, 31, n).tolist() for n in lengths]
 
 
 def batches(rows: Sequence[Sequence[int]], side: Side, size: int) -> list[Batch]:
@@ -130,9 +130,7 @@ def test_reads_and_sweeps_find_the_tokens_of_each_text(side: Side, size: int) ->
 
 @pytest.mark.parametrize("family", ["gpt2", "llama-gqa"])
 @pytest.mark.parametrize("cached", [True, False])
-def test_generation_edits_the_tokens_of_each_prompt_with_and_without_a_cache(
-    family: str, cached: bool
-) -> None:
+def test_generation_edits_each_prompts_tokens_with_and_without_a_cache(family: str, cached: bool) -> None:
     model, rows = build(family), texts(5)
     vector = 2 * torch.randn(24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     places: tuple[PositionIndex, ...] = (
@@ -187,7 +185,7 @@ def test_packed_texts_count_their_own_tokens() -> None:
             assert_close(mlp[i], alone.trace["blocks.1.hook_mlp_out"][0])
 
 
-def test_a_position_that_a_row_lacks_names_the_row_its_length_and_what_was_asked() -> None:
+def test_missing_position_names_the_row_its_length_and_what_was_asked() -> None:
     model, rows = build("gpt2"), [[1, 2, 3, 4, 5], [6, 7, 8]]
     said = r"position 4 .* row 1 has 3 tokens"
     edit = Edit("L0.mlp", Zero(), {"pos": 4})
@@ -296,7 +294,7 @@ def test_questions_of_one_run_see_the_same_positions_whoever_shares_it() -> None
         )
 
 
-def test_an_edited_model_answers_every_analysis_with_the_numbers_of_each_text_alone() -> None:
+def test_edited_model_answers_analyses_with_each_texts_own_numbers() -> None:
     rows, edits = texts(11), [Edit("L0.mlp", Zero(), {"pos": -1}), Edit("L1.attn", Scale(2.0), {"pos": 1})]
     model, answers = HookedTransformer(build("gpt2")).edited(edits), [3, 5, 7, 9]
     for side in ("left", "right"):

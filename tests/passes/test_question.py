@@ -113,7 +113,7 @@ def test_the_pass_stops_at_the_deepest_block_anybody_reads() -> None:
     assert ran == ["block 0", "block 1", "unembed"]
 
 
-def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() -> None:
+def test_logits_are_computed_at_the_last_position_unless_more_is_asked() -> None:
     shapes: list[tuple[int, ...]] = []
     read = Read("unembed.hook_out", lambda x: (shapes.append(tuple(x.shape)), x[:, -1, :1])[1])
 

@@ -175,7 +175,7 @@ SHARING: dict[str, tuple[Sequence[str], int]] = {
 
 
 @over("what", SHARING)
-def test_a_sweep_is_shared_only_by_what_departs_from_one_run_and_is_judged_alike(
+def test_sweep_is_shared_only_from_one_run_and_under_one_judgement(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     names, wanted = SHARING[what]
@@ -268,7 +268,7 @@ BACK: dict[str, tuple[Sequence[str], int, int]] = {
 
 
 @over("what", BACK)
-def test_gradients_towards_the_same_number_take_one_pass_forward_and_one_back(
+def test_gradients_towards_one_number_take_one_pass_forward_and_back(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     names, forward, back = BACK[what]
@@ -308,7 +308,7 @@ def posed() -> Batch:
     return Batch(CLEAN).with_answers(torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8]))
 
 
-def test_an_edited_pass_is_that_of_observe_and_shared_by_the_very_same_edits(
+def test_edited_pass_is_observes_and_shared_by_the_very_same_edits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, batch, edit = build("gpt2"), posed(), Edit("blocks.0.hook_mlp_out", doubled)

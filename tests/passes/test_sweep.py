@@ -30,8 +30,8 @@ DIFFERENCE = logit_difference()
 
 def asked(columns: int = 9, rows: int = 3) -> Batch:
     """Some examples with a right and a wrong answer."""
-    dice = torch.Generator().manual_seed(5)
-    answer, wrong = torch.randint(31, (2, rows), generator=dice)
+    generator = torch.Generator().manual_seed(5)
+    answer, wrong = torch.randint(31, (2, rows), generator=generator)
     return Batch(some_tokens(rows, columns)).with_answers(answer, wrong)
 
 
@@ -215,7 +215,7 @@ def test_a_variant_that_changes_nothing_is_said_to() -> None:
     assert found.values[4, 1] != found.base[1]
 
 
-def test_what_comes_after_the_watched_column_does_not_matter_in_a_causal_model() -> None:
+def test_columns_after_the_watched_one_do_not_matter_in_a_causal_model() -> None:
     model, batch = build("gpt2"), asked()
     site = "blocks.0.hook_resid_pre"
     donor, at = torch.ones(1, 9, 24, dtype=torch.float64), torch.tensor([2, 5, 8])
@@ -292,8 +292,8 @@ def test_values_that_do_not_fit_are_refused(case: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "bidirectional", "post-norm"])
 def test_every_closed_change_gives_the_numbers_of_a_pass_with_that_edit(name: str) -> None:
     model, batch = build(name), asked()
-    dice = torch.Generator().manual_seed(2)
-    vector, basis, other = (torch.randn(n, 24, generator=dice, dtype=torch.float64) for n in (1, 2, 27))
+    generator = torch.Generator().manual_seed(2)
+    vector, basis, other = (torch.randn(n, 24, generator=generator, dtype=torch.float64) for n in (1, 2, 27))
     whole = other.reshape(3, 9, 24)
     changes = [
         Zero(), Set(0.5), Set(vector[0]), Set(whole), Add(vector[0], 2.0), Add(whole), Add(1.0), Scale(-0.5),
@@ -414,14 +414,14 @@ def test_a_pack_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
 
 def test_a_decoder_that_reads_a_memory() -> None:
     model = perturbed(replace(CONFIGS["gpt2"], cross_attention=True), torch.float64)
-    dice = torch.Generator().manual_seed(3)
-    states = torch.randn(3, 6, 24, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(3, 6, 24, generator=generator, dtype=torch.float64)
     keep = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
     batch = replace(asked(), memory=Memory(states, keep))
     for short in ("cross_attn.hook_z", "cross_attn.hook_v", "cross_attn.hook_pattern", "hook_resid_mid"):
         site = f"blocks.1.{short}"
         donor = donors(model, batch, [site])[site]
-        donor = donor + torch.randn(donor.shape, generator=dice, dtype=donor.dtype)
+        donor = donor + torch.randn(donor.shape, generator=generator, dtype=donor.dtype)
         first = site_letters(site)[0]
         variants = [Variant([put(site, donor, {first: i})]) for i in (0, donor.shape[1] - 1)]
         assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))

@@ -28,7 +28,7 @@ def recited() -> xr.Dataset:
     return recall(model(), TOKENS, span, [0, range(2), 1])
 
 
-def test_two_dims_are_a_map_with_the_numbers_and_white_where_nothing_changed() -> None:
+def test_two_dims_are_a_map_with_numbers_and_white_where_nothing_changed() -> None:
     corrupt = TOKENS.clone()
     corrupt[:, 6:] = some_tokens(seed=1)[:, 6:]
     how = {"change": Resample(), "reference": corrupt, "metric": METRIC, "by": ("layer", "pos")}

@@ -75,7 +75,7 @@ def test_it_draws_on_given_axes_and_changes_no_global_state(lens: xr.Dataset) ->
     assert dict(mpl.rcParams) == before
 
 
-def test_a_result_is_drawn_by_its_most_telling_matrix_and_an_unknown_one_is_named(lens: xr.Dataset) -> None:
+def test_result_is_drawn_by_its_most_telling_matrix_and_unknown_ones_named(lens: xr.Dataset) -> None:
     assert "backward lens of W_out" in lens.view.plot().get_title()
     assert "of W_V" in lens.sel(matrix=["W_V", "W_Q"]).view.plot().get_title()
     with pytest.raises(KeyError, match="no matrix 'W_up' in this result; it has W_in, W_out"):

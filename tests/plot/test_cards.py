@@ -112,7 +112,7 @@ def test_the_text_of_a_lens_says_the_next_word_at_the_end_by_depth() -> None:
     assert "  the next word by depth after 'The':\n" in one and "word  top_prob  target_prob" in one
 
 
-def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
+def test_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
     model: interp.HookedTransformer,
 ) -> None:
     found = interp.heads(

@@ -45,7 +45,7 @@ def test_every_node_is_named_and_rows_follow_the_pass() -> None:
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_every_edge_is_an_arrow_as_wide_as_its_score_and_blue_where_it_speaks_for_the_metric(
+def test_edges_are_arrows_wide_as_their_score_and_blue_for_the_metric(
     direction: Direction,
 ) -> None:
     how = replace(HOW, direction=direction)

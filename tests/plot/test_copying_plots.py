@@ -35,7 +35,7 @@ def heads() -> xr.Dataset:
     return scores(previous_token=[[0.5, 0.5], [0.0, 0.0]], induction=[[0.9, 0.0], [0.6, 0.1]])
 
 
-def test_the_largest_eigenvalue_is_on_the_circle_and_each_decade_a_step_inwards() -> None:
+def test_largest_eigenvalue_is_on_the_circle_and_decades_step_inwards() -> None:
     ax = plot.eigenvalue_disc(VALUES, decades=3)
     shown = np.asarray(ax.collections[0].get_offsets())
     expected = [(1, 0), (-1, 0), (0, 2 / 3), (0, 0), (0, 0)]
@@ -101,7 +101,7 @@ def test_what_cannot_be_shown_is_refused() -> None:
         plot.eigenvalue_disc(VALUES, decades=0)
 
 
-def test_the_map_is_drawn_around_chance_and_is_what_is_shown_without_matching_scores() -> None:
+def test_map_is_drawn_around_chance_and_shown_without_matching_scores() -> None:
     found = interp.copying(interp.HookedTransformer.from_pretrained("groundtruth-induction"))
     ranks = found.sel(score="mean_rank")
     image = plot.copying_map(found, "mean_rank").images[0]

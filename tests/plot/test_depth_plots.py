@@ -64,7 +64,7 @@ PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_draws_where_it_is_told_names_its_axes_and_changes_no_global_state(
+def test_plot_draws_where_told_names_its_axes_and_leaves_global_state(
     name: str, results: dict[str, xr.Dataset]
 ) -> None:
     before = dict(mpl.rcParams)

@@ -69,7 +69,7 @@ def legend(ax: Axes) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plot_draws_where_it_is_told_names_its_axes_and_changes_no_global_state(
+def test_plot_draws_where_told_names_its_axes_and_leaves_global_state(
     pictures: dict[str, Callable[..., Axes]], name: str
 ) -> None:
     figure, ax = plt.subplots()

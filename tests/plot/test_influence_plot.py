@@ -24,9 +24,7 @@ def scored(unit: str) -> xr.Dataset:
 
 
 @pytest.mark.parametrize(("unit", "diagonals"), [("nats", 1), ("nats per step of length 1", 0)])
-def test_every_group_and_query_is_a_dot_and_the_diagonal_is_there_where_units_agree(
-    unit: str, diagonals: int
-) -> None:
+def test_groups_and_queries_are_dots_with_a_diagonal_where_units_agree(unit: str, diagonals: int) -> None:
     found = scored(unit)
     ax = plot.influence(found)
     dots = np.asarray(ax.collections[0].get_offsets())

@@ -28,7 +28,7 @@ def test_maps_can_share_their_colours() -> None:
 
 
 @pytest.mark.parametrize("value", ["normalised", "value"])
-def test_a_clean_cell_that_speaks_for_the_metric_is_blue_in_both_directions(value: str) -> None:
+def test_clean_cell_that_speaks_for_the_metric_is_blue_either_way(value: str) -> None:
     how = {"metric": logit_difference(3, 4), "direction": "noise"}
     taken = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, **how)
     for found, sign in ((FOUND, 1), (taken, -1)):

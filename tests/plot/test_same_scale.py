@@ -22,7 +22,7 @@ def ends(ax: Axes) -> tuple[float, float]:
     return ax.images[0].get_clim()
 
 
-def test_signed_maps_reach_as_far_as_the_largest_around_their_own_neutral_number() -> None:
+def test_signed_maps_reach_the_largest_around_their_own_neutral_number() -> None:
     small, large = np.array([[0.5, -1.0]]), np.array([[4.0, 2.0]])
     sides = maps(
         (small, ColourScale.signed(small, "logits")),
@@ -36,7 +36,7 @@ def test_signed_maps_reach_as_far_as_the_largest_around_their_own_neutral_number
     assert sides[0].images[0].colorbar.mappable.get_clim() == (-3, 3)
 
 
-def test_other_maps_run_from_the_smallest_to_the_largest_end_and_axes_may_come_as_an_array() -> None:
+def test_other_maps_run_from_the_smallest_to_the_largest_end() -> None:
     values = np.array([[0.0, 1.0]])
     sides = maps(
         (values, ColourScale("Blues", -3.0, -1.0, "log10")),
@@ -46,7 +46,7 @@ def test_other_maps_run_from_the_smallest_to_the_largest_end_and_axes_may_come_a
     assert [ends(ax) for ax in sides] == [(-3, 0.5)] * 2
 
 
-def test_a_map_of_another_quantity_and_pictures_that_are_no_maps_stay_as_they_are() -> None:
+def test_maps_of_other_quantities_and_other_pictures_stay_as_they_are() -> None:
     values = np.array([[0.0, 1.0]])
     one, two, other = maps(
         (values, ColourScale.signed(values, "logits")),

@@ -194,7 +194,7 @@ def test_a_common_part_of_both_logits_raises_no_false_alarm() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_caches_attribution_of_a_half_precision_model_is_that_of_the_function(dtype: torch.dtype) -> None:
+def test_caches_attribution_in_half_precision_is_that_of_the_function(dtype: torch.dtype) -> None:
     subject = HookedTransformer(build("gpt2", dtype))
     fused = ["*embed", "blocks.*.hook_attn_out", "blocks.*.hook_mlp_out", "blocks.*.hook_resid_post"]
     cache = subject.run_with_cache(some_tokens(), fused)[1]

@@ -185,7 +185,7 @@ def test_orders_of_80_layers_sum_and_find_what_is_missing(dtype: torch.dtype) ->
             order_logits(Frozen(model, lost(trace, f"blocks.{MIDDLE}.attn.hook_pattern", ALL)))
 
 
-def test_orders_of_heads_that_cancel_are_held_to_what_their_terms_round_off() -> None:
+def test_orders_of_cancelling_heads_are_bounded_by_their_rounding() -> None:
     """Two heads that write 3 000 times what is left of them, as trained ones do in part: nothing is refused for it."""
     config = replace(BARE, n_layers=3)
     model = perturbed(config, torch.float32)

@@ -130,7 +130,7 @@ def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str
 
 
 @over("name", CONFIGS)
-def test_frozen_norm_of_the_parts_sums_to_the_normalized_stream_without_beta(name: str) -> None:
+def test_frozen_norm_of_the_parts_sums_to_the_normed_stream_without_beta(name: str) -> None:
     cache = cached(name)
     model = cache.model
     normed = cache.apply_ln_to_stack(cache.decompose_resid().values).sum(0)
@@ -205,7 +205,7 @@ def test_a_huge_position_hides_no_error_elsewhere() -> None:
     assert residual.sum_error(parts, whole) == pytest.approx(0.01 / 2.01, rel=1e-3)
 
 
-def test_a_part_is_found_under_every_spelling_of_it_and_an_unknown_one_is_named() -> None:
+def test_part_is_found_under_every_spelling_and_unknown_ones_are_named() -> None:
     cache = cached("gpt2")
     heads, sublayers = cache.stack_head_results(), cache.decompose_resid()
     for spelling in ("L0H3", "a0.h3", (0, 3), Part("head", 0, 3)):

@@ -80,7 +80,7 @@ def written(**changed: object) -> dict[str, object]:
 
 
 @over("what", list(CHANGED))
-def test_a_change_of_what_a_users_function_is_or_holds_changes_its_fingerprint_and_no_other(
+def test_functions_fingerprint_changes_with_what_it_is_or_holds_alone(
     what: str,
 ) -> None:
     before, after = written(), written(**{what: "-" if what == "op" else 2})

@@ -23,7 +23,7 @@ def test_of_many_that_begin_a_folder_at_once_one_decides_what_it_is(tmp_path: Pa
         assert [path.name for path in folder.iterdir()] == ["pile.json"]
 
 
-def test_where_a_file_system_has_no_hard_links_the_first_manifest_stays_too(
+def test_first_manifest_stays_too_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -43,7 +43,7 @@ def test_a_manifest_of_before_formats_is_read_where_that_is_said(tmp_path: Path)
         KIND.claim(tmp_path, {"by": 4})
 
 
-def test_what_killed_processes_left_goes_away_and_locks_and_other_files_stay(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_go_and_locks_and_other_files_stay(tmp_path: Path) -> None:
     names = {".a.json.x1.json", ".b-1.x2.bin", ".b-1.lock", ".lock", "a.json", ".hidden"}
     for name in names:
         (tmp_path / name).touch()

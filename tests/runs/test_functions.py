@@ -80,10 +80,6 @@ def test_what_is_missing_or_too_much_is_said_in_the_functions_name() -> None:
         interp.patch(model, some_tokens())  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^copying\(\) takes 1 positional argument but 2 were given"):
         interp.weights.copying(model, True)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^logit_lens\(\) has no argument 'tops'; nearest: top"):
-        interp.logit_lens(model, some_tokens(), tops=3)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"^logit_lens: top must be int or None, got 'three'"):
-        interp.logit_lens(model, some_tokens(), top="three")  # type: ignore[arg-type]
 
 
 def test_leading_names_may_be_given_by_name() -> None:
@@ -106,7 +102,7 @@ def test_batches_of_pairs_are_counted_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["causal.Patch", "lab.depth.Consensus"])
-def test_a_function_where_a_question_is_required_is_answered_with_its_record(name: str) -> None:
+def test_function_in_place_of_a_question_is_answered_with_its_record(name: str) -> None:
     record = attrgetter(name)(interp)
     with pytest.raises(ValueError, match=rf"write interp\.{name}\(\.\.\.\)"):
         interp.run(

@@ -72,7 +72,7 @@ def bits(groups: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], bytes]
 
 
 @over("name", REDUCTIONS)
-def test_every_reduction_comes_back_bit_for_bit_and_merges_as_if_it_had_never_left(name: str) -> None:
+def test_every_reduction_comes_back_bit_for_bit_and_merges_as_before(name: str) -> None:
     one, other = part(name, 0), part(name, 1)
     reductions = {name: REDUCTIONS[name][0]}
 
@@ -253,7 +253,7 @@ def test_a_number_that_is_out_of_date_is_looked_up_again(tmp_path: Path) -> None
     assert state(found.progress) == state(progress_of(4))
 
 
-def test_what_a_process_left_that_was_killed_while_folding_is_no_journal_and_goes_away(
+def test_leftovers_of_a_process_killed_while_folding_are_removed(
     tmp_path: Path,
 ) -> None:
     written(tmp_path).fold()

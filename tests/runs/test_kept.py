@@ -49,9 +49,7 @@ def test_one_other_number_config_or_tokenizer_is_another_model() -> None:
     assert made_for([one, interp.HookedTransformer(one.transformer, hooked("gpt2").text.tokenizer)]) == 2
 
 
-def test_any_two_signs_that_change_and_any_two_numbers_that_change_places_are_seen_on_an_accelerator() -> (
-    None
-):
+def test_changed_signs_and_exchanged_numbers_are_seen_on_an_accelerator() -> None:
     values = torch.randn(16, generator=torch.Generator().manual_seed(0))
     seen = {int(kept._hashed(values.view(torch.int64)))}
     pairs = list(itertools.combinations(range(16), 2))
@@ -86,7 +84,7 @@ def test_training_between_two_questions_changes_the_answer() -> None:
     assert second.equals(copying(model, ranks=False)) and not second.equals(first)
 
 
-def test_the_table_of_heads_is_made_once_for_the_same_weights_rows_and_no_edits() -> None:
+def test_table_of_heads_is_made_once_for_the_same_weights_and_rows() -> None:
     model, data = interp.HookedTransformer(fresh()), RepeatedTokens(period=3, repeats=3, rows=4)
     kept.forget()
     first = interp.heads(model, repeats=data)

@@ -101,7 +101,7 @@ def row_bytes(name: str) -> float:
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_what_is_predicted_without_running_is_what_a_row_takes_and_near_what_is_measured(name: str) -> None:
+def test_predicted_memory_is_what_a_row_takes_and_near_the_measured(name: str) -> None:
     predicted = predicted_row_bytes(questions(name), build(name), WIDTH)
     assert predicted == pytest.approx(row_bytes(name), rel=0.01)
     measured = measured_row_bytes(questions(name), build(name), Batch(some_tokens(4, WIDTH)))

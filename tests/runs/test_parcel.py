@@ -118,7 +118,7 @@ def test_a_file_that_is_another_now_is_not_sent(how: str, tmp_path: Path) -> Non
     assert all(torch.equal(opened[name], value) for name, value in expected.items())
 
 
-def test_a_host_without_the_file_says_so_and_one_that_has_it_looks_at_it_before_every_pass(
+def test_host_without_the_file_says_so_and_others_check_it_every_pass(
     tmp_path: Path,
 ) -> None:
     model = opened_from(tmp_path, "llama")

@@ -14,7 +14,7 @@ PATIENCE = 180.0
 """Seconds after which the cluster counts as stuck; it takes about 20 on two cores."""
 
 
-def test_two_actors_give_the_bits_of_one_process_though_one_is_killed_at_work(tmp_path: Path) -> None:
+def test_two_actors_give_the_bits_of_one_process_though_one_is_killed(tmp_path: Path) -> None:
     code, said = alone(["-m", "tests.runs.killing", str(tmp_path)], PATIENCE)
     assert code == 0, said
 

@@ -107,7 +107,7 @@ def test_tables_figures_and_streams_are_files_of_the_folder(tmp_path: Path) -> N
     assert record.run.figures == {"map": "figures/map.png"}
 
 
-def test_what_is_said_goes_to_the_log_with_the_time_and_to_the_logger_but_not_to_stdout(
+def test_lines_go_to_the_log_with_time_and_to_the_logger_not_to_stdout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.INFO, "interp.runs.record"), started(tmp_path) as record:
@@ -149,7 +149,7 @@ def test_a_run_that_nobody_works_on_any_more_was_interrupted(tmp_path: Path) -> 
     assert Record.open(record.folder).state == "interrupted"
 
 
-def test_an_end_that_cannot_be_written_hides_no_error_and_reads_as_interrupted(
+def test_unwritable_end_hides_no_error_and_reads_as_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(self: RunFile, folder: Path) -> RunFile:
@@ -215,7 +215,7 @@ def test_parameters_that_came_or_went_are_named(tmp_path: Path) -> None:
         Record.resume(record.folder, Renamed())
 
 
-def test_a_finished_run_another_experiment_and_two_processes_at_once_are_refused(tmp_path: Path) -> None:
+def test_finished_other_and_simultaneous_runs_are_refused(tmp_path: Path) -> None:
     file, other = tmp_path / "trial.py", tmp_path / "other.py"
     for path in (file, other):
         path.write_text("x = 1\n")

@@ -172,6 +172,6 @@ class _Caught(Question):
         return Staged(self.name, stages, data="none")
 
 
-def test_an_error_on_rows_of_ones_own_is_raised_where_they_were_asked_about() -> None:
+def test_error_on_own_rows_is_raised_where_they_were_asked_about() -> None:
     found = interp.run([_Caught()], model())[_Caught().name]
     assert found.attrs["said"] == "not these rows" and float(found.x) == float(found.x)

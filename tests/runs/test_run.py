@@ -122,7 +122,7 @@ def test_a_question_and_what_it_was_turned_into_are_both_good() -> None:
 # --- rows that are set aside --------------------------------------------------------------------------------------
 
 
-def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_them() -> None:
+def test_bad_rows_are_set_aside_with_reasons_and_the_rest_is_unchanged() -> None:
     texts = [*TEXTS[:10], "", *TEXTS[10:], "The cat " * 40]
     found = interp.run([Norms()], model(), stream(texts))
     assert found.rejected.row.tolist() == [10, 41]
@@ -133,7 +133,7 @@ def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_th
     )
 
 
-def test_every_result_says_how_many_rows_were_set_aside_and_why_the_first_was() -> None:
+def test_every_result_says_how_many_rows_were_set_aside_and_the_first_why() -> None:
     texts = [*TEXTS[:10], "", *TEXTS[10:], "The cat " * 40]
     note.cache_clear()
     with pytest.warns(interp.Note, match="set aside") as caught:

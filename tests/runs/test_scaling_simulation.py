@@ -109,7 +109,7 @@ def expected(windows: int) -> tuple[str, Tally]:
 
 
 @pytest.mark.slow
-def test_shards_that_come_in_any_order_some_in_two_attempts_give_the_bits_of_one_process() -> None:
+def test_shards_in_any_order_and_attempts_give_the_bits_of_one_process() -> None:
     generator, together = random.Random(0), Progress()
     order = list(range(SHARDS))
     generator.shuffle(order)
@@ -132,7 +132,7 @@ def _all(windows: range) -> "itertools.chain[Done]":
     )
 
 
-def test_workers_that_die_and_runs_that_begin_again_give_the_bits_of_one_process() -> None:
+def test_dying_workers_and_runs_begun_again_give_the_bits_of_one_process() -> None:
     """64 workers finish their batches in random order; 2 % of the batches kill one, twice the whole run is killed."""
     generator, progress, computed = random.Random(1), Progress(), 0
     waiting, busy, again = deque(range(THEIRS)), [], []

@@ -68,7 +68,7 @@ def test_other_readers_of_netcdf_find_the_plain_attributes_too() -> None:
     assert (found.attrs["unit"], found.attrs["rows"], found.v.attrs["unit"]) == ("nats", 12, "logits")
 
 
-def test_variables_of_the_same_dims_share_a_tidy_table_and_none_is_multiplied_out() -> None:
+def test_variables_of_the_same_dims_share_a_tidy_table() -> None:
     value = xr.Dataset(
         {
             "a": (("x", "y"), np.ones((2, 3))),

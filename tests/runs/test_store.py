@@ -72,9 +72,7 @@ LAYOUTS: dict[str, Callable[[], Iterable[Batch]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_token_of_every_row_is_stored_once_with_what_the_model_holds_there(
-    layout: str, tmp_path: Path
-) -> None:
+def test_every_token_is_stored_once_with_what_the_model_holds_there(layout: str, tmp_path: Path) -> None:
     found = write(tmp_path, LAYOUTS[layout]())
     row, pos, token = (found.read(name).tolist() for name in TABLES)
     assert len(found) == ENTRIES and found.sites == SITES
@@ -300,7 +298,7 @@ def test_what_is_stored_is_not_run_again(tmp_path: Path) -> None:
     assert resumed == len(ROWS) - whole and len(ran) == resumed
 
 
-def test_a_store_has_one_writer_at_a_time_and_what_a_killed_one_left_blocks_nothing(tmp_path: Path) -> None:
+def test_store_has_one_writer_at_a_time_and_killed_ones_block_nothing(tmp_path: Path) -> None:
     def also() -> Iterator[Batch]:
         for batch in batches():
             with pytest.raises(

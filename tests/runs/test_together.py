@@ -61,7 +61,7 @@ def share(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_over_a_spread_model_is_written_once_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+def test_run_over_a_spread_model_is_written_once_and_resumes(tmp_path: Path) -> None:
     together(share, str(tmp_path), processes=2)
     one, two = (torch.load(tmp_path / f"found{rank}", weights_only=False) for rank in (0, 1))
     assert str(one) == str(two)

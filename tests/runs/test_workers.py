@@ -30,7 +30,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_forked")
-def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(tmp_path: Path) -> None:
+def test_two_workers_give_the_bits_of_one_process_though_one_is_killed(tmp_path: Path) -> None:
     middle = stream().window(3).batches[1].row
     assert middle is not None
     flag = tmp_path / "died"
@@ -42,7 +42,7 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
 
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_of_a_file_is_sent_as_its_path_and_gives_the_bits_of_one_process(
+def test_model_of_a_file_is_sent_as_its_path_with_the_same_bits(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fill, "MAPPED_FROM", 0)

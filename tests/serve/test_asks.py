@@ -25,7 +25,7 @@ SCALED = b'"edits":[{"where":"L0.mlp","change":"scale","factor":%s}]}'
 BYTES = {"dtype": "float32", "shape": [1], "bytes": "AAAAAA=="}
 
 
-def test_a_request_becomes_a_frozen_record_and_its_edits_those_of_the_package() -> None:
+def test_request_becomes_a_frozen_record_with_the_packages_edits() -> None:
     held = {"where": "L1H0", "change": "scale", "factor": 2, "at": {"pos": [3, 1]}}
     ask = parsed(Look, body(edits=[held]))
     (edit,) = ask.edits
@@ -204,7 +204,7 @@ def test_the_last_entry_of_a_row_cannot_be_cut_with_the_rest_renormalised() -> N
         session.pair(parsed(Look, body(edits=row)), Event())
 
 
-def test_patching_prompts_of_unlike_lengths_requires_positions_that_both_have() -> None:
+def test_patching_prompts_of_unlike_lengths_requires_shared_positions() -> None:
     session, short = Session(hooked()), "The cat sat"
     everywhere = MLP | {"change": "resample"}
     with pytest.raises(ValueError, match=r"requires prompts of one length, got .* name positions"):

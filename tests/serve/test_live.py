@@ -110,7 +110,7 @@ def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live)
     assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 14).strip()
 
 
-def test_an_edge_is_cut_in_the_scores_or_in_the_pattern_and_in_one_of_them_only(visit: Opener) -> None:
+def test_edge_is_cut_in_the_scores_or_in_the_pattern_and_not_in_both(visit: Opener) -> None:
     tab = visit()
     choose(tab, 1, 5)
     tab.page.fill("#query", "9")
@@ -129,7 +129,7 @@ def test_an_edge_is_cut_in_the_scores_or_in_the_pattern_and_in_one_of_them_only(
     assert tab.sent()["edits"] == []
 
 
-def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab: Tab) -> None:
+def test_click_in_the_pattern_cuts_that_edge_and_a_second_restores_it(tab: Tab) -> None:
     choose(tab, 3, 5)
     canvas = tab.page.locator("#patterns canvas").nth(1)
     canvas.scroll_into_view_if_needed()
@@ -172,7 +172,7 @@ def test_both_runs_go_on_and_a_seed_repeats_them(visit: Opener) -> None:
     assert tab.texts("#continued dd") != first
 
 
-def test_a_slider_adds_a_direction_beside_random_ones_and_one_drag_is_one_step(tab: Tab, live: Live) -> None:
+def test_slider_adds_a_direction_beside_random_ones_as_one_step(tab: Tab, live: Live) -> None:
     clean = expected(live)
     assert tab.texts("#dosed-says") == ["Nothing is added yet."]
     slider = tab.page.locator("#dose-0")
@@ -314,7 +314,7 @@ def test_the_maps_show_a_score_of_the_heads_in_both_runs(tab: Tab, live: Live) -
     shows(tab, found)
 
 
-def test_what_was_generated_goes_with_the_prompt_and_the_edits_it_was_made_from(visit: Opener) -> None:
+def test_generated_text_goes_with_the_prompt_and_edits_it_came_from(visit: Opener) -> None:
     from playwright.sync_api import expect
 
     tab = visit()

@@ -111,7 +111,7 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
         assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
 
 
-def test_what_an_edge_cut_in_the_scores_had_goes_to_the_other_keys_and_the_sink_in_proportion() -> None:
+def test_cut_scores_go_to_the_other_keys_and_the_sink_in_proportion() -> None:
     """A row of a head with a sink sums to less than 1, before and after; `knock_out` cuts edges so, too."""
     model, position = hooked("gpt-oss"), 6
     cuts = [edit for edits in EDITS.values() for edit in edits if "query" in edit.get("at", {})]
@@ -165,14 +165,14 @@ def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dic
             assert split["total"][run] == pytest.approx(float(logits[11] - logits[17]), abs=2e-6)
 
 
-def test_a_head_set_to_0_adds_nothing_and_the_others_keep_what_they_add_before_it() -> None:
+def test_head_set_to_0_adds_nothing_and_others_keep_what_they_add_before() -> None:
     found = asked(Session(hooked()), edits=EDITS["head to its mean"] + EDITS["head to 0"])
     clean, edited = found["attribution"]["cells"]
     assert edited[0][1] == 0.0 and clean[0][1] != 0.0
     assert edited[1][0] != clean[1][0]
 
 
-def test_a_stream_patched_where_one_looks_is_made_of_the_second_prompts_parts() -> None:
+def test_stream_patched_at_the_place_looked_at_has_the_others_parts() -> None:
     model = hooked()
     found = asked(
         Session(model),
@@ -423,7 +423,7 @@ def test_a_stopped_pass_ends_between_layers_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
 @over("edits", [TOGETHER, *EDITS.values()])
-def test_cached_continuations_are_those_of_generate_under_hooks_without_a_cache(
+def test_cached_continuations_are_generates_under_hooks_without_a_cache(
     temperature: float, edits: list[dict[str, object]]
 ) -> None:
     model = hooked()
@@ -509,7 +509,7 @@ def test_layers_of_other_mixers_show_what_they_have(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["log-n", "additive-log-n", "adaptive", "dual-chunk", "synthesizer", "strided", "reformer"]
 )
-def test_an_edge_cut_in_the_scores_renormalises_the_row_of_every_mixer_that_has_them(name: str) -> None:
+def test_edge_cut_in_the_scores_renormalises_the_row_of_every_mixer(name: str) -> None:
     config = replace(MIXERS[name], d_vocab=hooked().cfg.d_vocab)
     model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
     text = "The cat sat on the mat"
@@ -564,7 +564,7 @@ def caches_of(model: HookedTransformer, edits: list[dict[str, object]]) -> list:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_part_from_near_is_the_one_with_the_largest_logits_of_the_clean_run(name: str) -> None:
+def test_part_from_near_is_the_one_with_the_largest_clean_logits(name: str) -> None:
     found = asked(Session(hooked(name)), edits=LIVE, answer=4, wrong=7)
     rows, near = found["attribution"]["cells"][0], found["near"]
     largest = max(abs(value) for row in rows for value in row)

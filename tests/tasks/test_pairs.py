@@ -76,7 +76,7 @@ def cases(*names: str) -> pytest.MarkDecorator:
 
 @pytest.mark.slow
 @every_case
-def test_clean_and_corrupt_differ_at_the_roles_of_the_task_and_nowhere_else(case: tuple[str, str]) -> None:
+def test_clean_and_corrupt_differ_exactly_at_the_roles_of_the_task(case: tuple[str, str]) -> None:
     found = drawn(case)
     differ = found.clean_tokens != found.corrupt_tokens
     roles = torch.stack([found.spans[role] for role in found.changes]).any(0)

@@ -62,7 +62,7 @@ def test_the_demo_model_copies_the_word_that_is_there() -> None:
     assert min(share(clean), share(-corrupt)) > measured("best_induction_score")
 
 
-def test_a_planted_induction_head_copies_the_answer_and_has_nothing_to_copy_in_the_twin() -> None:
+def test_planted_induction_head_copies_the_answer_of_the_clean_side_alone() -> None:
     """Without noise its attention is one key, or all 20 alike: one is the answer, two are the wrong token."""
     symbols = range(1, len(groundtruth.SYMBOLS))
     found = RepeatedTokens(10, 2, N).pairs(groundtruth.Alphabet(), ids=symbols)

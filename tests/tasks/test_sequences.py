@@ -56,7 +56,7 @@ def test_what_is_determined_can_be_read_off_the_row(
         assert 0 not in row[1:]
 
 
-def test_a_chain_repeats_and_its_first_copies_have_the_chances_of_the_chain() -> None:
+def test_chain_repeats_and_its_first_copies_have_the_chains_chances() -> None:
     found = CHAIN.batch(Place(1, 2), 4000)
     assert found.determined is not None
     tokens, counts = found.batch.tokens, torch.zeros(7, 7)

@@ -16,7 +16,7 @@ def sentences(*, held_out: bool, count: int = 3000) -> tuple[tasks.IndirectObjec
     return tasks.IndirectObjects(count, held_out=held_out).sentences()
 
 
-def test_fact_table_has_over_200_facts_of_four_relations_with_one_object_each() -> None:
+def test_fact_table_has_over_200_facts_of_four_relations_with_one_object() -> None:
     assert len(FACTS) >= 240
     assert {fact.relation for fact in FACTS} == set(tasks.TRAINED_PHRASINGS) == set(tasks.HELD_OUT_PHRASINGS)
     assert max(Counter((fact.relation, fact.subject) for fact in FACTS).values()) == 1
@@ -61,7 +61,7 @@ def test_fact_text_is_prompt_then_answer_then_full_stop() -> None:
     assert prompt.text == "In France, the capital is Paris."
 
 
-def test_held_out_pairs_are_about_15_per_cent_and_disjoint_from_the_trained_ones() -> None:
+def test_held_out_pairs_are_about_15_per_cent_and_disjoint_from_trained() -> None:
     unseen, trained = set(name_pairs(held_out=True)), set(name_pairs(held_out=False))
     n = len(tasks.NAMES)
     assert not unseen & trained
@@ -105,7 +105,7 @@ def test_every_name_stands_after_a_space_so_that_it_is_one_token() -> None:
             assert s.prompt.count(name) == s.prompt.count(f" {name}")
 
 
-def test_swapping_changes_exactly_the_repeated_name_and_exchanges_the_answers() -> None:
+def test_swapping_changes_the_repeated_name_alone_and_exchanges_answers() -> None:
     for s in sentences(held_out=False, count=100):
         other = s.swapped()
         differing = [(a, b) for a, b in zip(s.prompt.split(), other.prompt.split(), strict=True) if a != b]

@@ -30,7 +30,7 @@ def asked(name: str, dtype: torch.dtype = torch.float64, wrong: Tensor | None = 
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_tokens_and_the_parts_that_are_no_tokens_sum_to_the_logit_difference(name: str) -> None:
+def test_tokens_and_other_parts_sum_to_the_logit_difference(name: str) -> None:
     result = asked(name)
     last, cap = build(name)(some_tokens())[:, -1], CONFIGS[name].logit_softcap
     last = last if cap is None else cap * (last / cap).atanh()
@@ -42,12 +42,12 @@ def test_tokens_and_the_parts_that_are_no_tokens_sum_to_the_logit_difference(nam
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "post-norm"])
-def test_the_completeness_error_is_below_one_in_a_hundred_thousand_in_float32(name: str) -> None:
+def test_completeness_error_is_below_1e_5_in_float32(name: str) -> None:
     assert asked(name, torch.float32).attrs["completeness_error"] <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "bloom", "gpt-oss"])
-def test_scores_equal_what_each_layer_moved_rolled_back_by_the_layers_before(name: str) -> None:
+def test_scores_equal_each_layers_moves_rolled_back_by_those_before(name: str) -> None:
     """Pre-norm, two layers: Delta by a loop over sources, from block inputs and weights; M_1 = ALTI of block 0."""
     model, tokens = build(name), some_tokens()
     config, weights = model.config, Weights(model)

@@ -54,7 +54,7 @@ def test_chance_is_the_mean_over_all_orders(n: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 511, 512])
-def test_counts_of_probes_ask_for_more_prompts_before_they_have_an_interval(rows: int) -> None:
+def test_counts_of_probes_ask_for_more_prompts_before_an_interval(rows: int) -> None:
     value = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
     found = evidence(result(value), (torch.arange(6) < 1).expand(rows, 6))
     assert found.low.notnull().values.tolist() == [True, True, rows >= 512], "of shares always"

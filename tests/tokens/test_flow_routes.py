@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-import interp
 from interp import Edit, HookedTransformer
 from interp.data.batch import Batch
 from interp.edits import Add, Zero
@@ -21,10 +20,9 @@ from interp.model import Read
 from interp.model.parts import Part
 from interp.model.weights import Weights
 from interp.passes.observe import observe
-from interp.tokens import FlowRoutes, flow_routes, routes
+from interp.tokens import flow_routes, routes
 from interp.tokens.flow_routes import BlockShares, why_no_routes
 from interp.tokens.mixing import SourceSplit
-from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tokens.edited import without
@@ -124,7 +122,7 @@ def test_the_numbers_do_not_depend_on_how_many_sources_are_held_at_a_time(
     )
 
 
-def test_a_part_against_the_sum_gets_nothing_and_the_others_what_they_bring() -> None:
+def test_part_against_the_sum_gets_nothing_and_others_what_they_bring() -> None:
     """y = x + f + b with x = (4, 0), f = (-1, 0), b = (0, 1): only x and b bring (3, 1) closer, by 2 and by 1."""
     parts = SourceSplit(
         pattern=torch.ones(1, 1, 1, 1), value=torch.ones(1, 1, 1, 1), out=torch.tensor([[[-1.0, 0.0]]]),
@@ -236,15 +234,6 @@ def test_models_whose_stream_is_not_a_plain_sum_of_parts_are_refused() -> None:
     assert "splitting a block by source requires" in str(
         why_no_routes(replace(CONFIGS["gpt2"], mixer=Differential(), qk_norm=None))
     )
-
-
-def test_the_function_is_its_question_in_a_run() -> None:
-    batch = Batch.of([[1, 2, 3, 4, 5, 6, 7, 8], [3, 1, 4], [2, 7]])
-    model = HookedTransformer(build("gpt2"))
-    found = flow_routes(model, in_batches(model, batch, 2))
-    asked = interp.run(FlowRoutes(), model, list(batch.split(2)))["flow_routes"]  # in batches of other widths
-    xr.testing.assert_allclose(found, asked, rtol=0, atol=1e-13)
-    assert len(interp.frame(found).columns) <= 12 and found.part.values[1, 2] == "L1H2"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "parallel"])

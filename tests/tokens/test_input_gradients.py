@@ -67,7 +67,7 @@ def embedded(name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradient_x_input_is_the_change_per_relative_length_of_each_embedding(name: str) -> None:
+def test_gradient_x_input_is_the_change_per_relative_length_of_embeddings(name: str) -> None:
     """d logit / d s where token j's embedding is s_j times its own, at s = 1."""
     length = torch.ones(3, 9, dtype=torch.float64, requires_grad=True)
     value = logit_difference(name, embedded(name) * length[..., None]).sum()
@@ -125,7 +125,7 @@ def test_nodes_integrate_polynomials_up_to_the_degree_of_their_rule() -> None:
             assert missed.abs() > 1e-9, "and not beyond"
 
 
-def test_integrated_gradients_are_the_weighted_mean_of_gradients_on_the_line() -> None:
+def test_integrated_gradients_are_the_weighted_mean_on_the_line() -> None:
     how, base = IntegratedGradients(steps=3, rule="midpoint", baseline=2), build("gpt2").embed.weight[2]
     change = embedded("gpt2") - base
     expected = torch.zeros(3, 9, dtype=torch.float64)
@@ -184,7 +184,7 @@ def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float
         )
 
 
-def test_a_line_that_is_smooth_costs_few_gradients_and_one_that_is_not_no_more_than_allowed() -> None:
+def test_smooth_line_costs_few_gradients_and_others_no_more_than_allowed() -> None:
     line = Bend(0.4, 2.0)
     _, error = run_steps(build("gpt2"), _adapted(line, 256))
     assert len(line.products) == 17 and error < 1e-3

@@ -37,7 +37,7 @@ def written_by_hand(outs: list[Tensor]) -> Transformer:
     return model
 
 
-def test_a_copier_scores_one_an_anti_copier_minus_one_and_a_silent_head_chance() -> None:
+def test_copier_scores_one_anti_copier_minus_one_and_a_silent_head_chance() -> None:
     one = torch.eye(D_VOCAB)
     table = interp.heads(HookedTransformer(written_by_hand([one, -one, 0 * one])), repeats=DATA)
     found = table.sel(layer=0, score="copying")
@@ -101,8 +101,8 @@ def test_the_score_depends_on_the_product_of_values_and_output_only() -> None:
     config = replace(build("llama-gqa").config, mlp=None)
     model = perturbed(config)
     other = copy.deepcopy(model)
-    dice = torch.Generator().manual_seed(3)
-    mix = torch.randn(config.head_width, config.head_width, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    mix = torch.randn(config.head_width, config.head_width, generator=generator, dtype=torch.float64)
     for layer in range(2):
         attn = other.block(layer).attn
         values = attn.part("v")[0]

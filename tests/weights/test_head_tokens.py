@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-import xarray as xr
 
 import interp
 from interp import HookedTransformer
-from interp.weights import HeadCircuits, HeadTokens, head_tokens
+from interp.weights import HeadCircuits, head_tokens
 from tests.configs import CONFIGS, D_VOCAB, build
 from tests.loops import over
-from tests.tables import PART_COLUMNS
 from tests.tolerances import assert_close
 
 TOKENS = torch.tensor([7, 3, 30, 12])
@@ -85,13 +83,6 @@ def test_there_are_as_many_matches_as_tokens_at_most() -> None:
     )
     absent = found.sel(list="seeks").isel(rank=slice(2, None))
     assert set(absent.word_id.values.ravel()) == {-1} and set(absent.word.values.ravel()) == {""}
-
-
-def test_the_function_is_the_record_asked() -> None:
-    model = HookedTransformer(build("gpt2"))
-    found = interp.run([HeadTokens(TOKENS, top=3)], model)["head_tokens"]
-    xr.testing.assert_identical(found, head_tokens(model, TOKENS, top=3))
-    assert len(interp.frame(found).columns.difference(PART_COLUMNS)) <= 12
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_factors_are_medians_of_one_over_the_scales_of_a_pass(name: str) -> None
     assert found.written == pytest.approx(last, rel=1e-12)
 
 
-def test_an_entry_by_the_scales_of_its_pass_is_what_the_head_adds_to_a_logit() -> None:
+def test_entry_by_its_passes_scales_is_what_the_head_adds_to_a_logit() -> None:
     """Known answer: the first layer's heads read bare embeddings, so the entry is exact at the scales of a token."""
     model = HookedTransformer(build("llama-gqa"))
     tokens = torch.tensor([[3, 9, 17, 4]])

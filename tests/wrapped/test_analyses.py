@@ -51,7 +51,7 @@ def test_an_analysis_of_a_wrapped_network_is_that_of_our_own_code(name: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "gemma4_text"])
-def test_patching_by_a_sweep_is_one_pass_a_cell_whether_blocks_can_be_entered_or_not(kind: str) -> None:
+def test_patching_is_one_pass_a_cell_with_and_without_entering_blocks(kind: str) -> None:
     model = spoken(kind)
     found = interp.patch(model, CLEAN[:1], CORRUPT[:1], "resid_pre", metric=METRIC).value
     clean, corrupt = (model.to_batch(each) for each in (CLEAN[:1], CORRUPT[:1]))
@@ -135,7 +135,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("kind", ["gemma4_text", pytest.param("jamba", marks=pytest.mark.slow), "mamba"])
-def test_a_page_of_a_wrapped_network_has_what_was_proven_and_says_why_it_has_no_more(kind: str) -> None:
+def test_page_of_a_wrapped_network_has_what_was_proven_and_says_why(kind: str) -> None:
     model = spoken(kind)
     found = interp.report(model, CLEAN[0], " Mary", " John", CORRUPT[0])
     absent, tables = found.report.absent, found.tables

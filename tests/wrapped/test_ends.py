@@ -68,7 +68,7 @@ def test_a_network_with_a_map_before_its_unembedding_opens(kind: str) -> None:
     assert max(errors.values()) < BY_HAND, errors
 
 
-def test_attribution_refuses_a_map_before_the_unembedding_and_the_lens_has_it() -> None:
+def test_map_before_the_unembedding_is_in_the_lens_and_not_in_attribution() -> None:
     model = spoken("modernbert-decoder")
     text = "When Mary and John went to the shop"
     lens = interp.logit_lens(model, text, answer=" Mary").isel(prompt=0, depth=-1, pos=-1)
@@ -225,7 +225,7 @@ def test_without_blocks_gradients_are_those_of_the_networks_own_code(kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["hrm_text", pytest.param("gemma3n_text", marks=pytest.mark.slow)])
-def test_without_blocks_generation_with_the_networks_cache_is_generation_without(kind: str) -> None:
+def test_generation_without_blocks_is_the_same_with_the_networks_cache(kind: str) -> None:
     vector = torch.randn(64, generator=torch.Generator().manual_seed(3))
     batch = Batch.of([[5, 6, 7, 8], [9, 10, 11, 12]])
     for edits in ([], [Edit("hook_stream", Add(vector))]):

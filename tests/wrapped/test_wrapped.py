@@ -105,7 +105,7 @@ NATIVE = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NATIVE)
-def test_a_wrapped_network_and_our_own_code_hold_the_same_at_every_shared_site(kind: str) -> None:
+def test_wrapped_network_and_our_own_code_agree_at_every_shared_site(kind: str) -> None:
     ours, model = from_hf_model(network(kind)), wrapped(kind)
     mine = sites.names(model.config, on_demand=True)
     both = [name for name in sites.names(ours.config, on_demand=True) if name in mine]
@@ -217,7 +217,7 @@ def test_passes_in_threads_do_not_see_each_other() -> None:
         assert torch.equal(found, expected)
 
 
-def test_other_parameters_make_another_network_that_is_differentiable_in_them() -> None:
+def test_other_parameters_make_another_network_differentiable_in_them() -> None:
     model = wrapped("smollm3")
     name = next(
         name for name, _ in model.named_parameters() if name.endswith("layers.1.mlp.down_proj.weight")
@@ -297,7 +297,7 @@ def test_attention_whose_scores_are_used_twice_has_no_heads() -> None:
             sites.find(f"blocks.0.attn.{site}", model.config)
 
 
-def test_hooks_of_a_user_are_in_no_number_of_a_wrapped_network_and_stay_where_they_are() -> None:
+def test_users_hooks_are_in_no_number_of_a_wrapped_network_and_stay() -> None:
     made = tiny("starcoder2")
     with torch.no_grad():
         plain = made(input_ids=tokens(), use_cache=False).logits

@@ -49,7 +49,7 @@ def test_completes_is_true_exactly_where_greedy_decoding_writes_the_answer(model
     assert measure.completes(model, encode, BOS, pairs).tolist() == expected
 
 
-def test_answer_margin_is_the_logit_difference_at_the_first_differing_token(model: Transformer) -> None:
+def test_answer_margin_is_the_logit_difference_at_the_first_difference(model: Transformer) -> None:
     sentences = [
         tasks.IndirectObject("Mary", "Martin", "park", "kite", tasks.TEMPLATES[0], first)
         for first in (True, False)
@@ -81,7 +81,7 @@ def test_induction_scores_equal_a_loop_over_queries_and_targets(model: Transform
             assert float(scores[layer, head]) == pytest.approx(np.mean(rows), abs=1e-5)
 
 
-def test_in_context_learning_score_subtracts_the_early_loss_from_the_late_one() -> None:
+def test_in_context_learning_score_is_the_late_loss_less_the_early_one() -> None:
     losses = torch.zeros(5, 127)
     losses[:, 119], losses[:, 19] = 2.0, 3.0
     assert measure.in_context_learning_score(losses, late=120, early=20) == -1.0

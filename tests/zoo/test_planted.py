@@ -237,7 +237,7 @@ def first_order(name: str, edge: str, *, at: str) -> float:
 
 
 @pytest.mark.parametrize("edge", ["L0H1->L1.mlp", "L1H3->L1.mlp"])
-def test_gradients_miss_either_where_it_is_saturated_and_see_it_where_it_is_empty(edge: str) -> None:
+def test_gradients_miss_either_where_saturated_and_see_it_where_empty(edge: str) -> None:
     assert abs(first_order("either", edge, at="clean")) < 0.02
     assert first_order("either", edge, at="corrupt") > 1
     assert first_order("either", "L1.mlp->logits", at="clean") == pytest.approx(
@@ -260,7 +260,7 @@ def test_nothing_is_silent_that_is_not_planted(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("induction", "K"), ("two_hop", "V"), ("backup", "Q")])
-def test_the_edges_between_heads_are_the_compositions_that_the_weights_show(name: str, kind: str) -> None:
+def test_edges_between_heads_are_the_compositions_of_the_weights(name: str, kind: str) -> None:
     circuit = planted(name)
     table = interp.frame(interp.composition(circuit.model, kind)).query("excess > 0.03")
     found = {

@@ -80,7 +80,7 @@ def test_early_site_the_gradient_is_longest_at_the_subjects_end(seed: int) -> No
     assert (delta[:, 1].argmax(1) == 8).all()
 
 
-def test_late_suppression_every_part_of_the_last_layer_holds_the_answer_back() -> None:
+def test_late_suppression_is_every_last_layer_part_against_the_answer() -> None:
     made = shown.late_suppression(0, 256)
     model = HookedTransformer(made.model, Alphabet())
     found = late_layers(model, Batch(made.clean), made.answer.tolist(), frequencies=shown.frequencies())

@@ -178,7 +178,7 @@ def test_stale_head_results_without_a_head_dimension_are_replaced() -> None:
     torch.testing.assert_close(cache["result", 1], right)
 
 
-def test_the_remainder_before_the_first_layer_is_the_final_stream_as_in_their_tests() -> None:
+def test_remainder_before_the_first_layer_is_the_final_stream() -> None:
     cache = cache_of("layer-norm")
     for stack, labels in (
         cache.stack_head_results(0, incl_remainder=True, return_labels=True),

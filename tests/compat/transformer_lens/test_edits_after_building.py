@@ -279,7 +279,7 @@ def set_and_run(model: HookedTransformer, field: str, value: object, way: str) -
     model(TOKENS)
 
 
-def test_a_list_of_the_config_that_was_written_to_is_named_by_the_next_pass() -> None:
+def test_config_list_that_was_written_to_is_named_by_the_next_pass() -> None:
     model = built(RMS | LOCAL | {"attn_types": ["local", "global"]})
     model.cfg.attn_types[0] = "global"
     with pytest.raises(ValueError, match="attn_types="):
@@ -377,7 +377,7 @@ def test_a_value_that_no_pass_could_follow_is_refused(path: str, name: str, valu
 
 
 @torch.no_grad()
-def test_a_part_of_its_own_follows_what_is_set_before_and_after_its_first_call() -> None:
+def test_part_of_its_own_follows_what_is_set_around_its_first_call() -> None:
     cfg = HookedTransformerConfig(**BASE, dtype=torch.float64, device="cpu")
     x = torch.randn(2, 3, cfg.d_model, dtype=torch.float64)
     for early in (True, False):
@@ -411,7 +411,7 @@ def test_a_method_that_no_pass_calls_cannot_be_set(name: str) -> None:
         setattr(built(BASE).blocks[0].attn, name, lambda *args: None)
 
 
-def test_a_class_that_overrides_such_a_method_is_refused_when_our_forward_runs() -> None:
+def test_class_overriding_such_a_method_is_refused_when_our_forward_runs() -> None:
     class Unmasked(Attention):
         def apply_causal_mask(self, attn_scores: Tensor, *rest: Any) -> Tensor:
             return attn_scores

@@ -23,7 +23,7 @@ def test_a_point_is_the_identity() -> None:
     assert HookPoint()(X) is X
 
 
-def test_hooks_replace_the_value_in_their_order_and_prepended_ones_come_first() -> None:
+def test_hooks_replace_the_value_in_order_with_prepended_ones_first() -> None:
     point = HookPoint()
     point.add_hook(double)
     point.add_hook(add_one)

@@ -141,7 +141,7 @@ def scaled(tensor: Tensor, hook: HookPoint) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["neox", "gemma"])
 @torch.no_grad()
-def test_an_edit_at_any_point_does_the_same_in_the_native_model_and_in_the_modules(name: str) -> None:
+def test_edit_at_any_point_does_the_same_in_native_model_and_modules(name: str) -> None:
     native, modules = oracle(name).model(), by_modules(oracle(name).model())
     plain, tokens = native(oracle(name)["tokens"]), oracle(name)["tokens"]
     for point in native.hook_dict:

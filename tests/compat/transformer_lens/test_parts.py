@@ -45,7 +45,7 @@ def test_parts_run_by_themselves(name: str) -> None:
         )
 
 
-def test_a_gated_mlp_alone_is_the_formula_whatever_the_config_says_of_gates() -> None:
+def test_gated_mlp_alone_is_the_formula_whatever_the_config_says() -> None:
     cfg = HookedTransformerConfig.from_dict({**SHAPE, "act_fn": "silu", "dtype": torch.float64})
     mlp, x = GatedMLP(cfg), torch.randn(2, 3, 8, dtype=torch.float64)
     for weight in mlp.parameters():
@@ -127,7 +127,7 @@ class Splice(nn.Module):
         return self.hook_inner(x * 0.5)
 
 
-def test_a_module_in_the_place_of_a_hook_point_is_called_by_the_native_model() -> None:
+def test_module_in_place_of_a_hook_point_is_called_by_the_native_model() -> None:
     model, tokens = oracle("ln").model(), oracle("ln")["tokens"]
     halved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", lambda t, hook: t * 0.5)])
     model.blocks[0].hook_resid_post = Splice()

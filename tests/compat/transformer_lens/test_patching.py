@@ -109,7 +109,7 @@ def test_parameters_that_point_elsewhere_are_noticed() -> None:
     torch.testing.assert_close(found, foreign, rtol=0, atol=1e-10)
 
 
-def test_a_patch_setter_of_ones_own_sees_value_index_and_donor_of_every_index() -> None:
+def test_own_patch_setter_sees_value_index_and_donor_of_every_index() -> None:
     model, tokens, cache = given("ln")
     seen = []
 
@@ -236,7 +236,7 @@ def test_functions_of_lazy_logits_see_all_of_them(function: Any) -> None:
     np.testing.assert_allclose(np.asarray(function(found)), np.asarray(function(whole)))
 
 
-def test_lazy_logits_know_their_shape_without_computing_and_keep_what_is_written() -> None:
+def test_lazy_logits_know_their_shape_uncomputed_and_keep_what_is_written() -> None:
     found, whole, positions = lazy()
     assert isinstance(found, Tensor) and found.shape == whole.shape and found.dtype == whole.dtype
     assert (found.ndim, len(found), found.size(-1), found.device, positions) == (3, 3, 11, whole.device, [])

@@ -6,17 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from torch import Tensor
 
-import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.edits import Add
-from interp.lab.depth import Consensus, consensus
+from interp.lab.depth import consensus
 from interp.lab.depth.consensus import ANGLES
 from interp.model import Read, Tap, Transformer
 from interp.passes import observe
-from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import student95
 
@@ -94,13 +91,9 @@ def test_without_mlps_is_the_model_whose_mlps_write_nothing() -> None:
         assert not np.allclose(mine[1:], whole[1:])
 
 
-def test_intervals_are_over_texts_and_the_function_is_the_record_applied() -> None:
+def test_intervals_are_over_texts() -> None:
     model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=4)
-    found = consensus(model, in_batches(model, rows, 2), layer=1, repeats=2)
-    batches = list(Batch(rows).numbered().split(2))
-    xr.testing.assert_identical(
-        interp.run([Consensus(layer=1, repeats=2)], model, batches)["consensus"], found
-    )
+    found = consensus(model, rows, layer=1, repeats=2)
     each = np.stack([consensus(model, row[None], layer=1, repeats=2).value for row in rows])
     half = student95(4) * each.std(0, ddof=1) / 2
     np.testing.assert_allclose(found.high - found.value, half, rtol=1e-6, atol=1e-12)

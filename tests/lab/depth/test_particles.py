@@ -34,7 +34,7 @@ def test_from_a_hemisphere_all_tokens_meet(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_under_a_causal_mask_all_tokens_go_to_the_first_which_does_not_move(seed: int) -> None:
+def test_tokens_under_a_causal_mask_go_to_the_first_which_does_not_move(seed: int) -> None:
     start = on_sphere(seed, hemisphere=False)
     end = flow(start, qk=EYE, ov=EYE, causal=True)
     assert float((end @ start[0]).min()) > 0.9999 > float((start @ start[0]).min())
@@ -53,7 +53,7 @@ def test_a_step_of_the_flow_is_the_equation_of_motion() -> None:
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 5.0])
-def test_the_angle_of_equally_distant_tokens_closes_as_its_own_equation_says(sharpness: float) -> None:
+def test_angle_of_equally_distant_tokens_closes_as_its_equation_says(sharpness: float) -> None:
     """Tokens that all have one cosine g keep having one: g' = 2 e^(bg) (1 - g) (1 + (n-1) g) / (e^b + (n-1) e^(bg))."""
     n, time = 6, 4.0
     eye = torch.eye(n, dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_an_ellipsoid_is_a_sphere_in_other_coordinates() -> None:
     np.testing.assert_allclose(on, 1, rtol=1e-12)
 
 
-def test_the_way_ends_where_the_flow_does_and_clusters_are_those_of_a_slow_walk() -> None:
+def test_way_ends_where_the_flow_does_with_the_clusters_of_a_slow_walk() -> None:
     x = on_sphere(3, hemisphere=False)
     way = trajectories(x, qk=20 * EYE, ov=EYE, dt=0.02, steps=205, every=50, linked=0.9)
     np.testing.assert_allclose(way.time, [0, 1, 2, 3, 4, 4.1])
@@ -137,7 +137,7 @@ def test_the_way_ends_where_the_flow_does_and_clusters_are_those_of_a_slow_walk(
     np.testing.assert_allclose(way.value.sel(score="to_first_start"), first)
 
 
-def test_an_ellipsoid_may_be_symmetric_to_rounding_as_a_product_of_matrices_is() -> None:
+def test_ellipsoid_may_be_symmetric_to_rounding_as_a_product_is() -> None:
     metric, x = symmetric(7), on_sphere(1, hemisphere=False)
     rounded = metric.clone()
     rounded[0, 1] = torch.nextafter(metric[0, 1], torch.tensor(torch.inf, dtype=torch.float64))

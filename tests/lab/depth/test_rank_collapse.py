@@ -6,18 +6,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from torch import Tensor
 
-import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.edits import Add
-from interp.lab.depth import RankCollapse, rank_collapse, switched_off
+from interp.lab.depth import rank_collapse, switched_off
 from interp.lab.depth.rank_collapse import LINES, composite_norm, relative_residual
 from interp.lab.depth.switched_blocks import Switch, pass_through
 from interp.model import ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer
 from interp.model.attention import Memory
-from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close, student95
@@ -47,16 +44,14 @@ def residuals(model: HookedTransformer, line: str = "SAN") -> np.ndarray:
 
 
 @pytest.mark.parametrize(("causal", "slope"), [(False, 3.0), (True, 1.0)])
-def test_one_attention_layer_cubes_the_residual_unless_a_causal_mask_keeps_its_order(
-    causal: bool, slope: float
-) -> None:
+def test_attention_layer_cubes_the_residual_unless_causally_masked(causal: bool, slope: float) -> None:
     both = np.array([residuals(isolated(causal, 1, spread)) for spread in (3e-4, 1e-3, 3e-3)])
     found = np.polyfit(np.log10(both[:, 0]), np.log10(both[:, 1]), 1)[0]
     assert abs(found - slope) < 0.02
     assert both.min() > 1e-13  # far above rounding, or the slope would be that of noise
 
 
-def test_without_skips_an_encoder_falls_to_its_floor_and_with_them_it_stays() -> None:
+def test_encoder_without_skips_falls_to_its_floor_and_stays_with_them() -> None:
     model = isolated(False, 6, 0.3)
     found = rank_collapse(model, torch.arange(N)[None])
     assert found.line.values.tolist() == ["SAN", "SAN+skip"]
@@ -177,13 +172,8 @@ def test_intervals_are_over_texts() -> None:
     np.testing.assert_allclose(found.high - found.value, half, rtol=1e-9, atol=1e-12)
 
 
-def test_the_function_is_the_record_applied() -> None:
-    model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=4)
-    found = rank_collapse(model, in_batches(model, rows, 2), lines=["SAN"])
-    batches = list(Batch(rows).numbered().split(2))
-    xr.testing.assert_identical(
-        interp.run([RankCollapse(lines=["SAN"])], model, batches)["rank_collapse"], found
-    )
+def test_every_text_counts_against_a_null_of_zero() -> None:
+    found = rank_collapse(HookedTransformer(build("gpt2")), some_tokens(rows=4), lines=["SAN"])
     assert (found.n == 4).all() and (found.null == 0).all()
 
 

@@ -59,7 +59,7 @@ every_program = pytest.mark.parametrize("name", PROGRAMS)
 
 
 @every_program
-def test_the_model_answers_as_the_program_does_at_every_position_of_every_input(name: str) -> None:
+def test_model_answers_as_the_program_does_at_every_position(name: str) -> None:
     model = compiled(name)
     source = model.program.tokens
     count = 0
@@ -152,21 +152,21 @@ def pattern(model: Compiled, text: str) -> Tensor:
     return tap.values[read][0, 0]
 
 
-def test_ties_share_attention_equally_and_what_finds_nothing_rests_on_the_beginning() -> None:
+def test_ties_share_attention_equally_and_no_match_rests_on_the_beginning() -> None:
     found = pattern(compiled("either"), "abab")
     expected = [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5, 0]]
     assert_close(found, torch.tensor(expected))
     assert_close(pattern(compiled("shift"), "ab"), torch.eye(3)[[0, 0, 1]])
 
 
-def test_a_width_leaves_a_share_to_the_beginning_and_the_beginning_of_an_encoder_sees_itself_only() -> None:
+def test_width_leaves_a_share_to_the_beginning_which_sees_itself_only() -> None:
     found = pattern(compiled("histogram"), "aba")
     third, half = 1 / 3, 1 / 2
     rows = [[1, 0, 0, 0], [third, third, 0, third], [half, 0, half, 0], [third, third, 0, third]]
     assert_close(found, torch.tensor(rows))
 
 
-def test_no_program_sees_the_beginning_although_an_encoder_shows_it_every_token() -> None:
+def test_beginning_is_seen_by_no_program_although_an_encoder_shows_it() -> None:
     assert_close(pattern(compiled("last"), "ab"), torch.eye(3)[[0, 2, 2]])
     tokens = Tokens("ab", 4)
     length = selector_width(everything(), tokens, name="length")
@@ -200,7 +200,7 @@ def losses(model: Compiled, edge: str, tokens: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_an_edge_that_is_not_listed_carries_nothing_and_one_that_is_not_redundant_an_answer(
+def test_edge_not_listed_carries_nothing_and_a_needed_one_an_answer(
     name: str,
 ) -> None:
     model = compiled(name)
@@ -293,7 +293,7 @@ def one_hot(variable: Variable, value: object) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["reverse", "brackets", "two_hop", "backup", "addition", "either"])
-def test_the_stream_holds_every_variable_at_the_sites_and_in_the_directions_that_are_said(name: str) -> None:
+def test_stream_has_every_variable_at_the_sites_and_directions_said(name: str) -> None:
     model = compiled(name)
     tokens = model.inputs()[-1]
     traces = [model.program.trace(words(model, row[1:])) for row in tokens]
@@ -312,7 +312,7 @@ def test_the_stream_holds_every_variable_at_the_sites_and_in_the_directions_that
 @pytest.mark.parametrize(
     "name", ["reverse", "two_hop", "indirect_object", "sort", "pointer_induction", "brackets"]
 )
-def test_a_subspace_swapped_between_two_runs_gives_the_answer_of_the_program_with_that_variable(
+def test_swapped_subspace_gives_the_program_with_that_variable(
     name: str,
 ) -> None:
     model = compiled(name)
@@ -365,7 +365,7 @@ def test_a_norm_is_refused_where_it_would_not_be_exact() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("length", "position_parity")])
-def test_planted_pairs_have_different_answers_and_exact_effects_rank_their_edges_first(name: str) -> None:
+def test_planted_pairs_differ_and_exact_effects_rank_their_edges_first(name: str) -> None:
     pairs = compiled(name).planted(8, seed=1)
     for tokens, right in ((pairs.clean, pairs.answer), (pairs.corrupt, pairs.wrong)):
         assert torch.equal(pairs.model(tokens)[:, -1].argmax(-1), right)
@@ -408,7 +408,7 @@ def test_outputs_that_look_alike_are_refused() -> None:
         compile("reverse")  # type: ignore[arg-type]
 
 
-def test_an_edge_that_does_not_lead_forwards_and_tokens_of_others_are_refused() -> None:
+def test_edge_that_leads_backwards_and_tokens_of_others_are_refused() -> None:
     model = compiled("backup")
     tokens = model.inputs()[-1]
     for edge in ("L1H0->L0.mlp", "L0.mlp->L0H0.k", "L1.mlp->L1H0.q", "embed->logits"):

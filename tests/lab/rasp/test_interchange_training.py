@@ -81,7 +81,7 @@ def test_training_finds_the_program_and_every_part_of_it() -> None:
     assert (after.model(pairs.clean)[:, -1].argmax(-1) == pairs.answer).all()
 
 
-def test_the_seed_decides_every_weight_and_the_global_random_state_is_left_alone() -> None:
+def test_seed_decides_every_weight_and_the_global_random_state_is_left() -> None:
     compiled = compile(PROGRAMS["shift"]("ab", 3))
     state = torch.get_rng_state()
     one, same, other = (interchange_trained(compiled, replace(SMALL, seed=seed)).model for seed in (0, 0, 1))
@@ -103,7 +103,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TRAINED)[:1])
-def test_the_trained_models_of_the_board_compute_their_program_by_its_parts(name: str) -> None:
+def test_trained_models_of_the_board_compute_their_program_by_its_parts(name: str) -> None:
     made = TRAINED[name](0, 16)
     assert (made.model(made.clean)[:, -1].argmax(-1) == made.answer).all()
     assert (made.model(made.corrupt)[:, -1].argmax(-1) == made.wrong).all()

@@ -109,7 +109,7 @@ def test_every_program_is_checked() -> None:
 
 
 @over("name", PROGRAMS)
-def test_a_program_says_what_it_is_meant_to_at_every_position_of_every_input(name: str) -> None:
+def test_program_says_what_it_is_meant_to_at_every_position(name: str) -> None:
     program = PROGRAMS[name]()
     for text in texts(program):
         assert program.evaluate(text) == tuple(MEANT[name](text, i) for i in range(len(text))), text
@@ -168,7 +168,7 @@ def test_a_variable_can_be_set_and_all_that_depends_on_it_follows() -> None:
         program.trace("abc", {"length": (1, 1)})
 
 
-def test_variables_are_named_by_their_kind_and_numbered_where_there_are_several() -> None:
+def test_variables_are_named_by_kind_and_numbered_where_several() -> None:
     one = Map(str, PLACES)
     program = Program("names", Map(lambda a, b: a + b, (one, TOKENS)))
     assert list(program.variables) == ["tokens", "positions", "map_1", "map_2"]
@@ -192,7 +192,7 @@ def test_a_sequence_that_is_none_is_refused(text: str, match: str) -> None:
         Program("copy", TOKENS).evaluate(text)
 
 
-def test_positions_that_disagree_and_votes_that_tie_are_refused_when_they_are_met() -> None:
+def test_disagreeing_positions_and_tied_votes_are_refused_when_met() -> None:
     program = Program("any", agrees())
     assert program.evaluate("aaa") == ("a", "a", "a")
     with pytest.raises(

@@ -34,7 +34,7 @@ def stream(model: Compiled, site: str, tokens: Tensor) -> Tensor:
 
 
 @every_one
-def test_in_a_rotated_basis_every_logit_is_the_same_and_no_direction_is_an_axis(name: str) -> None:
+def test_rotated_basis_leaves_every_logit_and_no_direction_an_axis(name: str) -> None:
     plain, turned = compiled(name), rotated(compiled(name), seed=1)
     for tokens in plain.inputs():
         assert float((plain.model(tokens) - turned.model(tokens)).abs().max()) < 2e-3
@@ -54,7 +54,7 @@ def test_the_rotated_stream_is_the_stream_in_the_directions_that_are_said() -> N
             assert float((before - found).abs().max()) < 1e-4
 
 
-def test_a_swap_in_a_rotated_subspace_gives_the_answer_of_the_program_with_that_variable() -> None:
+def test_swap_in_a_rotated_subspace_gives_the_program_with_that_variable() -> None:
     model = rotated(compiled("reverse"))
     tokens = model.inputs()[-1]
     other = tokens.flip(0)
@@ -73,7 +73,7 @@ def rank(model: Compiled) -> int:
 
 
 @every_one
-def test_superposed_it_is_exact_down_to_the_rank_of_its_stream_and_then_says_how_often_it_is_wrong(
+def test_superposed_model_is_exact_to_its_rank_and_then_says_its_errors(
     name: str,
 ) -> None:
     least = rank(compiled(name))
@@ -94,7 +94,7 @@ def test_superposed_it_is_exact_down_to_the_rank_of_its_stream_and_then_says_how
 
 
 @every_one
-def test_noise_heads_that_write_elsewhere_change_no_logit_and_others_a_little(name: str) -> None:
+def test_noise_heads_change_no_logit_elsewhere_and_others_a_little(name: str) -> None:
     plain = compiled(name)
     noisy, spilling = with_noise_heads(plain, 3), with_noise_heads(plain, 3, spill=0.005)
     assert noisy.model.config.n_heads == plain.model.config.n_heads + 3

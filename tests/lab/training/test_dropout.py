@@ -163,7 +163,7 @@ def test_every_mixer_is_trained_with_dropout_or_refused_by_name(name: str) -> No
     assert dropped.isfinite() and not torch.isclose(plain, dropped, rtol=1e-9)
 
 
-def test_shares_outside_their_range_and_layers_without_a_pattern_are_refused() -> None:
+def test_shares_out_of_range_and_layers_without_a_pattern_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Dropout requires attention in \[0, 1\), got 1.0"):
         Dropout(attention=1.0)
     memory = replace(
@@ -185,7 +185,7 @@ def test_label_smoothing_is_torchs_and_a_mean_over_the_vocabulary() -> None:
     assert_close(found, (0.7 * target + 0.3 * each.mean(1)).mean())
 
 
-def test_smoothed_labels_under_a_tree_of_decisions_are_those_of_its_probabilities() -> None:
+def test_smoothed_labels_under_a_tree_are_those_of_its_probabilities() -> None:
     config = replace(CONFIG, output=HierarchicalSoftmax())
     model, examples = perturbed(config), DATA.batch(Place(0, 0), 3)
     flat, target = model(examples.batch.tokens)[:, :-1].flatten(0, 1), examples.batch.tokens[:, 1:].flatten()

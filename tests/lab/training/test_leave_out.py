@@ -85,7 +85,7 @@ def test_an_empty_group_changes_no_bit_of_the_model_and_no_number() -> None:
 
 @pytest.mark.parametrize("determined_only", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_weights_of_one_change_no_bit_of_the_loss_and_zeros_take_rows_out_of_the_sum(
+def test_weights_of_one_change_no_bit_of_the_loss_and_zeros_drop_rows(
     determined_only: bool, padded: bool
 ) -> None:
     model = Transformer(CONFIG)

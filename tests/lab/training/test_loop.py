@@ -153,9 +153,16 @@ def test_a_kept_state_of_which_any_byte_changed_is_refused(tmp_path: Path) -> No
     data, place = Deadly(20, 12, 4, 5), tmp_path / "run" / STATE
     with pytest.raises(KilledError):
         train(CONFIG, replace(data, kill_at=4), PLAN, out=tmp_path / "run")
-    whole, dice = place.read_bytes(), random.Random(0)
+    whole, generator = place.read_bytes(), random.Random(0)
     begins = 8 + int.from_bytes(whole[:8], "little")
-    places = [0, 9, begins, len(whole) - 1, whole.index(b"step"), *dice.sample(range(begins, len(whole)), 20)]
+    places = [
+        0,
+        9,
+        begins,
+        len(whole) - 1,
+        whole.index(b"step"),
+        *generator.sample(range(begins, len(whole)), 20),
+    ]
     for damaged in (*(whole[:i] + bytes([whole[i] ^ 16]) + whole[i + 1 :] for i in places), whole[:-1], b""):
         place.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"state\.safetensors is damaged"):
@@ -177,7 +184,7 @@ def test_what_a_killed_process_left_half_written_blocks_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kept", [0, 2])
-def test_a_full_disk_is_said_with_what_to_do_and_training_goes_on_from_what_was_kept(
+def test_full_disk_is_said_with_advice_and_training_goes_on_from_the_kept(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, written = Deadly(20, 12, 4, 5), itertools.count()

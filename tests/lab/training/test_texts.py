@@ -30,7 +30,7 @@ def test_an_epoch_has_every_token_once_but_for_the_last_part_of_a_row() -> None:
     assert seen <= every and (every - seen).total() == DATA.tokens % 16
 
 
-def test_each_text_of_a_row_is_a_stretch_of_one_text_and_the_next_row_goes_on() -> None:
+def test_texts_of_a_row_are_stretches_and_the_next_row_goes_on() -> None:
     whole = DATA.batch(Place(0, 0), DATA.rows).batch
     assert whole.documents is not None
     stretches: dict[int, list[int]] = {}
@@ -70,7 +70,7 @@ def test_held_out_texts_are_the_last_ones() -> None:
     assert kept.tokens.flatten().tolist() == joined[: len(joined) // 16 * 16]
 
 
-def test_a_file_is_read_line_by_line_and_long_lines_are_split_with_a_beginning_on_each(
+def test_file_is_read_by_line_and_long_lines_split_with_a_beginning_each(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "texts.txt"
