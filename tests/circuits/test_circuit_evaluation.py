@@ -343,7 +343,9 @@ def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacem
         change = DroppedEdges(model.transformer, task.graph, (task.graph.exists & ~kept)[None], replaced)
         shares, sender = change._shares.clone(), task.graph.senders.index(node)
         row = next(
-            s.rows.start + sender - s.senders.start for s in change._said if sender in _range(s.senders)
+            s.rows.start + sender - s.senders.start
+            for s in change._known_senders
+            if sender in _range(s.senders)
         )
         shares[0, row] += share * kept[sender]
         vars(change)["_shares"] = shares

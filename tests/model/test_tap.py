@@ -67,10 +67,16 @@ def test_patterns_read_by_row_come_in_parts_with_the_same_numbers(name: str, sid
     assert seen == [1] * len(batch.tokens)
 
 
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors agree to rounding; AssertionError that says by how much they do not."""
+    assert_close(found, expected)
+    return True
+
+
 @over("name", ["gpt2", "llama-gqa", "gemma2", "gpt-oss"])
 @over("rows", [1, 2, 3])
 def test_patterns_written_over_their_scores_are_those_under_gradients(name: str, rows: int) -> None:
-    """Bit by bit, whole or some rows at a time; a read of the scores still gets the scores."""
+    """Bit by bit where the same rows go through together, else to rounding; a read of the scores gets the scores."""
     model, tokens = perturbed(CONFIGS[name]), some_tokens()
     scores, pattern = "blocks.0.attn.hook_attn_scores", "blocks.0.attn.hook_pattern"
     own = Tap([Read(scores), Read(pattern), Read(POST)])
@@ -80,9 +86,10 @@ def test_patterns_written_over_their_scores_are_those_under_gradients(name: str,
         for sites in ([pattern], [scores], [scores, pattern]):
             for by_row in (None, ()):
                 tap = Tap([Read(POST), *(Read(site, by_row=by_row) for site in sites)])
-                assert torch.equal(model(tokens, tap), logits)
+                same = torch.equal if rows == len(tokens) else close
+                assert same(model(tokens, tap), logits)
                 for read, value in tap.values.items():
-                    assert torch.equal(value, own.values[Read(read.site)])
+                    assert same(value, own.values[Read(read.site)])
 
 
 def test_patterns_that_somebody_else_wants_whole_or_edits_come_whole() -> None:
