@@ -144,9 +144,10 @@ def _kind(file: Path, module: ModuleType) -> type:
 def field_docs(kind: type) -> dict[str, str]:
     """One sentence about each field of a dataclass: the text under it, or the first of its entry under "Args".
 
-    >>> from interp.causal import Patch
-    >>> field_docs(Patch)["each"]
-    'False keeps only the moments over prompts, for data of any size.'
+    Example:
+        >>> from interp.causal import Patch
+        >>> field_docs(Patch)["each"]
+        'False keeps no values of single prompts, which data of any size requires.'
     """
     classes = [each for each in reversed(kind.__mro__) if dataclasses.is_dataclass(each)]
     found: dict[str, str] = {}
@@ -154,8 +155,8 @@ def field_docs(kind: type) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
         found |= _under_fields(typing.cast("ast.ClassDef", tree.body[0]))
         for entry in docstring_parser.parse(inspect.getdoc(each) or "", DocstringStyle.GOOGLE).params:
-            sentence = re.split(r"(?<=[.;]) ", " ".join((entry.description or "").split()), maxsplit=1)[0]
-            found |= dict.fromkeys(entry.arg_name.split(", "), sentence.rstrip(";"))
+            sentence = re.split(r"(?<=\.) ", " ".join((entry.description or "").split()), maxsplit=1)[0]
+            found |= dict.fromkeys(entry.arg_name.split(", "), sentence[:1].upper() + sentence[1:])
     return found
 
 
