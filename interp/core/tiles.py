@@ -152,7 +152,7 @@ def wide_product(x: Float[Tensor, "*n d"], weight: Float[Tensor, "m d"]) -> Floa
 
 
 class _WideProduct(torch.autograd.Function):
-    """Whose backward pass widens the weights again instead of keeping them."""
+    """Product with weights in half precision; the backward pass widens them again instead of keeping a copy."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:

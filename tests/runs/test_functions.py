@@ -101,6 +101,7 @@ def test_batches_of_pairs_are_counted_on() -> None:
         interp.patch(build("gpt2"), [interp.Batch(clean)], [interp.Batch(corrupt[:2])] * 2, "z")
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", ["causal.Patch", "lab.depth.Consensus"])
 def test_function_in_place_of_a_question_is_answered_with_its_record(name: str) -> None:
     record = attrgetter(name)(interp)
