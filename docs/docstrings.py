@@ -56,7 +56,12 @@ def function_of(attribute: griffe.Attribute) -> griffe.Function | None:
         endlineno=attribute.endlineno, parent=attribute.parent,
     )  # fmt: skip
     if record.docstring is not None:
-        made.docstring = griffe.Docstring(record.docstring.value, parent=made)
+        made.docstring = griffe.Docstring(
+            record.docstring.value,
+            parent=made,
+            parser="google",
+            parser_options=record.docstring.parser_options,
+        )
     return made
 
 
