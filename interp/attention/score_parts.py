@@ -526,17 +526,20 @@ def _checked(
     beside = position.abs() + total.abs()
     tiny = torch.finfo(whole.dtype).tiny
     exact = bound(n, query.size * key.size, whole.dtype).clamp_min(tiny)
-    linear = (every - whole).abs() / exact
-    miss, cap = (whole + position - total).abs(), model.config.attn_softcap
+    linear, cap = (every - whole).abs(), model.config.attn_softcap
+    miss = (whole + position - total).abs()
     if cap is not None:
         capped = cap * (whole / cap).tanh() + position
         miss = torch.maximum(miss, (capped - recorded).abs())
     allowed = bound(model.config.d_model, most + beside, whole.dtype) + in_half(model) * (most + beside)
-    over = torch.maximum(linear, miss / allowed.clamp_min(tiny))
+    allowed = allowed.clamp_min(tiny)
+    over = torch.maximum(linear / exact, miss / allowed)
+    split = over != miss / allowed  # the pairs are the sum that is further beyond its bound
+    miss, allowed = torch.where(split, linear, miss), torch.where(split, exact, allowed)
     lengths = query.parts.norm(dim=-1).amax(-1) * key.parts.norm(dim=-1).amax(-1)
     size = torch.stack((lengths, position.abs(), total.abs())).amax(0).clamp_min(tiny)
     rounding = total - position - pairs
-    failure = partial(_beyond, model, heads, over, rounding.abs() / size, allowed / size)
+    failure = partial(_beyond, model, heads, over, miss / size, allowed / size)
     check((over <= 1).all(), failure)
     return rounding, rounding.abs() / size
 

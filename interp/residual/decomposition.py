@@ -613,7 +613,7 @@ def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Par
     if norm.beta is None:
         return new
     like = next(iter(new.values()))
-    return new | {bias: norm.beta.to(like.device).expand_as(like)}
+    return new | {bias: upcast(norm.beta).to(like.device).expand_as(like)}
 
 
 def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:

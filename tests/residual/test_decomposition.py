@@ -59,6 +59,15 @@ def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@over("dtype", [torch.bfloat16, torch.float16])
+def test_heads_of_a_half_precision_model_sum_to_its_stream(name: str, dtype: torch.dtype) -> None:
+    found, cache = cached(name, dtype).stack_head_results(), cached(name, dtype)
+    assert found.values.dtype == torch.float32 and found.rounding is not None
+    whole = residual.stream(cache, cache.model, None).float()
+    torch.testing.assert_close(found.values.sum(0) + found.rounding, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 @over("layer, pos", [(0, 8), (1, 5)])
 def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, pos: int) -> None:
     """a_ij v_j W_O, through the norm and the factor of attention's output; in the whole also through later norms."""
