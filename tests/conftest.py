@@ -1,8 +1,7 @@
 """What holds for every test: no network (but pip's, for those marked `real`), one thread per worker, fixed seeds.
 
-`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`);
-`make test-disturbed` sets INTERP_TEST_DISTURBED and rounds every matrix product as another machine might
-(`disturbed.py`).
+`make test-strict` sets INTERP_TEST_SHAPES, which checks the shapes of annotated calls (`shapes.py`), and
+INTERP_TEST_DISTURBED, which rounds every matrix product as another machine might (`disturbed.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite as on a machine whose matrix products round otherwise: `make test-disturbed`.
+"""The suite as on a machine whose matrix products round otherwise: `make test-strict`.
 
 A BLAS may take another kernel for another shape, and another order of summing rounds otherwise: `(x @ w)[:9]` and
 `x[:9] @ w` need not agree in the last bit, and on some machines do not. Here every matrix product on the CPU is moved

@@ -1,4 +1,4 @@
-"""The mode of `make test-disturbed`: what it moves, by how much, where it reaches; and what it changes in a sweep."""
+"""The mode of products in `make test-strict`: what it moves, by how much, where it reaches; and what it changes in a sweep."""
 
 import functools
 import os
@@ -131,6 +131,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 CODE = "import torch; x = torch.linspace(-1, 1, 900).view(30, 30); print((x @ x).double().sum().item())"
 
 
+@pytest.mark.slow
 def test_another_process_has_the_rule_exactly_where_the_variable_is_set() -> None:
     x = torch.linspace(-1, 1, 900).view(30, 30)
     path = os.pathsep.join([str(disturbed.PLACE), os.environ["PYTHONPATH"]])

@@ -1,4 +1,4 @@
-"""The shape checks of `make test-shapes`: whatever is new about a call is checked, the same call is checked twice."""
+"""The shape checks of `make test-strict`: whatever is new about a call is checked, the same call is checked twice."""
 
 from dataclasses import dataclass
 

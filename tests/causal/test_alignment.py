@@ -77,6 +77,7 @@ def test_das_finds_the_variable_where_it_is_and_nothing_beside_it() -> None:
     assert iia.values.tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 1]]
 
 
+@pytest.mark.slow
 @over("where", [(0, HERE, SEEN), (1, THERE, MOVED)])
 def test_its_direction_is_the_planted_one(where: tuple[int, int, Tensor]) -> None:
     base, source, answer, _ = pairs()

@@ -78,6 +78,7 @@ def tokens() -> list[Metric]:
     return [answer_log_probability(y).at(len(CLEAN) - 1 + i) for i, y in enumerate(ANSWER)]
 
 
+@pytest.mark.slow
 @over("asked", QUESTIONS)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_a_question_about_an_answer_is_the_sum_over_its_tokens(name: str, asked: str) -> None:

@@ -166,6 +166,7 @@ def test_float32_agrees_with_float64_to_rounding(case: str, model: str) -> None:
     agree(narrow.drop_vars(ids, errors="ignore"), wide.drop_vars(ids, errors="ignore"), 3e-4)
 
 
+@pytest.mark.slow
 @over("case", CASES)
 @over("model", models)
 def test_the_result_has_the_dims_that_the_table_declares(case: str, model: str) -> None:

@@ -60,6 +60,7 @@ def _no_figures_left() -> Iterator[None]:
     plt.close("all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_and_gives_what_it_says(name: str) -> None:
     mpl.use("Agg")

@@ -118,6 +118,7 @@ def test_result_is_a_narrow_table_with_units_and_labels(
     assert len(table) and len(beside) <= 12, list(table)
 
 
+@pytest.mark.slow
 @over("case", RECORDS)
 def test_a_table_by_parts_has_their_layer_head_and_kind_as_columns(case: str) -> None:
     """Nobody has to take a name apart: what stands beside it says the same."""

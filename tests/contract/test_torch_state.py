@@ -36,6 +36,7 @@ STATES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
+@pytest.mark.slow
 @over("case", RECORDS)
 def test_a_question_gets_the_same_bits_whatever_torch_is_set_to(case: str) -> None:
     made, model = CASES[case], CASES[case].models[0]

@@ -183,6 +183,7 @@ def test_random_heads_spill_and_leave_the_answers(program: str) -> None:
         assert planted.model.config.n_heads == exact.model.config.n_heads + 2
 
 
+@pytest.mark.slow
 def test_means_are_over_programs_of_means_over_seeds() -> None:
     names = list(PLANTED)[:1]
     found = list(
@@ -223,6 +224,7 @@ def test_the_interval_is_students_t_over_seeds() -> None:
     assert ends(np.full((3, 2), 0.5)) == (0.5, 0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_an_interrupted_board_goes_on(tmp_path: Path) -> None:
     calls = []
 

@@ -66,6 +66,7 @@ def assert_opens(name: str, folder: Path) -> None:
     assert largest(expected, found) <= tolerance.atol + tolerance.rtol * float(expected.abs().max())
 
 
+@pytest.mark.slow
 @over("kind", sorted(NATIVE))
 def test_config_of_every_type_opens_with_transformers_logits(kind: str, tmp_path: Path) -> None:
     name = kinds()[kind]
@@ -192,6 +193,7 @@ def _asked(values: Mapping[str, object]) -> set[str]:
     return asked - {"model_type", "architectures"}
 
 
+@pytest.mark.slow
 def test_a_missing_key_means_what_transformers_takes_for_it() -> None:
     """Its literal defaults, written into a config, change nothing."""
     other = []

@@ -212,6 +212,7 @@ def test_equal_values_go_to_the_smaller_row_and_the_smaller_position() -> None:
         assert one.pos.values.tolist() == [places[r % 2] for r in one.row.values]
 
 
+@pytest.mark.slow
 def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
     made = {
         "neurons": TopExamples(BLOCK + "mlp.hook_post", top=3),

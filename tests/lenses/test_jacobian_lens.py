@@ -90,6 +90,7 @@ def test_under_rules_it_is_that_of_the_ruled_model(name: str) -> None:
     assert lens.about["rules"] == "norm, activation, gate, pattern"
 
 
+@pytest.mark.slow
 @over("kind", ["olmo3", "falcon", "smollm3"])
 def test_wrapped_decoder_has_the_jacobian_of_the_same_weights_in_our_code(kind: str) -> None:
     ours, tokens = HookedTransformer.from_pretrained(wrapping.network(kind)), wrapping.tokens()

@@ -30,6 +30,7 @@ def kept(side: str) -> Tensor:
 # --- padding ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EVERY
 @over("side", PADDING)
 @over("observed", [False, True])

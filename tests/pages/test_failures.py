@@ -129,6 +129,7 @@ def test_anything_else_is_a_bug_and_ends_the_run(cause: Exception, monkeypatch: 
         made()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "code"), [((), 0), (("--strict",), 1)])
 def test_the_command_writes_the_page_and_is_strict_where_asked(
     more: tuple[str, ...],

@@ -149,6 +149,7 @@ def test_the_sentences_of_the_demo_say_its_numbers() -> None:
     assert "is at the last token from layer 1 on" in sentences[3].words
 
 
+@pytest.mark.slow
 def test_question_that_the_model_gets_wrong_is_said_to_be_wrong() -> None:
     found = asked(SHOP, " John", " Mary")
     first, writer = findings(found)[:2]
@@ -161,6 +162,7 @@ def test_question_that_the_model_gets_wrong_is_said_to_be_wrong() -> None:
     assert writer == right
 
 
+@pytest.mark.slow
 def test_first_sentence_on_a_wrong_answer_of_a_trained_model_says_so() -> None:
     """Found among 200 generated sentences: the one of them that demo-4l gets wrong."""
     wrong, other = (

@@ -126,7 +126,9 @@ def test_attribution_is_the_functions_and_sums_to_the_logit_difference(
     table = planted.tables["attribution"]
     result = interp.attribute(planted_model, PLANTED, "d", "e", parts="head")
     assert table.part.tolist() == result.part.values.tolist()
-    a_unit = np.finfo(np.float32).eps * np.abs(result.value[0]).max()  # the parts are cut out of sums as large as this
+    a_unit = (
+        np.finfo(np.float32).eps * np.abs(result.value[0]).max()
+    )  # the parts are cut out of sums as large as this
     np.testing.assert_allclose(table.value, result.value[0], rtol=1e-5, atol=8 * a_unit)
     logits = planted_model(PLANTED)[0, -1]
     right, wrong = (planted_model.to_single_token(text) for text in "de")

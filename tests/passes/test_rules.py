@@ -344,6 +344,7 @@ def test_metrics_that_are_not_linear_keep_the_promise_too() -> None:
     assert found.attrs["completeness_error"] < 1e-13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @over("name", SUMS)
 def test_edges_are_autograd_on_copies_of_the_stream_under_the_rules(name: str, preset: str) -> None:

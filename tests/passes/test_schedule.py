@@ -94,6 +94,7 @@ def check_alike(found: "xr.Dataset", alone: "xr.Dataset") -> None:
             np.testing.assert_array_equal(mine.values, value.values, err_msg=str(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "bidirectional"])
 def test_what_several_say_together_is_what_each_says_alone(name: str) -> None:
     every = {**SAME, **OTHER}

@@ -110,6 +110,7 @@ def test_a_run_killed_at_any_of_its_writes_goes_on_to_the_same_numbers(tmp_path:
     assert number > 2 * len(NAMES)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert attempt(partial(with_room, LARGE, tmp_path)) == 1
     (folder,) = [path.parent for path in tmp_path.glob("*/run.json")]

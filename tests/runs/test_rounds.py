@@ -84,6 +84,7 @@ def test_random_heads_are_looked_at_on_the_data_too() -> None:
     assert bool(p.notnull().all()) and float(p.min()) >= 2 / (3 * table.sizes["head"] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 2, 5, 7])
 def test_a_run_in_stages_that_is_killed_goes_on_and_gives_the_same_bits(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -396,6 +396,7 @@ def malformed(generator: random.Random) -> tuple[str, str, dict[str, str], bytes
     return generator.choice(["POST"] * 9 + ["PUT"]), path, headers, text
 
 
+@pytest.mark.slow
 def test_a_thousand_malformed_requests_leave_it_answering(client: TestClient) -> None:
     generator, statuses = random.Random(10), []
     before = {k: v for k, v in post(client, "look", body(edits=ZERO)).json().items() if k != "seconds"}

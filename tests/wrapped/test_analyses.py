@@ -73,6 +73,7 @@ def test_patching_is_one_pass_a_cell_with_and_without_entering_blocks(kind: str)
             assert mine == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sweep_says_what_it_costs_that_no_later_block_can_be_entered() -> None:
     model = spoken("gemma4_text")
     variants = [interp.edits.Variant([Edit(f"L{layer}.mlp", interp.edits.Zero())]) for layer in (1, 3)]

@@ -50,6 +50,7 @@ def with_final(kind: str, stream: Tensor) -> Tensor:
 # --- what stands before the unembedding -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @over("kind", ["bert", "electra", "nemotron", "gemma2"])
 def test_any_final_stream_has_the_logits_of_the_networks_own_code(kind: str) -> None:
     model = wrapped(kind)
@@ -168,6 +169,7 @@ def test_blocks_that_tokens_do_not_run_are_no_layers() -> None:
 # --- networks without blocks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITHOUT_BLOCKS)
 def test_without_blocks_the_final_stream_can_be_read_and_edited(kind: str) -> None:
     model, theirs = wrapped(kind), network(kind)

@@ -55,6 +55,7 @@ def test_analyses_of_weights_are_those_of_our_own_code(kind: str) -> None:
     assert {"copying", "copying_weights"} <= set(interp.heads(ours).score.values)
 
 
+@pytest.mark.slow
 def test_what_is_no_linear_map_of_the_normed_stream_is_refused_by_name() -> None:
     normed = wrapped("qwen3")  # queries and keys pass a norm by head
     assert all(m.traits.moves and not m.traits.bilinear for m in normed.config.mixers)

@@ -50,6 +50,7 @@ def test_no_number_of_a_pass_moves_a_bit(kind: str) -> None:
     assert not torch.allclose(plain.trace[reads[0]], other.trace[reads[0]])
 
 
+@pytest.mark.slow
 @over("kind", LINEAR_KINDS)
 def test_relevances_sum_to_the_final_stream(kind: str) -> None:
     under = ruled(kind)

@@ -250,6 +250,7 @@ def test_generation_with_the_networks_cache_is_generation_without(kind: str) -> 
     assert torch.equal(plain.tokens, theirs)
 
 
+@pytest.mark.slow
 @over("kind", ["cohere", "gemma4_text"])
 def test_a_stream_that_is_given_to_a_later_block_goes_on_as_it_was(kind: str) -> None:
     model = wrapped(kind)

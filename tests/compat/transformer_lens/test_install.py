@@ -73,6 +73,7 @@ assert isinstance(ours.HookedTransformer, type)
     run(code)
 
 
+@pytest.mark.slow
 def test_every_name_can_be_imported_from_our_package_too() -> None:
     """A textual change of the imports is all that code needs; no name of TransformerLens' itself is taken."""
     code = IMPORTS.replace("ROOT", "interp.compat.transformer_lens")
