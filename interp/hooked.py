@@ -271,14 +271,13 @@ class HookedTransformer(Shown):
 
     @public()
     def to_tokens(
-        self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side = "right"
+        self, text: str | Sequence[str], *, prepend_bos: bool | None = None
     ) -> Int[Tensor, "b p"]:
         """Token ids of one or several texts of one length, BOS first unless switched off.
 
         Args:
             text: one text or several.
             prepend_bos: whether texts begin with BOS; None: as the model does by default.
-            padding_side: without effect here, since texts of several lengths are refused.
 
         Returns:
             [b, p].
@@ -286,7 +285,7 @@ class HookedTransformer(Shown):
         Raises:
             ValueError: texts of several lengths: ids do not say which are padding, `to_batch` does.
         """
-        batch = self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side)
+        batch = self.to_batch(text, prepend_bos=prepend_bos)
         if batch.keep is not None:
             raise ValueError(
                 f"texts of one length are required, got {batch.lengths.tolist()} tokens: ids alone do not say which "

@@ -348,7 +348,8 @@ def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
     if isinstance(questions, Mapping):
         pairs = list(questions.items())
     else:
-        several = isinstance(questions, Iterable) and not isinstance(questions, type | str | bytes | Askable)
+        single = isinstance(questions, type | str | bytes | Askable) or getattr(questions, "ndim", 1) == 0
+        several = isinstance(questions, Iterable) and not single
         every: list[Askable] = list(questions) if several else [questions]  # type: ignore[arg-type,list-item]
         pairs = [(getattr(each, "name", ""), each) for each in every]
     for _, each in pairs:

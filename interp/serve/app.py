@@ -213,7 +213,7 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
         Route("/script.js", routes.script),
         asking(asks.Look, routes.look),
         asking(asks.Continue, routes.go_on),
-        asking(asks.Source, routes.source),
+        asking(asks.PythonSource, routes.source),
         Route("/cancel", cancel, methods=["POST"]),
     ]
     handlers = {HTTPException: _http_error}

@@ -201,7 +201,7 @@ class Continue(EditedPrompt):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
 
-class Source(EditedPrompt):
+class PythonSource(EditedPrompt):
     """A request for the last question as Python."""
 
 
