@@ -270,9 +270,7 @@ class HookedTransformer(Shown):
     # text
 
     @public()
-    def to_tokens(
-        self, text: str | Sequence[str], *, prepend_bos: bool | None = None
-    ) -> Int[Tensor, "b p"]:
+    def to_tokens(self, text: str | Sequence[str], *, prepend_bos: bool | None = None) -> Int[Tensor, "b p"]:
         """Token ids of one or several texts of one length, BOS first unless switched off.
 
         Args:

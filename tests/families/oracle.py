@@ -52,10 +52,14 @@ def new_hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str =
     for module in model.modules():
         if type(module).__name__ == "FalconAttention" and attention == "eager":
             module.forward = functools.partial(_one_alibi, module.forward)
-    if dtype == torch.float64:
-        model.forward = _without_detours(model.forward)
-        for module in model.modules():
-            _widen(module)
+    return widened(model) if dtype == torch.float64 else model
+
+
+def widened(model: PreTrainedModel) -> PreTrainedModel:
+    """A float64 model that computes in float64 wherever it may."""
+    model.forward = _without_detours(model.forward)
+    for module in model.modules():
+        _widen(module)
     return model
 
 
