@@ -124,8 +124,8 @@ class HookedEncoderDecoder(Shown):
 
     def __str__(self) -> str:
         refused, opened = self.text.refused, self.model.encoder.opened
-        said = [] if refused is None else [refused]
-        return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *said))])
+        notes = [] if refused is None else [refused]
+        return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *notes))])
 
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
         """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them.

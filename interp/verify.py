@@ -287,12 +287,12 @@ def _against(
     Of a model in half precision both are compared in float32, with the same weights, and each with its own float32:
     half precision moves logits by more than a small mistake does, and two roundings differ more than each does.
     """
-    said, kind, drifted = "", torch.bfloat16, plain
+    message, kind, drifted = "", torch.bfloat16, plain
     if model.dtype in WIDE:
         half = copy.deepcopy(model).bfloat16()
         drifted = observe(half, _like(batch, half)).output
     else:
-        said, kind, model = "both in float32", model.dtype, copy.deepcopy(model).float()
+        message, kind, model = "both in float32", model.dtype, copy.deepcopy(model).float()
         batch = _like(batch, model)
         plain = observe(model, batch).output
     drift, allowed = _spread(drifted, plain), 0.1
@@ -303,10 +303,10 @@ def _against(
         yield ContractLine("gradients = autograd on the reference", None, note=reference)
     else:
         given, limit, apart = reference.logits(batch.tokens), REFERENCE[model.dtype], relative
-        if reference.rounded and said:
+        if reference.rounded and message:
             limit, apart = SAME[kind], _spread
-            said += ", median over positions: merging rounded the weights once more"
-        yield ContractLine(f"logits = {reference.name}", apart(plain, given), limit, said)
+            message += ", median over positions: merging rounded the weights once more"
+        yield ContractLine(f"logits = {reference.name}", apart(plain, given), limit, message)
         probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=plain.dtype)
         yield _gradients(model, batch, reference, probe.to(plain.device), limit, apart)
         base = _spread(reference.half_logits(batch.tokens), given)

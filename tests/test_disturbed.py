@@ -1,4 +1,4 @@
-"""The mode of products in `make test-strict`: what it moves, by how much, where it reaches; and what it changes in a sweep."""
+"""The mode of products in `make test-strict`: what it moves, how far, where it reaches; what it changes in a sweep."""
 
 import functools
 import os

@@ -113,8 +113,8 @@ class AttentionAttribution(Question):
                 f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
                 "there is none"
             )
-        compute = partial(_compute, head=head, asked=self)
-        finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
+        compute = partial(_compute, head=head, question=self)
+        finish = partial(_finish, head=head, question=self, config=config, text=model.text)
         prompts = rows_of(self.query, self.key)
         return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
 
@@ -123,10 +123,10 @@ attention_attribution = of_data(AttentionAttribution)
 
 
 def _compute(
-    model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionAttribution
+    model: Transformer, batch: Batch, head: tuple[int, int], question: AttentionAttribution
 ) -> Steps[Mapping[str, Tensor]]:
     batch = batch.left_aligned()
-    found = yield from score_parts(model, batch, head, asked.query, asked.key, asked.by)
+    found = yield from score_parts(model, batch, head, question.query, question.key, question.by)
     values = {"pairs": found.pairs, "total": found.total, "position": found.position}
     values |= {"rounding": found.rounding, "error": found.error}
     values |= {} if model.dtype in WIDE else {"half": found.rounding.abs()}
@@ -182,7 +182,7 @@ def sides_of(config: ModelConfig, layer: int, *, heads: bool) -> dict[str, list[
 
 
 def _finish(
-    merged: Partial, head: tuple[int, int], asked: AttentionAttribution, config: ModelConfig, text: Text
+    merged: Partial, head: tuple[int, int], question: AttentionAttribution, config: ModelConfig, text: Text
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows, (layer, _) = merged.rows, head
@@ -192,20 +192,20 @@ def _finish(
         "position": (("prompt",), rows["position"]),
         "rounding": (("prompt",), rows["rounding"]),
     }
-    for name in ("by_query_source", "by_key_source") if asked.by == "source" else ():
+    for name in ("by_query_source", "by_key_source") if question.by == "source" else ():
         found = [rows.get(f"{name}_{i}") for i in range(layer)]
         none = torch.full_like(next(one for one in found if one is not None), torch.nan)
         every = torch.stack([none if one is None else one for one in found], 1)
         values[name] = (("prompt", "layer", "head", "source"), every)
     cap = config.attn_softcap
     return labelled(
-        asked.name,
+        question.name,
         values,
-        coords={**sides_of(config, layer, heads=asked.by != "part"), **ends(rows, text)},
+        coords={**sides_of(config, layer, heads=question.by != "part"), **ends(rows, text)},
         units="score",
         attrs={
             "part": str(Part("head", *head)),
-            "by": asked.by,
+            "by": question.by,
             "score": "as the softmax gets it" if cap is None else f"before the soft cap of {cap:g}",
             "completeness_error": float(rows["error"].max()),
         },

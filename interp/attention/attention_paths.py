@@ -98,7 +98,7 @@ class AttentionPaths(Question):
         most = len(names["query_part"]) * len(names["key_part"])
         if isinstance(self.top, bool) or self.top < 1:
             raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
-        compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
+        compute = partial(_compute, head=head, question=self, top=min(self.top, most))
         finish = partial(_finish, head=head, name=self.name, config=config)
         prompts = rows_of(self.query, self.key)
         return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
@@ -108,9 +108,9 @@ attention_paths = of_data(AttentionPaths)
 
 
 def _compute(
-    model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionPaths, top: int
+    model: Transformer, batch: Batch, head: tuple[int, int], question: AttentionPaths, top: int
 ) -> Steps[Mapping[str, Tensor]]:
-    found = yield from score_parts(model, batch.left_aligned(), head, asked.query, asked.key, "source")
+    found = yield from score_parts(model, batch.left_aligned(), head, question.query, question.key, "source")
     pairs = found.pairs
     chosen = pairs.abs().flatten(1).topk(top).indices
     sides = torch.stack((chosen // pairs.shape[2], chosen % pairs.shape[2]), 1)

@@ -106,9 +106,9 @@ class AttentionEntropy(Question):
     def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head."""
         reads = _reads(model.transformer, self.train_length)
-        finish = partial(_finish_heads, config=model.transformer.config, asked=self)
-        asked = tuple(read for read in reads if read is not None)
-        return ByRow(self.name, Reading(asked, partial(_by_head, reads=reads)), MaskedMeans, finish)
+        finish = partial(_finish_heads, config=model.transformer.config, question=self)
+        needed = tuple(read for read in reads if read is not None)
+        return ByRow(self.name, Reading(needed, partial(_by_head, reads=reads)), MaskedMeans, finish)
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class Dispersion(Question):
     def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head and number of keys."""
         reads = _reads(model.transformer, self.train_length)
-        finish = partial(_finish_keys, config=model.transformer.config, asked=self)
-        asked = tuple(read for read in reads if read is not None)
-        return ByRow(self.name, Reading(asked, partial(_by_keys, reads=reads)), MaskedMeans, finish)
+        finish = partial(_finish_keys, config=model.transformer.config, question=self)
+        needed = tuple(read for read in reads if read is not None)
+        return ByRow(self.name, Reading(needed, partial(_by_keys, reads=reads)), MaskedMeans, finish)
 
 
 attention_entropy = of_data(AttentionEntropy)
@@ -318,7 +318,7 @@ def _by_keys(
     return {name: mean(each) for name, each in values.items()}
 
 
-def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy) -> xr.Dataset:
+def _finish_heads(merged: Partial, config: ModelConfig, question: AttentionEntropy) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
     nulls = {"relative": 1.0}
     scores = {
@@ -330,8 +330,8 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
         )
         for name, moments in merged.moments.items()
     }  # fmt: skip
-    attrs = _attrs(merged, asked.train_length) | {"null": "relative: 1 for even attention"}
-    return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
+    attrs = _attrs(merged, question.train_length) | {"null": "relative: 1 for even attention"}
+    return scored(question.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
 
 def _nan_where_empty(score: Score) -> Score:
@@ -341,7 +341,7 @@ def _nan_where_empty(score: Score) -> Score:
     return score._replace(value=value, low=low, high=high)
 
 
-def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.Dataset:
+def _finish_keys(merged: Partial, config: ModelConfig, question: Dispersion) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
     longest = int(merged.moments["entropy"].count().amax((0, 1)).nonzero()[-1]) + 1
     n_keys = torch.arange(1, longest + 1)
@@ -350,11 +350,11 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
         for name, moments in merged.moments.items()
     }
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
-    attrs = _attrs(merged, asked.train_length) | {
+    attrs = _attrs(merged, question.train_length) | {
         "null": "even attention: log n, no gap, 1 / n",
         "interval": f"{over('texts')}; of entropy {if_at_least(FEWEST_MASSES)}",
     }
-    return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
+    return scored(question.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
 def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], *, shares: bool) -> Score:

@@ -236,14 +236,14 @@ def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}{fit}")
 
 
-def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
+def _heads(model: Subject, question: Heads, has_data: bool) -> Stages[xr.Dataset]:
     """The table, in stages: the model's own heads on rows and sentences, then each time with random heads."""
     network, config = model.transformer, model.transformer.config
-    rows = _Rows.of(asked, config, has_data=has_data)
-    (scores, attrs, peak), (said, why_not) = yield from _seen(model, asked, rows)
+    rows = _Rows.of(question, config, has_data=has_data)
+    (scores, attrs, peak), (notes, why_not) = yield from _seen(model, question, rows)
     asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
     weighed, why, random = cached_for_model(model, asked_of, partial(_of_weights, network, model.text))
-    scores |= said | weighed | peak
+    scores |= notes | weighed | peak
     attrs |= why_not | why
     unseen = without_pattern(config)
     if unseen.any():
@@ -255,13 +255,13 @@ def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
         layers[list(other)] = True
         scores["entropy"] = _without(scores["entropy"], layers)
-    chance = yield from _beside_random(model, asked, rows)
+    chance = yield from _beside_random(model, question, rows)
     p = {name: two_sided_p(scores[name].value.cpu(), values) for name, values in chance.items()}
     if random is not None:
         p["copying_weights"] = random.p(scores["copying_weights"].value)
     missing = torch.full((config.n_layers, config.n_heads), torch.nan, dtype=torch.float64)
     table = scored(
-        asked.name,
+        question.name,
         scores,
         HEAD,
         coords=_coords(config),
@@ -273,16 +273,16 @@ def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
 
 
-def _beside_random(model: Subject, asked: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
+def _beside_random(model: Subject, question: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
     """Scores of all random heads in the place of those of each layer, by score; empty without random heads.
 
     What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
     """
     found: dict[str, list[Tensor]] = {}
-    for network in random_heads(model.transformer, asked.random):
+    for network in random_heads(model.transformer, question.random):
         other = Studied(network, model.text)
-        (scores, _, _), (said, _) = yield from _seen(other, asked, rows, summed=False)
-        scores |= said
+        (scores, _, _), (notes, _) = yield from _seen(other, question, rows, summed=False)
+        scores |= notes
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
             scores |= _successors(to_host(_successor_hits(circuits, model.text)[0]))
@@ -300,12 +300,12 @@ class _Rows:
     """The task that makes the rows; None: they are the data of the run."""
 
     @classmethod
-    def of(cls, asked: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:
+    def of(cls, question: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:
         """The rows of repeated tokens, unless the run has data and no others are required."""
-        if has_data and asked.repeats is None:
-            copied = partial(_copied, copies=asked.copies or same_token)
+        if has_data and question.repeats is None:
+            copied = partial(_copied, copies=question.copies or same_token)
             return cls(ByRow("patterns", copied, MaskedMeans), None)
-        repeats = asked.repeats or REPEATS
+        repeats = question.repeats or REPEATS
         _check(config, repeats)
         return cls(head_scores(config, repeats), repeats)
 
@@ -322,12 +322,12 @@ class _Rows:
 
 
 def _seen(
-    model: Subject, asked: Heads, rows: _Rows, *, summed: bool = True
+    model: Subject, question: Heads, rows: _Rows, *, summed: bool = True
 ) -> Stages[tuple[FoundScores, tuple[dict[str, Score], dict[str, str | int]]]]:
     """Scores of the heads of one model from the patterns on the rows, and from indirect-object sentences."""
     (kept,) = yield [rows.ask(model)]
     width = 0 if rows.repeats is None else rows.repeats.length
-    names = yield from _names(model, asked, width, summed=summed)
+    names = yield from _names(model, question, width, summed=summed)
     return rows.found(kept, model), names
 
 
@@ -440,14 +440,14 @@ def _coords(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _kernel(model: Subject, asked: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:
-    config, data = model.transformer.config, asked.repeats
+def _kernel(model: Subject, question: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:
+    config, data = model.transformer.config, question.repeats
     (kept,) = yield [Ask(head_scores(config, data), _batches_of(data, model), model)]
     assert isinstance(kept, Means)
     kernel = kept.moments["kernel"]
     null = _even(config, data)[:, None, len(SCORES) :]
     found = labelled(
-        asked.name,
+        question.name,
         kernel.estimate((*HEAD, "distance"), null=null, share=not without_shares(config), within=SIGNED),
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
@@ -564,17 +564,17 @@ def _compute(
 
 
 def _names(
-    model: Subject, asked: Heads, longest: int, *, summed: bool = True
+    model: Subject, question: Heads, longest: int, *, summed: bool = True
 ) -> Stages[tuple[dict[str, Score], dict[str, str | int]]]:
     """Scores on indirect-object sentences and their number; or the reason why there are none.
 
     Args:
         longest: how long the other rows are: as many sentences share a pass as have as many tokens.
     """
-    if asked.sentences is None:
+    if question.sentences is None:
         return {}, {"no_sentences": "not asked for"}
     try:
-        batches = asked.sentences.balanced(model.text)
+        batches = question.sentences.balanced(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
     width = batches[0].tokens.shape[1]

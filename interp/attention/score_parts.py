@@ -75,10 +75,10 @@ def as_head(given: PartName, config: ModelConfig) -> tuple[int, int]:
 
 def rows_of(query: QueryPosition, key: QueryPosition) -> int | None:
     """Number of prompts that positions are given for; None for any. ValueError where the two differ, or for none."""
-    held = {"query": query, "key": key}
-    for name, pos in held.items():
+    places = {"query": query, "key": key}
+    for name, pos in places.items():
         one_position(pos, name)
-    counts = {name: len(pos) for name, pos in held.items() if isinstance(pos, PerRow)}
+    counts = {name: len(pos) for name, pos in places.items() if isinstance(pos, PerRow)}
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"one position of each is required for every prompt, or one for all, got {counts['query']} queries "
@@ -258,10 +258,10 @@ def _of_layer(
     seen: Mapping[str, Tensor],
     parts: Decomposition,
     scores: Float[Tensor, "h q k"],
-    asked: tuple[Bool[Tensor, "h q k"], Sequence[int]],
+    chosen: tuple[Bool[Tensor, "h q k"], Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], ScoreParts]]:
     """Scores of one layer, taken apart; asked: the keys that each head's queries see, on the host, and heads."""
-    masks, wanted = asked
+    masks, wanted = chosen
     factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
     rows = batch.rows(torch.zeros(len(both), dtype=torch.long))
@@ -573,10 +573,10 @@ def _sources(
     order = batch.real.int().argsort(dim=1, descending=True, stable=True)
     later, found = places_before_attention(model.config, layer), {}
     for i in _split_layers(model.config, layer, "source"):
-        held = {**seen, f"blocks.{i}.attn.hook_pattern": _effective(model, i, seen)}
+        trace = {**seen, f"blocks.{i}.attn.hook_pattern": _effective(model, i, seen)}
         both = []
         for at, side in enumerate(sides):
-            moved = by_source(held, model, i, at)
+            moved = by_source(trace, model, i, at)
             for place in later[later.index((i, "attn_out")) :]:
                 norm = sum_norm(model, *place).recorded(seen)
                 moved = replace(norm, scale=None if norm.scale is None else norm.scale[:, at]).through(moved)

@@ -102,12 +102,12 @@ def sentence_scores(
         summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`. Weights
             that are no shares (differential attention) count as `signed_shares`.
     """
-    said, unsaid = sentences
+    balanced, unsaid = sentences
     config = model.transformer.config
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
     effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
     distinct, again = _distinct(unsaid)
-    first, second = (prompt_source(batch, model.text, batch_size=rows) for batch in (said, distinct))
+    first, second = (prompt_source(batch, model.text, batch_size=rows) for batch in (balanced, distinct))
     of_said = [Ask(each, first, model) for each in (name_attention(config, last_only=direct), *effects)]
     kept = yield [*of_said, Ask(name_attention(config), second, model)]
     names, *of_effects, other = (_rows_of(each) for each in kept)
@@ -135,12 +135,12 @@ def _rows_of(kept: Partial) -> Mapping[str, Tensor]:
 def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
     """Rows of a batch that differ in tokens, padding or wrong answer, and the index of each row among them."""
     assert batch.wrong is not None
-    said = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
+    rows = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
     first: dict[tuple[int, ...], int] = {}
-    for i, row in enumerate(said):
+    for i, row in enumerate(rows):
         first.setdefault(tuple(row), i)
     number = {row: i for i, row in enumerate(first)}
-    again = torch.tensor([number[tuple(row)] for row in said])
+    again = torch.tensor([number[tuple(row)] for row in rows])
     return batch.rows(torch.tensor(list(first.values()))), again
 
 

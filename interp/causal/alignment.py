@@ -247,10 +247,16 @@ class AlignedCells:
             dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
             for dim in dims[1:]
         }
-        asked = tuple(of_layer[layer] for layer in chosen)
+        columns = tuple(of_layer[layer] for layer in chosen)
         at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
         return cls(
-            site, tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels, at_once
+            site,
+            tuple(canonical(name, config) for name in columns),
+            columns,
+            chosen,
+            dims[1:],
+            labels,
+            at_once,
         )
 
     @property
@@ -403,9 +409,9 @@ class AlignedRuns:
         bases = to_host({name: each for name, each in swapped.items() if each is not None})
         for rows in test.split(self.batch_size):
             here = to_device(rows, self.model.device)
-            held = {name: self.source[name][here] for name in self.cells.names}
+            sources = {name: self.source[name][here] for name in self.cells.names}
             variants = [
-                Variant([Edit(name, _change(held[name], directions, layer, cell), self.cells.at(place))])
+                Variant([Edit(name, _change(sources[name], directions, layer, cell), self.cells.at(place))])
                 for directions in map(bases.get, swapped)
                 for layer, name in enumerate(self.cells.names)
                 for cell, place in enumerate(places)
@@ -730,13 +736,13 @@ def pairs_of(
 
 def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
     """The columns of different tokens of every row, which must be the same for all. PositionError otherwise."""
-    asked = tuple(range(batch.tokens.shape[1])) if pos is None else tuple(pos)
-    columns = batch.tokens_at(asked).columns if asked else torch.zeros(1, 0, dtype=torch.long)
+    positions = tuple(range(batch.tokens.shape[1])) if pos is None else tuple(pos)
+    columns = batch.tokens_at(positions).columns if positions else torch.zeros(1, 0, dtype=torch.long)
     found: list[int] = columns[0].tolist()
     if not found or bool((columns != columns[:1]).any()) or len(set(found)) < len(found):
         raise PositionError(
             "pos must be different tokens that every pair has, counted from the side where all are as far, got "
-            f"{list(asked)} of {sorted(set(batch.lengths.tolist()))} tokens"
+            f"{list(positions)} of {sorted(set(batch.lengths.tolist()))} tokens"
         )
     return found
 

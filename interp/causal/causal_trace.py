@@ -318,14 +318,14 @@ def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens
     Raises:
         ValueError: the two differ.
     """
-    own, asked = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
-    if own is None or asked is None:
-        found = own if asked is None else asked
+    own, wanted = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
+    if own is None or wanted is None:
+        found = own if wanted is None else wanted
         return None if found is None else replace(found, keep_wrong=True)
-    one, other = asked.answer, own.answer
+    one, other = wanted.answer, own.answer
     if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return AnswerTokens(one, own.wrong, spellings=asked.spellings, keep_wrong=True)
+    return AnswerTokens(one, own.wrong, spellings=wanted.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:
@@ -508,10 +508,10 @@ def _finish(
     merged: Partial, question: CausalTrace, config: ModelConfig, text: Text, metric: Metric
 ) -> xr.Dataset:
     moments = moments_of(merged, MaskedMoments)
-    known, asked = float(moments["known"].mean), moments["known"].n
+    known, prompts = float(moments["known"].mean), moments["known"].n
     if not known:
         raise ValueError(
-            f"a fact that the model knows is required: of {asked} none has its answer as the most probable next token"
+            f"a fact that the model knows is required: of {prompts} none has its answer as the most probable next token"
             + _first_answers(merged)
         )
     own, coords = _per_prompt(merged, text) if isinstance(merged, Rows) else ({}, {})
@@ -534,7 +534,7 @@ def _finish(
         units=metric.unit,
         attrs={
             **_attrs(question, config, metric),
-            "dropped": round(asked * (1 - known)),
+            "dropped": round(prompts * (1 - known)),
         },
     )  # fmt: skip
 

@@ -320,11 +320,11 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
             f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
             f"there{rules}"
         )
-    said = {}
+    attrs = {}
     if table.compared is not None:
         coords |= {"coefficient": list(COEFFICIENTS), "estimate": ["value", "low", "high"]}
         values["agreement"] = (("coefficient", "estimate"), _agreed(agreed))
-        said = {"agreement": _coefficients_text(values["agreement"][1][:, 0], table.compared)}
+        attrs = {"agreement": _coefficients_text(values["agreement"][1][:, 0], table.compared)}
         notes += _doubts(agreed[0], table.compared)
     if "clean" in every:
         values["normalised"] = (dims, _normalised(effect.mean, every, table, total))
@@ -342,7 +342,7 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         attrs={
             **table.attrs, **error, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
             "interval": over("prompts", table.metric.fewest),
-            **said,
+            **attrs,
         },
         notes=notes,
     )  # fmt: skip

@@ -183,14 +183,14 @@ class Routes:
         before = [Part.of(name) for name in graph.senders[:seen]]
         if senders is None:
             return cls(graph, tuple(ends), tuple(before), freeze_mlps)
-        asked = [_node(each, graph.senders, config, "sender") for each in senders]
-        if late := [each for each in asked if each not in before]:
+        nodes = [_node(each, graph.senders, config, "sender") for each in senders]
+        if late := [each for each in nodes if each not in before]:
             raise ValueError(
                 f"{late[0]} has no way to {', '.join(map(str, ends))}: it writes after all of them have read"
             )
-        if not asked or len(set(asked)) < len(asked):
-            raise ValueError(f"at least one sender and none twice is required, got {[str(x) for x in asked]}")
-        return cls(graph, tuple(ends), tuple(asked), freeze_mlps)
+        if not nodes or len(set(nodes)) < len(nodes):
+            raise ValueError(f"at least one sender and none twice is required, got {[str(x) for x in nodes]}")
+        return cls(graph, tuple(ends), tuple(nodes), freeze_mlps)
 
     @property
     def to_logits(self) -> bool:
@@ -273,12 +273,12 @@ class PathRuns:
         there = yield from recorded(pair.other, self.reads, final=True, exact=True)
         reference = pair.runs(here, there)["clean"].reference(metric)
         values = {read.site: (here.trace[read], there.trace[read]) for read in self.reads}
-        variants, held = self._direct(values)
+        variants, frozen = self._direct(values)
         if not routes.to_logits:
             sites = dict.fromkeys(_read_by(receiver)[0] for receiver in routes.receivers)
-            seen = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=held)
-            variants, held = self._onwards(seen), Variant()
-        found = yield from swept(pair.own, variants, metric, common=held, reference=reference)
+            seen = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=frozen)
+            variants, frozen = self._onwards(seen), Variant()
+        found = yield from swept(pair.own, variants, metric, common=frozen, reference=reference)
         changed = found.changed & self._differing(values).to(found.changed.device)
         found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
@@ -286,14 +286,14 @@ class PathRuns:
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
         """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
-        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.frozen_sites])
+        frozen = Variant([Edit(site, Set(values[site][0])) for site in self.routes.frozen_sites])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
             Variant([Edit(part, other[part.site], at)])
             for part in self.routes.senders
             for at in self._positions
         ]
-        return variants, held
+        return variants, frozen
 
     def _onwards(self, seen: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
         """Receivers to the end: each variant puts what its receivers read on the way from the sender."""

@@ -120,8 +120,8 @@ def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
         return where.start, where.stop
     written = text.tokenizer.decode(ids)
     start, end = _characters(written, where)
-    held = _token_spans(text.tokenizer, ids)
-    mine = [i for i, (first, stop) in enumerate(held) if first < end and stop > start]
+    spans = _token_spans(text.tokenizer, ids)
+    mine = [i for i, (first, stop) in enumerate(spans) if first < end and stop > start]
     return mine[0], mine[-1] + 1
 
 

@@ -185,11 +185,11 @@ class States(NamedTuple):
     test: Bool[Tensor, "n"]
 
     @classmethod
-    def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> Stages[States]:
+    def of(cls, model: Subject, steering: Steering, names: Sequence[str]) -> Stages[States]:
         """One vector per prompt and site, reduced where it arises."""
         found = []
-        question = ByRow(asked.name, partial(pooled, sites=names, pos=asked.pos), Rows)
-        for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
+        question = ByRow(steering.name, partial(pooled, sites=names, pos=steering.pos), Rows)
+        for kind, data in (("positive", steering.positive), ("negative", steering.negative)):
             with _naming(kind):
                 source = prompt_source(data, model.text)
                 (kept,) = yield [Ask(question, source)]
@@ -198,7 +198,7 @@ class States(NamedTuple):
             found.append(torch.stack([rows[name].double().cpu() for name in names], 1))
         labels = torch.arange(sum(map(len, found))) < len(found[0])
         none = torch.zeros_like(labels)
-        test = held_out(labels, asked.test_share, asked.seed) if asked.test_share else none
+        test = held_out(labels, steering.test_share, steering.seed) if steering.test_share else none
         return cls(torch.cat(found), labels, test)
 
     def shuffled(self, generator: torch.Generator) -> States:
@@ -239,37 +239,37 @@ def _check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be a number of directions, at least 0, got {count}")
 
 
-def _found(model: Subject, asked: Steering, names: Sequence[str], has_data: bool) -> Stages[xr.Dataset]:
+def _found(model: Subject, question: Steering, names: Sequence[str], has_data: bool) -> Stages[xr.Dataset]:
     """The directions of every site, labelled."""
-    states = yield from States.of(model, asked, names)
+    states = yield from States.of(model, question, names)
     positive, negative = states.kinds
     attrs: dict[str, str | int | float] = {
-        "method": asked.method, "pos": asked.pos, "train": len(positive) + len(negative),
-        "seed": asked.seed, "interval": "95 % over prompts set aside, Newcombe", "null": "it tells nothing apart",
+        "method": question.method, "pos": question.pos, "train": len(positive) + len(negative),
+        "seed": question.seed, "interval": "95 % over prompts set aside, Newcombe", "null": "it tells nothing apart",
     }  # fmt: skip
-    directions, feature = _by_method(states, asked)
+    directions, feature = _by_method(states, question)
     if feature is not None:
         attrs["feature"] = feature
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "directions": (("layer", "direction", "d_model"), directions[:, None]),
-        **_separation(states, directions, asked.seed),
+        **_separation(states, directions, question.seed),
         "norm": (("layer",), directions.norm(dim=-1)),
         "stream": (("layer",), torch.cat((positive, negative)).norm(dim=-1).mean(0)),
     }
-    if asked.shuffles:
-        draw = torch.Generator().manual_seed(asked.seed)
-        others = [_by_method(states.shuffled(draw), asked)[0] for _ in range(asked.shuffles)]
+    if question.shuffles:
+        draw = torch.Generator().manual_seed(question.seed)
+        others = [_by_method(states.shuffled(draw), question)[0] for _ in range(question.shuffles)]
         values["shuffled"] = (("layer", "draw", "d_model"), torch.stack(others, 1))
     coords = {**site_coords(names, ("layer",), model.transformer.config), "site": (("layer",), list(names))}
     units = {**dict.fromkeys(("value", "low", "high", "null"), "balanced accuracy")}
-    return labelled(asked.name, values, coords=coords, units=units, attrs=attrs)
+    return labelled(question.name, values, coords=coords, units=units, attrs=attrs)
 
 
-def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
+def _by_method(states: States, question: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
     """The direction of every layer, and the index of its feature for the method "sae"."""
-    if asked.sae is None:
-        return direction(*states.kinds, asked.method), None
-    return by_feature(*states.kinds, asked.sae)
+    if question.sae is None:
+        return direction(*states.kinds, question.method), None
+    return by_feature(*states.kinds, question.sae)
 
 
 def _separation(
@@ -476,10 +476,10 @@ class Doses:
     """The direction of every layer, and after it the random ones of its length."""
 
     @classmethod
-    def of(cls, asked: SteeringCurve, config: ModelConfig) -> Doses:
+    def of(cls, question: SteeringCurve, config: ModelConfig) -> Doses:
         """The doses of `steering_curve`'s arguments, checked, with its errors."""
         layers = []
-        for each in asked.directions:
+        for each in question.directions:
             if len(each.directions) != 1:
                 raise ValueError(
                     f"one direction in each layer is required, got {len(each.directions)} at {each.site}"
@@ -492,18 +492,18 @@ class Doses:
             layers.append(layer)
         if not layers or len(set(layers)) < len(layers):
             raise ValueError(f"directions of different layers are required, got those of layers {layers}")
-        doses = tuple(float(strength) for strength in asked.strengths)
+        doses = tuple(float(strength) for strength in question.strengths)
         if not doses or len(set(doses)) < len(doses) or not np.isfinite(doses).all():
             raise ValueError(
                 f"at least one finite strength, and none twice, is required, got strengths={list(doses)}"
             )
-        _check_count("random", asked.random)
-        found = torch.stack([each.directions[0].detach().double().cpu() for each in asked.directions])
+        _check_count("random", question.random)
+        found = torch.stack([each.directions[0].detach().double().cpu() for each in question.directions])
         if not bool(found.any()):
             raise ValueError("a direction of some length is required, all are 0")
-        noise = _noise(asked, found)
+        noise = _noise(question, found)
         noise *= found.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
-        return cls(tuple(asked.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
+        return cls(tuple(question.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
 
     def variants(self) -> list[Variant]:
         """One per layer, strength and vector."""
@@ -517,12 +517,12 @@ class Doses:
         return found
 
 
-def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
+def _noise(question: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
     """Comparison vectors of every direction, of any length. ValueError for another shape, or a length of 0."""
-    if asked.beside is None:
-        draw = torch.Generator().manual_seed(asked.seed)
-        return torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
-    given = [each.detach().double().cpu() for each in asked.beside]
+    if question.beside is None:
+        draw = torch.Generator().manual_seed(question.seed)
+        return torch.randn(len(found), question.random, found.shape[1], generator=draw, dtype=torch.float64)
+    given = [each.detach().double().cpu() for each in question.beside]
     if (
         len({each.shape for each in given}) != 1
         or given[0].shape[1:] != found.shape[1:]

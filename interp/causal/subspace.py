@@ -76,8 +76,8 @@ class Subspace(Brief):
         places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:
             places["pos"] = tuple(result.column.values.tolist())
-        said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
-        return cls(str(found.site.values), rows, places, said)
+        about = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
+        return cls(str(found.site.values), rows, places, about)
 
     @cached_property
     def basis(self) -> Float[Tensor, "k d"]:
@@ -119,8 +119,8 @@ class Subspace(Brief):
 
         tensors = {"directions": self.directions, "sample": sample_of(as_network(model))}
         flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        said = {"site": self.site, "at": dict(self.at), "about": dict(self.about)}
-        header = {"format": FORMAT, "subspace": json.dumps(said)}
+        about = {"site": self.site, "at": dict(self.at), "about": dict(self.about)}
+        header = {"format": FORMAT, "subspace": json.dumps(about)}
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
@@ -138,16 +138,16 @@ class Subspace(Brief):
         """
         network = as_network(model)
         with fitted_file(path, "subspace", FORMAT, network.device) as (header, tensors):
-            said, sample, directions = (
+            about, sample, directions = (
                 json.loads(header["subspace"]),
                 tensors["sample"],
                 tensors["directions"],
             )
             if not is_of(network, sample):
                 raise ValueError(f"{path} is a subspace of another model: its parameters differ")
-            find(said["site"], network.config)
+            find(about["site"], network.config)
             if directions.ndim != 2:
                 got = list(directions.shape)
                 raise ValueError(f"{path}: directions one per row are required, got shape {got}")
-            at = {dim: tuple(i) if isinstance(i, list) else i for dim, i in said["at"].items()}
-            return cls(said["site"], directions, at, said["about"])
+            at = {dim: tuple(i) if isinstance(i, list) else i for dim, i in about["at"].items()}
+            return cls(about["site"], directions, at, about["about"])

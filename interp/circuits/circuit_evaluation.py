@@ -132,7 +132,7 @@ class CircuitCurve(Brief, Question):
         passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         _check_scores(passes.graph, self.scores, self.fractions)
         tried = _best_edges(passes.graph, self)
-        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried, fewest=passes.metric.fewest)
+        finish = partial(_curve, question=self, attrs=passes.attrs, tried=tried, fewest=passes.metric.fewest)
         return passes.analysis(model, self.name, tried, finish)
 
 
@@ -233,7 +233,7 @@ class EvaluateCircuit(Brief, Question):
         (kept,) = masks_of(self.circuit, passes.graph)
         knocked = _Knocked.of(passes.graph, kept, self)
         finish = partial(
-            _checked, asked=self, attrs=passes.attrs, knocked=knocked, fewest=passes.metric.fewest
+            _checked, question=self, attrs=passes.attrs, knocked=knocked, fewest=passes.metric.fewest
         )
         places = [passes.graph.senders.index(node) for node in knocked.nodes]
         estimated = None if len(knocked.alone) == len(knocked.nodes) else (kept, places)
@@ -248,22 +248,24 @@ def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c se
     return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *others))
 
 
-def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
+def _best_edges(graph: EdgeGraph, question: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
     """Masks of the best edges for every fraction, then of random circuits of either kind."""
-    generator = np.random.default_rng(asked.seed)
-    values = worth(asked.scores, asked.rank)
-    sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
+    generator = np.random.default_rng(question.seed)
+    values = worth(question.scores, question.rank)
+    sizes = [int(fraction * len(graph)) for fraction in question.fractions]
     picked = (
-        torch.stack([backwards(graph, values, n) for n in sizes]) if asked.greedy else largest(values, sizes)
+        torch.stack([backwards(graph, values, n) for n in sizes])
+        if question.greedy
+        else largest(values, sizes)
     )
     found = connected(graph, picked)
-    controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
+    controls = [_controls(graph, found, generator) for _ in range(_count("draws", question.draws))]
     return _with_ends(graph, [found, *controls])
 
 
 def _curve(
     merged: Partial,
-    asked: CircuitCurve,
+    question: CircuitCurve,
     attrs: Mapping[str, str | float | int],
     tried: Bool[Tensor, "c sender receiver"],
     fewest: int,
@@ -271,7 +273,7 @@ def _curve(
     assert isinstance(merged, Rows)
     each = merged.rows["value"]
     shares = effect_shares(each)
-    count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
+    count, until = len(question.fractions), partial(area, fractions=question.fractions)
     curves = {
         "faithfulness": _by_kind(shares, count),
         "cpr": _by_kind(shares, count, until),
@@ -279,19 +281,19 @@ def _curve(
             (1 - shares) * (1 - shares.mean(0)).sign(), count, until
         ),  # |1 - f|, linear in the prompts
     }
-    kinds = KINDS if asked.draws else KINDS[:1]
+    kinds = KINDS if question.draws else KINDS[:1]
     found = scored(
-        asked.name,
+        question.name,
         {
             name: Score.of(Moments.of(curve), SHARE, _random_first(curve), fewest=fewest)
             for name, curve in curves.items()
         },
         ("circuit", "fraction"),
-        coords={"circuit": kinds, "fraction": list(asked.fractions)},
+        coords={"circuit": kinds, "fraction": list(question.fractions)},
         others={"edges": (("fraction",), tried[2 : 2 + count].sum((1, 2)))},
         attrs={
-            **_attrs(attrs, each, fewest), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
-            "seed": asked.seed,
+            **_attrs(attrs, each, fewest), "rank": question.rank, "greedy": int(question.greedy),
+            "draws": question.draws, "seed": question.seed,
         },
     )  # fmt: skip
     metric = _by_kind(each[:, 2:], count)
@@ -322,15 +324,15 @@ class _Knocked:
     """The share of the circuit's edges that each circuit of the result has."""
 
     @classmethod
-    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], asked: EvaluateCircuit) -> _Knocked:
+    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], question: EvaluateCircuit) -> _Knocked:
         """The circuits, drawn with the seed."""
-        generator = np.random.default_rng(asked.seed)
-        nodes = tuple(node for node in asked.circuit.nodes if node not in (INPUT, LOGITS))
-        removed = _subsets(len(nodes), _count("subsets", asked.subsets, 1), generator)
-        alone = _spread(asked.circuit, nodes, asked.nodes)
+        generator = np.random.default_rng(question.seed)
+        nodes = tuple(node for node in question.circuit.nodes if node not in (INPUT, LOGITS))
+        removed = _subsets(len(nodes), _count("subsets", question.subsets, 1), generator)
+        alone = _spread(question.circuit, nodes, question.nodes)
         single = torch.eye(len(nodes), dtype=torch.bool)[list(alone)]
-        controls = [_controls(graph, kept[None], generator) for _ in range(_count("draws", asked.draws))]
-        deeper = (removed[:, None] | single).flatten(0, 1)[: None if asked.deeper else 0]
+        controls = [_controls(graph, kept[None], generator) for _ in range(_count("draws", question.draws))]
+        deeper = (removed[:, None] | single).flatten(0, 1)[: None if question.deeper else 0]
         knocked = [(kept, single), (kept, removed), (graph.exists, removed), (kept, deeper)]
         parts = [_knocked_out(graph, mask, gone, nodes) for mask, gone in knocked]
         found = torch.cat((kept[None], *parts[:2]))
@@ -343,7 +345,7 @@ class _Knocked:
 
 def _checked(
     merged: Partial,
-    asked: EvaluateCircuit,
+    question: EvaluateCircuit,
     attrs: Mapping[str, str | float | int],
     knocked: _Knocked,
     fewest: int,
@@ -352,8 +354,8 @@ def _checked(
     each = merged.rows["value"]
     shares = effect_shares(each)
     removed, alone = knocked.removed, list(knocked.alone)
-    k, n, draws = len(removed), len(alone), asked.draws
-    rest = k * n if asked.deeper else 0
+    k, n, draws = len(removed), len(alone), question.draws
+    rest = k * n if question.deeper else 0
     own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, rest], 1)
     kinds = KINDS if draws else KINDS[:1]
     nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
@@ -378,7 +380,7 @@ def _checked(
         estimate = -merged.rows["estimate"].cpu().double().mean(0) / effect.cpu()
         notes.append(_of_estimate(estimate[alone], (own - single).mean(0), len(every)))
     found = scored(
-        asked.name,
+        question.name,
         table,
         ("circuit",),
         coords={"circuit": names, "part": list(every)},
@@ -391,7 +393,7 @@ def _checked(
         notes=notes,
         attrs={
             **_attrs(attrs, each, fewest),
-            "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
+            "edges": len(question.circuit.edges), "draws": draws, "subsets": k, "seed": question.seed,
         },
     )  # fmt: skip
     found.overlap.attrs["unit"] = "share of the circuit's edges"
@@ -422,12 +424,12 @@ def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[
 
 def _of_estimate(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes: int) -> str:
     """Note about the agreement of the estimate with the nodes that were taken out."""
-    said = f"{len(exact)} of {nodes} nodes were taken out one by one (nodes=None: all), the others' part is estimated"
+    note = f"{len(exact)} of {nodes} nodes were taken out one by one (nodes=None: all), the others' part is estimated"
     if len(exact) < 3:
-        return said
+        return note
     off = float((estimate - exact).abs().max())
     r = float(torch.corrcoef(torch.stack((estimate, exact)))[0, 1])
-    return f"{said}; on those taken out the estimate is off by at most {off:.2g} and correlates at {r:.2f}"
+    return f"{note}; on those taken out the estimate is off by at most {off:.2g} and correlates at {r:.2f}"
 
 
 def _needed(

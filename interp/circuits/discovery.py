@@ -123,9 +123,9 @@ class FindCircuit(Question):
                 "the iterative search asks the same prompts again in every round: find_circuit(..., "
                 "search='iterative') does"
             )
-        asked = replace(self, metric=as_metric(self.metric, model.text))
-        scores = scoring(self.method, metric=asked.metric, direction=self.direction).bind(model)
-        finish = partial(_picked_from, inner=scores.result, graph=graph, asked=asked)
+        question = replace(self, metric=as_metric(self.metric, model.text))
+        scores = scoring(self.method, metric=question.metric, direction=self.direction).bind(model)
+        finish = partial(_picked_from, inner=scores.result, graph=graph, question=question)
         return replace(scores, name=self.name, result=finish)
 
     def protocol(
@@ -240,7 +240,7 @@ def find_circuit(
     """
     data = paired(text_of(model), clean, corrupt)
     metric = as_metric(metric, text_of(model))
-    asked = FindCircuit(metric, method, edges, threshold, search, replacement, direction, task, seed)
+    question = FindCircuit(metric, method, edges, threshold, search, replacement, direction, task, seed)
     answer = partial(answered, model=model, data=data)
     name, graph = getattr(model, "name", ""), EdgeGraph.of(as_network(model).config)
     reference = reference_of(model, replacement, reference, data, metric)
@@ -251,9 +251,9 @@ def find_circuit(
     if search == "iterative":
         if faithfulness is not None:
             raise ValueError("search='iterative' requires edges=n or threshold=..., got faithfulness")
-        circuit = _iterative(ask, graph, asked, name)
+        circuit = _iterative(ask, graph, question, name)
     else:
-        circuit = _by_scores(answer, ask, graph, asked, faithfulness, name)
+        circuit = _by_scores(answer, ask, graph, question, faithfulness, name)
     for text in circuit.notes:
         note(f"find_circuit: {text}")
     return circuit
@@ -379,48 +379,48 @@ def _by_scores(
     answer: Callable[[Question], xr.Dataset],
     ask: MaskEvaluation,
     graph: EdgeGraph,
-    asked: FindCircuit,
+    question: FindCircuit,
     faithfulness: float | None,
     model: str,
 ) -> Circuit:
     """The circuit of the best edges by their scores, run once, with all its notes."""
-    limits = [each for each in (asked.edges, asked.threshold, faithfulness) if each is not None]
-    if len(limits) > 1 or (not limits and asked.search == "threshold"):
+    limits = [each for each in (question.edges, question.threshold, faithfulness) if each is not None]
+    if len(limits) > 1 or (not limits and question.search == "threshold"):
         raise ValueError(
-            f"one of edges, threshold and faithfulness is required, got edges={asked.edges}, threshold="
-            f"{asked.threshold} and faithfulness={faithfulness} for search={asked.search!r}"
+            f"one of edges, threshold and faithfulness is required, got edges={question.edges}, threshold="
+            f"{question.threshold} and faithfulness={faithfulness} for search={question.search!r}"
         )
     if limits and faithfulness is None:
-        check_search(graph, asked.search, asked.edges, asked.threshold)
+        check_search(graph, question.search, question.edges, question.threshold)
     with warnings.catch_warnings():  # edges are ranked only, and what they keep is measured
         warnings.filterwarnings("ignore", ".*integral did not converge", Note)
-        table = answer(scoring(asked.method, metric=asked.metric, direction=asked.direction))
+        table = answer(scoring(question.method, metric=question.metric, direction=question.direction))
     values = torch.from_numpy(table.value.values)
     notes: list[str] = []
-    if asked.edges is None and asked.threshold is None:
-        picked, why = _enough(ask, graph, values, asked, ENOUGH if faithfulness is None else faithfulness)
+    if question.edges is None and question.threshold is None:
+        picked, why = _enough(ask, graph, values, question, ENOUGH if faithfulness is None else faithfulness)
         notes.append(why)
     else:
-        picked = _picked(graph, values, asked)
+        picked = _picked(graph, values, question)
     kept = connected(graph, picked)
     before, after = _faithful(ask, torch.stack((picked, kept)))
-    notes += _of_pruned(graph, values, picked, kept, asked, (before, after))
+    notes += _of_pruned(graph, values, picked, kept, question, (before, after))
     notes += _of_cancelled(graph, table, kept)
-    if asked.method in ONE_WAY and not after >= POOR:
-        notes += _of_other_direction(answer, ask, graph, asked, int(picked.sum()), after)
-    how = asked.protocol(int(table.n.max()), faithfulness=after if math.isfinite(after) else None)
-    return Circuit.of(graph, kept, values, model=model, task=asked.task, protocol=how, notes=notes)
+    if question.method in ONE_WAY and not after >= POOR:
+        notes += _of_other_direction(answer, ask, graph, question, int(picked.sum()), after)
+    how = question.protocol(int(table.n.max()), faithfulness=after if math.isfinite(after) else None)
+    return Circuit.of(graph, kept, values, model=model, task=question.task, protocol=how, notes=notes)
 
 
 def _enough(
-    ask: MaskEvaluation, graph: EdgeGraph, values: Float[Tensor, "s r"], asked: FindCircuit, target: float
+    ask: MaskEvaluation, graph: EdgeGraph, values: Float[Tensor, "s r"], question: FindCircuit, target: float
 ) -> tuple[Bool[Tensor, "s r"], str]:
     """Mask of the fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
     if not 0 < target <= 1:
         raise ValueError(f"a faithfulness above 0 and at most 1 is required, got {target}")
 
     def tried(sizes: list[int]) -> dict[int, float]:
-        masks = [_picked(graph, values, replace(asked, edges=n)) for n in sizes]
+        masks = [_picked(graph, values, replace(question, edges=n)) for n in sizes]
         return dict(zip(sizes, _faithful(ask, torch.stack(masks)), strict=True))
 
     sizes = [n for i in range(len(graph).bit_length()) if SMALLEST <= (n := 1 << i) < len(graph)]
@@ -448,7 +448,7 @@ def _enough(
         f"difference between the whole model and no edge on these prompts ({found[enough]:.0%}; {below} keep "
         f"{found[below]:.0%})"
     )
-    return _picked(graph, values, replace(asked, edges=enough)), why
+    return _picked(graph, values, replace(question, edges=enough)), why
 
 
 def _faithful(ask: MaskEvaluation, kept: Bool[Tensor, "c s r"]) -> list[float]:
@@ -466,12 +466,12 @@ def _of_pruned(
     values: Float[Tensor, "s r"],
     picked: Bool[Tensor, "s r"],
     kept: Bool[Tensor, "s r"],
-    asked: FindCircuit,
+    question: FindCircuit,
     faithful: tuple[float, float],
 ) -> list[str]:
     """Notes about edges that were required and are not in the circuit."""
     found = []
-    n, picks, left = asked.edges, int(picked.sum()), int(kept.sum())
+    n, picks, left = question.edges, int(picked.sum()), int(kept.sum())
     if n is not None and picks < n:
         found.append(
             f"{n} edges were asked for, and {picks} have a score other than 0 where they are looked for"
@@ -487,7 +487,7 @@ def _of_pruned(
         ]
         if math.isfinite(faithful[1]):
             clauses.append(f"faithfulness before {faithful[0]:.2f}, after {faithful[1]:.2f}")
-        if asked.search != "greedy":
+        if question.search != "greedy":
             clauses.append("search='greedy' picks edges that lead to the logits alone")
         found.append("; ".join(clauses))
     return found
@@ -518,15 +518,15 @@ def _of_other_direction(
     answer: Callable[[Question], xr.Dataset],
     ask: MaskEvaluation,
     graph: EdgeGraph,
-    asked: FindCircuit,
+    question: FindCircuit,
     n: int,
     faithful: float,
 ) -> list[str]:
     """Note about the faithfulness of as many edges of the other direction, for a circuit that keeps little."""
-    other: Direction = "noise" if asked.direction == "denoise" else "denoise"
-    size = max(n, asked.edges or 0, 1)
-    turned = replace(asked, direction=other, edges=size, threshold=None, search="greedy")
-    table = answer(scoring(asked.method, metric=asked.metric, direction=other))
+    other: Direction = "noise" if question.direction == "denoise" else "denoise"
+    size = max(n, question.edges or 0, 1)
+    turned = replace(question, direction=other, edges=size, threshold=None, search="greedy")
+    table = answer(scoring(question.method, metric=question.metric, direction=other))
     kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), turned))
     (instead,) = _faithful(ask, kept[None])
     kind = "all of which are needed (AND)" if other == "noise" else "each of which is enough (backups)"
@@ -540,17 +540,17 @@ def _of_other_direction(
 # --- round by round -----------------------------------------------------------------------------------------------
 
 
-def _iterative(ask: MaskEvaluation, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
+def _iterative(ask: MaskEvaluation, graph: EdgeGraph, question: FindCircuit, model: str) -> Circuit:
     """The circuit of the iterative search; scores are signed as `direction` says."""
-    check_search(graph, asked.search, asked.edges, asked.threshold)
-    kept, changes = pruned(ask, graph, asked.edges or 1, asked.threshold)
-    scores = changes if asked.direction == "noise" else -changes
+    check_search(graph, question.search, question.edges, question.threshold)
+    kept, changes = pruned(ask, graph, question.edges or 1, question.threshold)
+    scores = changes if question.direction == "noise" else -changes
     prompts = int(ask(kept[None]).n.max())
     left = connected(graph, kept)
     before, after = _faithful(ask, torch.stack((kept, left)))
-    notes = _of_pruned(graph, scores, kept, left, replace(asked, edges=None), (before, after))
-    how = asked.protocol(prompts, "exact", after if math.isfinite(after) else None)
-    return Circuit.of(graph, left, scores, model=model, task=asked.task, protocol=how, notes=notes)
+    notes = _of_pruned(graph, scores, kept, left, replace(question, edges=None), (before, after))
+    how = question.protocol(prompts, "exact", after if math.isfinite(after) else None)
+    return Circuit.of(graph, left, scores, model=model, task=question.task, protocol=how, notes=notes)
 
 
 def _means(ask: MaskEvaluation, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
@@ -570,21 +570,23 @@ def _changes(ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]) -> tupl
 
 
 def _picked_from(
-    merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, asked: FindCircuit
+    merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, question: FindCircuit
 ) -> xr.Dataset:
     """The table of scores with the edges that are kept, and everything else that a circuit needs."""
     from interp.core.viewer import ANALYSIS
 
     table = inner(merged)
     values = torch.from_numpy(table.value.values)
-    picked = _picked(graph, values, asked)
+    picked = _picked(graph, values, question)
     kept = connected(graph, picked)
-    how = asked.protocol(int(table.n.max()))
-    held = {"graph": asdict(graph), "task": asked.task, "protocol": asdict(how)}
+    how = question.protocol(int(table.n.max()))
+    record = {"graph": asdict(graph), "task": question.task, "protocol": asdict(how)}
     found = table.assign(kept=(EDGE_DIMS, kept.numpy()))
-    found = found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
+    found = found.assign_attrs(
+        {ANALYSIS: question.name, "circuit": json.dumps(record), "search": question.search}
+    )
     unknown = (math.nan, math.nan)  # no circuit is run in the pass of the scores
-    notes = [*_of_pruned(graph, values, picked, kept, asked, unknown), *_of_cancelled(graph, table, kept)]
+    notes = [*_of_pruned(graph, values, picked, kept, question, unknown), *_of_cancelled(graph, table, kept)]
     return noted(found, *notes)
 
 
@@ -595,12 +597,12 @@ def _without(kept: Bool[Tensor, "sender receiver"], cells: Tensor) -> Bool[Tenso
 
 
 def _picked(
-    graph: EdgeGraph, scores: Float[Tensor, "sender receiver"], asked: FindCircuit
+    graph: EdgeGraph, scores: Float[Tensor, "sender receiver"], question: FindCircuit
 ) -> Bool[Tensor, "sender receiver"]:
-    values, n = scores.abs().nan_to_num(nan=-torch.inf), asked.edges or 0
-    if asked.search == "threshold":
-        return graph.exists & (values >= (0 if asked.threshold is None else asked.threshold))
-    pick = largest(values, n) if asked.search == "top_n" else backwards(graph, values, n)
+    values, n = scores.abs().nan_to_num(nan=-torch.inf), question.edges or 0
+    if question.search == "threshold":
+        return graph.exists & (values >= (0 if question.threshold is None else question.threshold))
+    pick = largest(values, n) if question.search == "top_n" else backwards(graph, values, n)
     return graph.exists & pick & (values > 0)
 
 

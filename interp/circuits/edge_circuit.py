@@ -119,11 +119,11 @@ class Circuit(Viewable):
         """The circuit in the result of `FindCircuit`. ValueError for another result."""
         if "kept" not in result or "circuit" not in result.attrs:
             raise ValueError("the result of FindCircuit is required, with the edges that it kept")
-        held = json.loads(result.attrs["circuit"])
+        record = json.loads(result.attrs["circuit"])
         kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
-        how = CircuitProtocol(**held["protocol"])
-        graph, notes = EdgeGraph(**held["graph"]), notes_of(result)
-        return cls.of(graph, kept, scores, model=model, task=held["task"], protocol=how, notes=notes)
+        how = CircuitProtocol(**record["protocol"])
+        graph, notes = EdgeGraph(**record["graph"]), notes_of(result)
+        return cls.of(graph, kept, scores, model=model, task=record["task"], protocol=how, notes=notes)
 
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
         """Arguments that make the circuit again in another process: its read-only scores cannot be pickled."""
@@ -187,12 +187,12 @@ class Circuit(Viewable):
 
     def save(self, path: str | Path) -> None:
         """Write the circuit to a JSON file."""
-        held = {
+        record = {
             "format": FORMAT, "model": self.model, "task": self.task, "graph": asdict(self.graph),
             "protocol": None if self.protocol is None else asdict(self.protocol), "edges": dict(self.scores),
             "notes": list(self.notes),
         }  # fmt: skip
-        text = json.dumps(held, indent=1, allow_nan=False)
+        text = json.dumps(record, indent=1, allow_nan=False)
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
     @classmethod
@@ -204,35 +204,35 @@ class Circuit(Viewable):
             KeyError: edges that its own graph does not have.
         """
         try:
-            held = json_object(path)
+            record = json_object(path)
         except ValueError as cause:
             raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
         wanted = {"format", "model", "task", "graph", "protocol", "edges"}
-        notes = held.pop("notes", [])
-        if set(held) != wanted or held["format"] not in range(1, FORMAT + 1):
+        notes = record.pop("notes", [])
+        if set(record) != wanted or record["format"] not in range(1, FORMAT + 1):
             raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
         try:
-            how, graph = protocol_of(held["protocol"], held["format"]), graph_of(held["graph"])
-            said = tuple(map(str, notes)) if isinstance(notes, list) else ()
-            return cls(graph, held["edges"], held["model"], held["task"], how, said)  # type: ignore[arg-type]
+            how, graph = protocol_of(record["protocol"], record["format"]), graph_of(record["graph"])
+            listed = tuple(map(str, notes)) if isinstance(notes, list) else ()
+            return cls(graph, record["edges"], record["model"], record["task"], how, listed)  # type: ignore[arg-type]
         except ValueError as cause:
             raise ValueError(f"{path} holds no circuit: {cause}") from cause
 
 
-def protocol_of(held: object, version: object) -> CircuitProtocol | None:
+def protocol_of(record: object, version: object) -> CircuitProtocol | None:
     """The protocol in a file. ValueError for something else.
 
     Protocols of version 1 were always scored by what corrupting an edge changes; before version 3 no circuit was run.
     """
-    if held is None:
+    if record is None:
         return None
     later = {1: {"direction": "noise", "faithfulness": None}, 2: {"faithfulness": None}}.get(version, {})  # type: ignore[call-overload]
-    return built(CircuitProtocol, {**later, **held} if isinstance(held, Mapping) else held)  # type: ignore[arg-type]
+    return built(CircuitProtocol, {**later, **record} if isinstance(record, Mapping) else record)  # type: ignore[arg-type]
 
 
-def graph_of(held: object) -> EdgeGraph:
+def graph_of(record: object) -> EdgeGraph:
     """The edge graph in a file. ValueError for something else."""
-    return built(EdgeGraph, held)  # type: ignore[arg-type]
+    return built(EdgeGraph, record)  # type: ignore[arg-type]
 
 
 def connected(

@@ -84,7 +84,7 @@ class EdgeEffects(Question):
         how = {"method": "exact", "direction": self.direction}
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)
         table = EffectTable.of_edges(self.name, graph, metric, model.text, how, changed)
-        measure = partial(_measured, graph=graph, asked=changed, metric=metric, direction=self.direction)
+        measure = partial(_measured, graph=graph, wanted=changed, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -176,7 +176,7 @@ def _measured(
     model: Transformer,
     batch: Batch,
     graph: EdgeGraph,
-    asked: Bool[Tensor, "sender receiver"],
+    wanted: Bool[Tensor, "sender receiver"],
     metric: Metric,
     direction: Direction,
 ) -> Steps[MeasuredEffects]:
@@ -192,9 +192,9 @@ def _measured(
     change = SenderChange.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
     changed = torch.zeros_like(found, dtype=torch.bool)
-    with tqdm(total=int(asked.sum()), desc="edges", delay=1, leave=False) as bar:
+    with tqdm(total=int(wanted.sum()), desc="edges", delay=1, leave=False) as bar:
         for site, receivers, heads, _ in inputs(model, graph):
-            cells = asked[:, receivers].nonzero()
+            cells = wanted[:, receivers].nonzero()
             if not len(cells):
                 continue
             stream = upcast(here.trace[Read(read[site])])

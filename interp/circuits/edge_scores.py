@@ -140,7 +140,7 @@ class Gradients:
     @classmethod
     def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":
         """The gradients from a pass whose rows are `example, point`, with the weight of every point."""
-        asked = {read.site for read in trace if read.grad}
+        wanted = {read.site for read in trace if read.grad}
         layers = range(model.config.n_layers)
 
         def of(site: str, *, grad: bool = True) -> Tensor:
@@ -152,8 +152,8 @@ class Gradients:
             found = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
             return found if len(share) == 1 else torch.einsum("bk...,k->bk...", found, share.to(found))
 
-        reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in asked]
-        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in asked]
+        reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in wanted]
+        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in wanted]
         return cls(
             model,
             {layer: weighted([f"blocks.{layer}.{name}" for name in _HEADS]) for layer in reading},

@@ -132,7 +132,7 @@ class AttributionGraph(Brief):
 
 
 @public()
-def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
+def write_attribution_graph(circuit: Circuit, prompt: GraphPrompt, path: str | Path) -> None:
     """Write a circuit of one prompt as an attribution graph for Neuronpedia's viewer or `read_attribution_graph`.
 
     A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
@@ -142,7 +142,7 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
 
     Args:
         circuit: the circuit, scored on one pair of prompts.
-        asked: the prompt, its tokens, and its answer with its probability.
+        prompt: the prompt, its tokens, and its answer with its probability.
         path: JSON file to write.
 
     Raises:
@@ -168,20 +168,20 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
         raise ValueError(
             f"an attribution graph is about one prompt, this circuit was scored on {circuit.protocol.n} pairs"
         )
-    if not asked.tokens:
+    if not prompt.tokens:
         raise ValueError("a prompt of at least one token is required, got none")
     links = _links(circuit)
     ends = {INPUT, LOGITS, *(end for pair in links for end in pair)}
-    held = {
-        "metadata": _metadata(circuit, asked, Path(path).stem),
+    record = {
+        "metadata": _metadata(circuit, prompt, Path(path).stem),
         "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
-        "nodes": [_node(name, circuit.graph, asked) for name in sorted(ends, key=_order)],
+        "nodes": [_node(name, circuit.graph, prompt) for name in sorted(ends, key=_order)],
         "links": [
             {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
             for (source, target), parts in links.items()
         ],
     }
-    text = json.dumps(held, indent=1, allow_nan=False)
+    text = json.dumps(record, indent=1, allow_nan=False)
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
@@ -205,20 +205,20 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     """
     required = f"an attribution graph in JSON is required, {path} is"
     try:
-        held: dict[str, Any] = json_object(path)
+        record: dict[str, Any] = json_object(path)
     except FileNotFoundError as cause:
         raise FileNotFoundError(f"{required} no file") from cause
     except ValueError as cause:
         raise ValueError(f"{required} none: {cause}") from cause
-    _check_kinds(held, {"metadata": dict, "nodes": list, "links": list}, path)
-    _check_keys(held, ("metadata", "nodes", "links"), path)
-    about, links = held["metadata"], held["links"]
+    _check_kinds(record, {"metadata": dict, "nodes": list, "links": list}, path)
+    _check_keys(record, ("metadata", "nodes", "links"), path)
+    about, links = record["metadata"], record["links"]
     _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
-    nodes = tuple(_read_node(node, path) for node in held["nodes"])
+    nodes = tuple(_read_node(node, path) for node in record["nodes"])
     _check_links(links, nodes, path)
     ours = _note(about, path)
     parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
-    groups = _groups(held.get("qParams"), path)
+    groups = _groups(record.get("qParams"), path)
     return AttributionGraph(
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
         _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _frame(links), groups, ours, parts,
@@ -256,15 +256,15 @@ def _receiver(node: str, part: str, *, older: bool) -> str:
     return node if not part else f"{node}<{part}>" if older else f"{node}.{part}"
 
 
-def _metadata(circuit: Circuit, asked: GraphPrompt, slug: str) -> dict[str, object]:
+def _metadata(circuit: Circuit, prompt: GraphPrompt, slug: str) -> dict[str, object]:
     how = None if circuit.protocol is None else asdict(circuit.protocol)
     direction = "denoise" if circuit.protocol is None else circuit.protocol.direction
     weight = f"{WEIGHT[direction]}: positive weights speak for the answer"
     return {
         "slug": slug,
         "scan": circuit.model,
-        "prompt_tokens": list(asked.tokens),
-        "prompt": asked.prompt,
+        "prompt_tokens": list(prompt.tokens),
+        "prompt": prompt.prompt,
         "info": {
             "description": f"Heads and MLPs, {PLACES}. Weight: {weight}.",
             "generator": {"name": TOOL},
@@ -293,15 +293,15 @@ def _placed(name: str) -> tuple[str, int, int | None]:
     return part.kind, part.layer, part.index
 
 
-def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
+def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]:
     """One node as the format has it; a head's number is its index in the layer, other nodes have null."""
     feature = None
     if name == INPUT:
         kind, label, where = "input", "embeddings", "E"
     elif name == LOGITS:
-        against = "" if asked.wrong is None else f' against "{asked.wrong}"'
+        against = "" if prompt.wrong is None else f' against "{prompt.wrong}"'
         # Their viewer takes the probability from these words.
-        label = f'Output "{asked.answer}"{against} (p={asked.probability:.3f})'
+        label = f'Output "{prompt.answer}"{against} (p={prompt.probability:.3f})'
         kind, where = "logit", str(graph.n_layers + 1)
     else:
         what, layer, index = _placed(name)
@@ -313,25 +313,27 @@ def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
         else:
             kind, label = "mlp", f"MLP {layer}"
     node: dict[str, object] = {
-        "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(asked.tokens) - 1, "feature_type": kind,
+        "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(prompt.tokens) - 1, "feature_type": kind,
         "jsNodeId": name, "clerp": label,
     }  # fmt: skip
-    return node | {"token_prob": asked.probability, "is_target_logit": True} if name == LOGITS else node
+    return node | {"token_prob": prompt.probability, "is_target_logit": True} if name == LOGITS else node
 
 
-def _check_keys(held: object, wanted: Sequence[str], where: object) -> None:
+def _check_keys(record: object, wanted: Sequence[str], where: object) -> None:
     missing = (
-        [key for key in wanted if key not in held] if isinstance(held, Mapping) else ["an object in braces"]
+        [key for key in wanted if key not in record]
+        if isinstance(record, Mapping)
+        else ["an object in braces"]
     )
     if missing:
         raise ValueError(f"an attribution graph requires {', '.join(wanted)}; {where} lacks {missing[0]}")
 
 
-def _check_kinds(held: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
+def _check_kinds(record: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
     """ValueError for an entry of another kind; whether it has to be there is checked by `_check_keys`."""
     for key, kind in kinds.items():
-        if key in held and not isinstance(held[key], kind):
-            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {value_text(held[key])}")
+        if key in record and not isinstance(record[key], kind):
+            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {value_text(record[key])}")
 
 
 def _finite(value: object) -> bool:
@@ -339,15 +341,15 @@ def _finite(value: object) -> bool:
     return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
-def _words(held: object, what: str, path: object) -> tuple[str, ...]:
-    if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
-        raise ValueError(f"{what} of {path} must be a list of texts, got {value_text(held)}")
-    return tuple(held)
+def _words(record: object, what: str, path: object) -> tuple[str, ...]:
+    if not isinstance(record, list) or not all(isinstance(each, str) for each in record):
+        raise ValueError(f"{what} of {path} must be a list of texts, got {value_text(record)}")
+    return tuple(record)
 
 
-def _groups(held: object, path: object) -> tuple[tuple[str, ...], ...]:
+def _groups(record: object, path: object) -> tuple[tuple[str, ...], ...]:
     """Groups that a user made in the viewer, whose settings are not required."""
-    groups = {} if held is None else held
+    groups = {} if record is None else record
     _check_kinds({"qParams": groups}, {"qParams": dict}, path)
     assert isinstance(groups, dict)
     listed = groups.get("supernodes", [])
@@ -355,13 +357,15 @@ def _groups(held: object, path: object) -> tuple[tuple[str, ...], ...]:
     return tuple(_words(group, "supernodes", path) for group in listed)
 
 
-def _read_node(held: Mapping[str, object], path: object) -> GraphNode:
-    _check_keys(held, ("node_id", "layer", "ctx_idx", "feature_type"), f"a node of {path}")
+def _read_node(record: Mapping[str, object], path: object) -> GraphNode:
+    _check_keys(record, ("node_id", "layer", "ctx_idx", "feature_type"), f"a node of {path}")
     words = {"name": "node_id", "kind": "feature_type", "layer": "layer"}
-    values = {field: str(held[key]) for field, key in words.items()} | {"label": str(held.get("clerp") or "")}
-    optional = {key: held.get(key) for key in ("feature", "influence", "activation")}
+    values = {field: str(record[key]) for field, key in words.items()} | {
+        "label": str(record.get("clerp") or "")
+    }
+    optional = {key: record.get(key) for key in ("feature", "influence", "activation")}
     try:
-        return built(GraphNode, values | {"position": held["ctx_idx"]} | optional)
+        return built(GraphNode, values | {"position": record["ctx_idx"]} | optional)
     except ValueError as cause:
         raise ValueError(f"a node of {path} cannot be read: {cause}") from cause
 

@@ -436,17 +436,17 @@ class CircuitPasses:
         reads = (*change.reads, *(Read(each.site, grad=True) for each in every))
         run = yield from recorded(batch.pair()[0], reads, edits=change.edits, toward=toward)
         seen = run.trace
-        said = torch.cat([change._said_by(each, seen) for each in change._known_senders])[:, 0]
+        writes = torch.cat([change._said_by(each, seen) for each in change._known_senders])[:, 0]
         senders = [
             each.rows.start + i
             for each in change._known_senders
             for i in range(each.senders.stop - each.senders.start)
         ]
-        found = said.new_zeros(len(batch), *self.graph.exists.shape)
+        found = writes.new_zeros(len(batch), *self.graph.exists.shape)
         for each in every:
             grad = upcast(seen[Read(each.site, grad=True)])
             grad = grad if each.heads else grad[:, :, None]
-            found[:, :, each.receivers] = torch.einsum("sbpd,bpvd->bsv", said[senders], grad)
+            found[:, :, each.receivers] = torch.einsum("sbpd,bpvd->bsv", writes[senders], grad)
         return found.mul_(to_device(kept, found.device))
 
 
@@ -495,9 +495,9 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
     """
     config, graph = model.config, EdgeGraph.of(model.config)
     inside = config.d_model * (8 * config.n_heads + 8 + len(graph.senders))
-    said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
+    numbers = config.n_layers * (config.n_heads * config.head_width + config.d_model)
     logits = config.n_outputs * (columns if everywhere else 1)
-    return that_fit(model, 4 * columns * (inside + said) + 8 * logits, max(LEAST_ROOM, room(model)))
+    return that_fit(model, 4 * columns * (inside + numbers) + 8 * logits, max(LEAST_ROOM, room(model)))
 
 
 # --- the change of a pass
@@ -586,9 +586,9 @@ class DroppedEdges:
         """The function that corrects one input in this pass, or, with gradients, keeps a sender's value."""
         if site not in self._inputs:
             return partial(_remembered, site=site, memory=memory)
-        said = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]
-        assert isinstance(said, Mapping)
-        return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
+        written = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]
+        assert isinstance(written, Mapping)
+        return partial(self._corrected, where=self._inputs[site], written=written, memory=memory)
 
     @cached_property
     def _inputs(self) -> Mapping[str, ReceiverInput]:
@@ -634,18 +634,18 @@ class DroppedEdges:
         return to_device(torch.cat(found, 1).to(like.dtype), like.device)
 
     def _corrected(
-        self, x: Tensor, where: ReceiverInput, said: ReadValues, memory: dict[str, object]
+        self, x: Tensor, where: ReceiverInput, written: ReadValues, memory: dict[str, object]
     ) -> Tensor:
         """Values of these inputs in the circuits."""
         if where.receivers.start == where.block.start:
-            memory[_HELD] = self._correction(where.block, said, memory)
-        held, first = memory[_HELD], where.block.start
-        assert isinstance(held, Tensor)
-        added = held[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
+            memory[_HELD] = self._correction(where.block, written, memory)
+        states, first = memory[_HELD], where.block.start
+        assert isinstance(states, Tensor)
+        added = states[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
         return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
 
     def _correction(
-        self, receivers: slice, said: ReadValues, memory: dict[str, object]
+        self, receivers: slice, written: ReadValues, memory: dict[str, object]
     ) -> Float[Tensor, "c v b p d"]:
         """The sum over dropped senders of (replaced - current)."""
         visible = int(self.graph.visible[receivers.start])
@@ -653,16 +653,16 @@ class DroppedEdges:
         if self.differentiable:  # nothing is written in place
             parts = memory.setdefault(_PARTS, [])
             assert isinstance(parts, list)
-            parts += [self._said_by(each, said) for each in seen[len(parts) :]]
+            parts += [self._said_by(each, written) for each in seen[len(parts) :]]
             return self._weighted(torch.cat(parts), receivers)
         if _CHANGES not in memory:
-            start = self._change(START, said[Read(START)])
+            start = self._change(START, written[Read(START)])
             memory[_CHANGES] = start.new_empty(self._known_senders[-1].rows.stop, *start.shape)
             memory[_KNOWN] = 0
         changes, known = memory[_CHANGES], memory[_KNOWN]
         assert isinstance(changes, Tensor) and isinstance(known, int)
         for each in seen[known:]:
-            self._write(each, said, changes[each.rows])
+            self._write(each, written, changes[each.rows])
         memory[_KNOWN] = len(seen)
         return self._weighted(changes[: seen[-1].rows.stop], receivers)
 
@@ -671,30 +671,30 @@ class DroppedEdges:
         of_circuit = rearrange(changes, "s c b p d -> c s (b p d)")
         return (self._shares[:, : len(changes), receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
 
-    def _write(self, each: KnownSenders, said: ReadValues, out: Float[Tensor, "s c b p d"]) -> None:
+    def _write(self, each: KnownSenders, written: ReadValues, out: Float[Tensor, "s c b p d"]) -> None:
         """Change of some senders' addition to the stream, written into a tensor: once a pass."""
         if not any(self._out_of[each.senders]):
             out.zero_()
         elif each.layer is None or not each.site.endswith("hook_z"):
-            out[0] = self._change(each.site, said[Read(each.site)])
+            out[0] = self._change(each.site, written[Read(each.site)])
         else:
-            change, matrices = self._heads(each, said)
+            change, matrices = self._heads(each, written)
             torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
 
-    def _said_by(self, each: KnownSenders, said: ReadValues) -> Float[Tensor, "s c b p d"]:
+    def _said_by(self, each: KnownSenders, written: ReadValues) -> Float[Tensor, "s c b p d"]:
         """Change of some senders' addition to the stream, for gradients."""
         if each.layer is None or not each.site.endswith("hook_z"):
-            return self._change(each.site, said[Read(each.site)])[None]
-        change, matrices = self._heads(each, said)
+            return self._change(each.site, written[Read(each.site)])[None]
+        change, matrices = self._heads(each, written)
         return torch.einsum("cbphe,hed->hcbpd", change, matrices)
 
     def _heads(
-        self, each: KnownSenders, said: ReadValues
+        self, each: KnownSenders, written: ReadValues
     ) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
         """Change of the outputs of a layer's heads, and the matrices that carry it to the stream."""
         assert each.layer is not None
         width = each.rows.stop - each.rows.start
-        change = self._change(each.site, head_outputs(self.model, said, each.layer)[:, :, :width])
+        change = self._change(each.site, head_outputs(self.model, written, each.layer)[:, :, :width])
         return change, head_matrices(self.model, each.layer)[:width].to(change)
 
     def _change(self, site: str, current: Float[Tensor, "r p ..."]) -> Tensor:

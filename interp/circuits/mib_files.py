@@ -97,12 +97,12 @@ def write_mib(
     if not bool(values[graph.exists].isfinite().all()):
         raise ValueError("scores must be finite numbers for every edge, some are NaN or infinite")
     there = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
-    held = _as_json(layout, config, *there) if kind == ".json" else _as_tensors(layout, config, *there)
+    record = _as_json(layout, config, *there) if kind == ".json" else _as_tensors(layout, config, *there)
     if kind == ".json":
-        text = json.dumps(held)
+        text = json.dumps(record)
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
     else:
-        write_atomically(Path(path), lambda where: torch.save(held, where))
+        write_atomically(Path(path), lambda where: torch.save(record, where))
 
 
 @public()
@@ -129,18 +129,18 @@ def read_mib(path: Path | str, model: Model) -> MibScores:
     kind, config = _suffix(path), as_network(model).config
     layout = _Layout(EdgeGraph.of(config))
     if kind == ".json":
-        held = json_object(path)
-        _check_shape(path, held, ("cfg", "nodes", "edges"), config)
-        scores, kept = _of_json(path, held["edges"], layout)
+        record = json_object(path)
+        _check_shape(path, record, ("cfg", "nodes", "edges"), config)
+        scores, kept = _of_json(path, record["edges"], layout)
     else:
         try:
-            held = torch.load(regular(path), weights_only=True, map_location="cpu")
+            record = torch.load(regular(path), weights_only=True, map_location="cpu")
         except FileNotFoundError:
             raise
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError) as cause:
             raise ValueError(f"{path} is no torch file of tensors, numbers and names: {cause}") from cause
-        _check_shape(path, held, KEYS, config)
-        scores, kept = held["edges_scores"], held["edges_in_graph"]
+        _check_shape(path, record, KEYS, config)
+        scores, kept = record["edges_scores"], record["edges_in_graph"]
         for name, value in (("edges_scores", scores), ("edges_in_graph", kept)):
             if not isinstance(value, Tensor) or value.shape != layout.whole.exists.shape:
                 raise ValueError(f"{path}: {name} of {shape_text(layout.whole.exists.shape)} is required")
@@ -272,37 +272,37 @@ def _as_tensors(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tens
     return dict(zip(KEYS, values, strict=True))
 
 
-def _check_shape(path: Path | str, held: object, keys: tuple[str, ...], config: ModelConfig) -> None:
+def _check_shape(path: Path | str, record: object, keys: tuple[str, ...], config: ModelConfig) -> None:
     """ValueError unless the file holds these keys, and was made for a model of this shape."""
-    if not isinstance(held, Mapping) or any(key not in held for key in keys):
+    if not isinstance(record, Mapping) or any(key not in record for key in keys):
         raise ValueError(f"{path} is no file of MIB: the keys {', '.join(keys)} are required")
-    given = held["cfg"]
+    given = record["cfg"]
     for name, own in _cfg(config).items():
         theirs = given.get(name, own) if isinstance(given, Mapping) else None
         if theirs != own:
             raise ValueError(f"{path} is of another model: its {name} is {theirs!r}, this one's {own!r}")
 
 
-def _of_json(path: Path | str, held: object, layout: _Layout) -> tuple[Tensor, Tensor]:
+def _of_json(path: Path | str, record: object, layout: _Layout) -> tuple[Tensor, Tensor]:
     """Scores and circuit of the edges that a JSON file names; those it leaves out are worth 0 and not in it."""
     rows, columns = (
         {name: i for i, name in enumerate(names)} for names in (layout.senders, layout.receivers)
     )
     scores = torch.zeros(layout.whole.exists.shape, dtype=torch.float64)
     kept = torch.zeros_like(layout.whole.exists)
-    if not isinstance(held, Mapping):
+    if not isinstance(record, Mapping):
         raise ValueError(f"{path} is no file of MIB: its edges must be named")
-    for edge, said in held.items():
+    for edge, entry in record.items():
         sender, _, receiver = str(edge).partition("->")
         place = rows.get(sender, -1), columns.get(receiver, -1)
         if min(place) < 0 or not bool(layout.whole.exists[place]):
             raise ValueError(f"{path} has the edge {str(edge)!r}, which this model lacks")
-        score = said.get("score") if isinstance(said, Mapping) else None
+        score = entry.get("score") if isinstance(entry, Mapping) else None
         if (
             isinstance(score, bool)
             or not isinstance(score, int | float)
             or not abs(score) <= sys.float_info.max
         ):
             raise ValueError(f"{path}: a finite number is required as the score of {edge!r}, got {score!r}")
-        scores[place], kept[place] = score, bool(said.get("in_graph"))
+        scores[place], kept[place] = score, bool(entry.get("in_graph"))
     return scores, kept

@@ -30,16 +30,16 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
             raise ValueError(f"parameter {key!r} holds one value, it was given {keys.count(key)}")
     if missing := [name for name, each in known.items() if each.default is None and name not in keys]:
         raise ValueError(f"{experiment.file} requires -p {missing[0]}=..., it has no default")
-    said = io.StringIO()
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(message):
             return tyro.cli(
                 experiment.kind,
                 args=[f"--{key}={value}" for key, value in pairs],
                 config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
             )
     except SystemExit as ended:
-        raise ValueError(f"-p {shlex.join(given)}: {_essence(said.getvalue())}") from ended
+        raise ValueError(f"-p {shlex.join(given)}: {_essence(message.getvalue())}") from ended
 
 
 def given_in(folder: Path) -> tuple[str, ...]:
@@ -87,9 +87,9 @@ def _require_known(key: str, known: "dict[str, Parameter]", file: Path) -> None:
         raise ValueError(f"{file} has no parameter {key!r}; {nearest(key, known)}; it has {', '.join(known)}")
 
 
-def _essence(said: str) -> str:
+def _essence(message: str) -> str:
     """The text in the first box of tyro's message, without the rules around it."""
-    lines = [line.strip(" │|") for line in said.splitlines()]
+    lines = [line.strip(" │|") for line in message.splitlines()]
     rules = [i for i, line in enumerate(lines) if set(line) and set(line) <= set("-─╭╮╰╯")]
     inner = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
     return " ".join(" ".join(inner).split())

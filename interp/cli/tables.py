@@ -74,17 +74,17 @@ def _has_scores(result: "xr.Dataset") -> bool:
     return "value" in result and "score" in result.value.dims
 
 
-def _scores(result: "xr.Dataset", asked: Sequence[str]) -> list[str]:
+def _scores(result: "xr.Dataset", names: Sequence[str]) -> list[str]:
     """The scores to print. KeyError for one that the result does not have."""
     from interp.core.wording import nearest
 
     there = [str(name) for name in result.score.values]
-    for name in asked:
+    for name in names:
         if name not in there:
             raise KeyError(
                 f"this result has no score {name!r}; {nearest(name, there)}; it has {', '.join(there)}"
             )
-    return list(asked) or there
+    return list(names) or there
 
 
 def _of_score(result: "xr.Dataset", name: str) -> "xr.Dataset":
@@ -142,8 +142,8 @@ def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     table = table.drop(columns=known, errors="ignore").dropna(axis=1, how="all")
     if "n" in table and (table.n <= 1).all():
         table = table.drop(columns=["n", "low", "high"], errors="ignore")
-    said = INDEX if "kind" in result.coords else (*INDEX, "kind")
-    return table[[name for name in table if not ("part" in table and name in said)]]
+    index = INDEX if "kind" in result.coords else (*INDEX, "kind")
+    return table[[name for name in table if not ("part" in table and name in index)]]
 
 
 def _text(table: "pd.DataFrame") -> str:

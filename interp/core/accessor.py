@@ -67,8 +67,8 @@ class Result:
     def facts(self) -> dict[str, str]:
         """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
         main = self._dataset["value"].attrs if "value" in self._dataset else {}
-        said = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
-        return {name: str(said[name]) for name in FACTS if name in said}
+        attrs = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
+        return {name: str(attrs[name]) for name in FACTS if name in attrs}
 
     def plot(self, *args: object, **options: object) -> object:
         """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
@@ -115,8 +115,8 @@ class Result:
         table, own = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
         named = [name for name in table.columns if name in NAMES]
         alone = [dim for dim in dims if self._dataset.sizes[dim] == 1]
-        said = [*named, *own, *alone, *(COUNTED if named else ())]
-        others = [dim for dim in dims if dim in table.columns and dim not in said]
+        variables = [*named, *own, *alone, *(COUNTED if named else ())]
+        others = [dim for dim in dims if dim in table.columns and dim not in variables]
         shown = table[[*named, *others, *own]].dropna(axis=1, how="all")
         text = shown.to_string(index=False, float_format=lambda x: f"{x:.4g}", max_colwidth=24)
         title = title if len(chosen) < known else "all of it"
@@ -133,8 +133,8 @@ class Result:
             return []
         last = first.isel(pos=int(there[-1]))
         known = bool(last["target_prob"].notnull().any()) if "target_prob" in last else False
-        said = [name for name in BY_DEPTH if name in last and (known or not name.startswith("target"))]
-        table = last[["word", *said]].to_dataframe()[["word", *said]]
+        dims = [name for name in BY_DEPTH if name in last and (known or not name.startswith("target"))]
+        table = last[["word", *dims]].to_dataframe()[["word", *dims]]
         table["word"] = table.word.map(repr)
         token = f" after {str(last.token.item())!r}" if "token" in last else ""
         place = f", the last of {len(there)} positions" if len(there) > 1 else ""

@@ -168,12 +168,12 @@ def json_object(path: Path | str) -> dict[str, object]:
     object; OSError for a file that is not there.
     """
     try:
-        held = json.loads(regular(path).read_text(encoding="utf-8"))
+        record = json.loads(regular(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as cause:
         raise ValueError(f"{path} is not readable JSON: {cause}") from cause
     except ValueError as cause:  # of `regular`, or a number of too many digits
         text = str(cause)
         raise ValueError(text if str(path) in text else f"{path} is not readable JSON: {text}") from cause
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
-    return held
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(record).__name__}")
+    return record

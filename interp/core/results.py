@@ -171,9 +171,9 @@ def with_notes(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
 def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:
     """ValueError naming `what`, unless a result has these variables, coordinates or dims, as what `giver` gives."""
     if missing := [name for name in needs if name not in result.variables and name not in result.sizes]:
-        held = ", ".join(map(str, result.variables)) or "nothing"
+        variables = ", ".join(map(str, result.variables)) or "nothing"
         raise ValueError(
-            f"{what} must be a result of {giver}, which has {', '.join(missing)}, got one with {held}"
+            f"{what} must be a result of {giver}, which has {', '.join(missing)}, got one with {variables}"
         )
 
 
@@ -323,8 +323,8 @@ def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
     if "part" not in table or "part" in values:
         return table
     late.fill("parts")
-    said = {name: PLACE_OF["part"](name) for name in table.part.unique()}
-    places = [said[name] for name in table.part]
+    place_of = {name: PLACE_OF["part"](name) for name in table.part.unique()}
+    places = [place_of[name] for name in table.part]
     at = list(table.columns).index("part")
     for i, (column, dtype) in enumerate((("layer", "Int64"), ("head", "Int64"), ("kind", "str"))):
         if column not in table:

@@ -69,8 +69,8 @@ class Brief:
     def __repr__(self) -> str:
         assert is_dataclass(self)
         given = ((each, getattr(self, each.name)) for each in fields(self) if each.repr)
-        said = (f"{each.name}={_brief(value)}" for each, value in given if not _usual(each, value))
-        return f"{type(self).__name__}({', '.join(said)})"
+        texts = (f"{each.name}={_brief(value)}" for each, value in given if not _usual(each, value))
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 def _usual(each: Field[object], value: object) -> bool:

@@ -125,9 +125,9 @@ def _apart(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], 
     """
     shared = _shared(answer, wrong)
     if shared == min(len(answer), len(wrong)):
-        said = [repr("".join(text.of_outputs.pieces(each))) for each in (answer, wrong)]
+        texts = [repr("".join(text.of_outputs.pieces(each))) for each in (answer, wrong)]
         raise ValueError(
-            f"the answer and the wrong answer must differ before one of them ends, got {said[0]} and {said[1]}: ask "
+            f"the answer and the wrong answer must differ before one of them ends, got {texts[0]} and {texts[1]}: ask "
             "for the log-probability of each (interp.metrics.answer_log_probability)"
         )
     return answer[:shared], [answer[shared], wrong[shared]]

@@ -414,12 +414,12 @@ class Batch(Brief):
         Raises:
             PositionError: (an IndexError and ValueError) for a row that is too short, naming it.
         """
-        here, asked = self.host(), several(pos)
+        here, positions = self.host(), several(pos)
         numbers = here.identities()
-        if isinstance(asked, PerRow) and numbers is not None:
-            asked = asked.of(numbers.tolist())
+        if isinstance(positions, PerRow) and numbers is not None:
+            positions = positions.of(numbers.tolist())
         rows, columns = here.tokens.shape
-        return here.layout.find(asked, (rows, columns))
+        return here.layout.find(positions, (rows, columns))
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:

@@ -240,12 +240,12 @@ class Text:
 
     def outside(self, token: int) -> str:
         """Message about an id that the model has no row for: the bounds, the id, and its token if it has one."""
-        said = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
+        message = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
         try:
             piece = self._tokenizer.piece(token) if self._tokenizer and self.d_vocab <= token < 2**31 else ""
         except IndexError:  # an id of no token
             piece = ""
-        return f"{said}, the tokenizer's {piece!r}, which this model has no row for" if piece else said
+        return f"{message}, the tokenizer's {piece!r}, which this model has no row for" if piece else message
 
     def single(self, text: str) -> int:
         """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""

@@ -118,14 +118,14 @@ def influence(
         raise ValueError(f"samples must be at least 1, got {samples}")
     subject = as_model(model)
     check_differentiable(subject.transformer, chosen(subject.transformer.config, matrices, layers))
-    asked = _Asked(subject, matrices, layers, determined_only, samples, seed, batch_size)
-    found = _solved(asked, rows, queries, method, damping)
-    scores = asked.over(rows, partial(_scores, asked=asked, examples=rows, found=found), Rows)
+    setup = _Asked(subject, matrices, layers, determined_only, samples, seed, batch_size)
+    found = _solved(setup, rows, queries, method, damping)
+    scores = setup.over(rows, partial(_scores, setup=setup, examples=rows, found=found), Rows)
     assert isinstance(scores, Rows)
     unit = queries.unit if method != "dot" else f"{queries.unit} per step of length 1"
     return labelled(
         "influence",
-        {"value": (("row", "query"), scores.rows["value"] / asked.tokens(rows))},
+        {"value": (("row", "query"), scores.rows["value"] / setup.tokens(rows))},
         units=unit,
         attrs={"unit": unit, "method": method, "damping": damping, "effect": "without the row - with it"},
     )
@@ -223,29 +223,29 @@ def drawn(
 
 
 def nats(
-    logits: Float[Tensor, "b p v"], labels: Int[Tensor, "b p"], asked: Bool[Tensor, "b n"]
+    logits: Float[Tensor, "b p v"], labels: Int[Tensor, "b p"], predicted: Bool[Tensor, "b n"]
 ) -> Float[Tensor, ""]:
     """Summed loss of labels, position i predicting label i, at the positions that count.
 
     Args:
         logits: [b p v], of the model.
         labels: [b p], token ids.
-        asked: [b n], whether each position but the last counts.
+        predicted: [b n], whether each position but the last counts.
 
     Returns:
         One number, in nats.
     """
     each = F.cross_entropy(upcast(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
-    return (each * asked).sum()
+    return (each * predicted).sum()
 
 
 def _solved(
-    asked: _Asked, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
+    setup: _Asked, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
 ) -> Solved | Mapping[str, tuple[Tensor, Tensor]]:
     """The multipliers of the rows' gradients: the queries' factors, or their solved gradients."""
-    kept = asked.over(queries, partial(_of_queries, asked=asked, examples=queries), Rows)
+    kept = setup.over(queries, partial(_of_queries, setup=setup, examples=queries), Rows)
     assert isinstance(kept, Rows)
-    device = asked.subject.transformer.device
+    device = setup.subject.transformer.device
     names = [name.removesuffix(" x") for name in kept.rows if name.endswith(" x")]
     pairs = {
         name: tuple(to_device(kept.rows[f"{name} {side}"], device) for side in ("x", "delta"))
@@ -255,7 +255,7 @@ def _solved(
         return {name: (x, delta) for name, (x, delta) in pairs.items()}
     widths = [(x.shape[-1], delta.shape[-1]) for x, delta in pairs.values()]
     numbers = sum(max(i * i + o * o, i * o) for i, o in widths)
-    curvature = fisher(asked, rows, method, max(1, AT_ONCE // numbers))
+    curvature = fisher(setup, rows, method, max(1, AT_ONCE // numbers))
     solved = {}
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
@@ -266,12 +266,12 @@ def _solved(
 
 
 def fisher(
-    asked: _Asked, rows: Examples, method: InfluenceMethod, most: int | None = None
+    setup: _Asked, rows: Examples, method: InfluenceMethod, most: int | None = None
 ) -> dict[str, Kronecker]:
     """Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
 
     Args:
-        asked: the model, the matrices and the loss.
+        setup: the model, the matrices and the loss.
         rows: what the model was trained on.
         method: "kfac", or "ekfac" for the correction.
         most: the most rows of a pass, each of which has squared matrices of its own; None: the batch size.
@@ -279,10 +279,10 @@ def fisher(
     Returns:
         A `Kronecker` for each matrix, by name.
     """
-    moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means, most)
+    moments = setup.over(rows, partial(_moments, setup=setup, examples=rows), Means, most)
     assert isinstance(moments, Means)
     mean = {name: each.mean for name, each in moments.moments.items()}
-    count, real, tokens = len(rows.batch), int(rows.batch.real.sum()), asked.tokens(rows)
+    count, real, tokens = len(rows.batch), int(rows.batch.real.sum()), setup.tokens(rows)
     names = [name.removesuffix(" x") for name in mean if name.endswith(" x")]
     found = {}
     for (
@@ -292,7 +292,7 @@ def fisher(
         found[name] = Kronecker.of(mean[f"{name} x"], mean[f"{name} delta"], scale)
     if method == "kfac":
         return found
-    squares = asked.over(rows, partial(_squares, asked=asked, examples=rows, bases=found), Means, most)
+    squares = setup.over(rows, partial(_squares, setup=setup, examples=rows, bases=found), Means, most)
     assert isinstance(squares, Means)
     return {
         name: each.corrected(squares.moments[name].mean.to(each.basis_in.device) * (count / tokens))
@@ -301,27 +301,27 @@ def fisher(
 
 
 def _pseudo(
-    asked: _Asked, model: Transformer, batch: Batch, examples: Examples, sample: int
+    setup: _Asked, model: Transformer, batch: Batch, examples: Examples, sample: int
 ) -> Steps[GradientFactors]:
     """Factors of the loss of labels that the model draws."""
     part = here(examples, batch)
     assert batch.row is not None
     labels = partial(
-        drawn, row=batch.row, sample=sample, width=examples.batch.tokens.shape[1], seed=asked.seed
+        drawn, row=batch.row, sample=sample, width=examples.batch.tokens.shape[1], seed=setup.seed
     )
-    where = part.predicted(determined_only=asked.determined_only)
-    return asked.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
+    where = part.predicted(determined_only=setup.determined_only)
+    return setup.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
 
 
-def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Steps[Values]:
+def _moments(model: Transformer, batch: Batch, setup: _Asked, examples: Examples) -> Steps[Values]:
     """x^T x and delta^T delta of every matrix, summed over the tokens of each row."""
     values: dict[str, Tensor] = {}
-    for sample in range(asked.samples):
-        found = yield from _pseudo(asked, model, batch, examples, sample)
+    for sample in range(setup.samples):
+        found = yield from _pseudo(setup, model, batch, examples, sample)
         for name, (x, delta) in found.items():
             kept, delta = upcast(x) * batch.real[..., None], upcast(delta)
             values[f"{name} x"] = kept.mT @ kept
-            more = delta.mT @ delta / asked.samples
+            more = delta.mT @ delta / setup.samples
             values[f"{name} delta"] = values.get(f"{name} delta", torch.zeros_like(more)) + more
     return values
 
@@ -329,25 +329,25 @@ def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples
 def _squares(
     model: Transformer,
     batch: Batch,
-    asked: _Asked,
+    setup: _Asked,
     examples: Examples,
     bases: Mapping[str, Kronecker],
 ) -> Steps[Values]:
     """The squared gradient of each row in the eigenbasis of every matrix."""
     values: dict[str, Tensor] = {}
-    for sample in range(asked.samples):
-        found = yield from _pseudo(asked, model, batch, examples, sample)
+    for sample in range(setup.samples):
+        found = yield from _pseudo(setup, model, batch, examples, sample)
         for name, (x, delta) in found.items():
-            more = bases[name].to(x).in_basis(x, delta).square() / asked.samples
+            more = bases[name].to(x).in_basis(x, delta).square() / setup.samples
             values[name] = values.get(name, torch.zeros_like(more)) + more
     return values
 
 
-def _of_queries(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Steps[Values]:
+def _of_queries(model: Transformer, batch: Batch, setup: _Asked, examples: Examples) -> Steps[Values]:
     """Both factors of the gradient of each query's measure."""
     part = here(examples, batch)
-    found = yield from asked.factors(
-        model, batch, lambda logits: part.measured(logits, determined_only=asked.determined_only).sum()
+    found = yield from setup.factors(
+        model, batch, lambda logits: part.measured(logits, determined_only=setup.determined_only).sum()
     )
     return {
         f"{name} {side}": each
@@ -359,18 +359,18 @@ def _of_queries(model: Transformer, batch: Batch, asked: _Asked, examples: Examp
 def _scores(
     model: Transformer,
     batch: Batch,
-    asked: _Asked,
+    setup: _Asked,
     examples: Examples,
     found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
 ) -> Steps[Values]:
     """The gradient of each row's summed loss times the multipliers of the queries, over all matrices."""
-    where = here(examples, batch).predicted(determined_only=asked.determined_only)
+    where = here(examples, batch).predicted(determined_only=setup.determined_only)
 
     def loss(logits: Tensor) -> Tensor:
         return (next_token_loss(logits, batch.tokens, batch.keep) * where).sum()
 
     total: Tensor | None = None
-    recorded = yield from asked.factors(model, batch, loss)
+    recorded = yield from setup.factors(model, batch, loss)
     for name, (x, delta) in recorded.items():
         other = found[name]
         part = along(x, delta, other) if isinstance(other, Tensor) else products(x, delta, *other)

@@ -94,13 +94,13 @@ class ActivationDifference(Question):
         other, config = Other.of(self.tuned, model), model.transformer.config
         blocks = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(config.n_layers)]
         reads = [*blocks, Read(sites.final_stream(config))]
-        asked = Directions(torch.ones(1, config.d_model), top=self.top)
-        asked.bind(model)  # refuses a model whose stream cannot be read as tokens, and too many of them
+        question = Directions(torch.ones(1, config.d_model), top=self.top)
+        question.bind(model)  # refuses a model whose stream cannot be read as tokens, and too many of them
         return ByRow(
             self.name,
             partial(_rows, reads=reads, other=other, last=self.pos == "last"),
             Means,
-            partial(_finish, name=self.name, model=model, reads=reads, asked=self),
+            partial(_finish, name=self.name, model=model, reads=reads, question=self),
         )
 
 
@@ -137,11 +137,11 @@ def _mean(value: Float[Tensor, "b *d p"], batch: Batch, counted: Tensor) -> Floa
 
 
 def _finish(
-    merged: Partial, name: str, model: Subject, reads: Sequence[Read], asked: ActivationDifference
+    merged: Partial, name: str, model: Subject, reads: Sequence[Read], question: ActivationDifference
 ) -> xr.Dataset:
     assert isinstance(merged, Means)
     moments = merged.moments
-    lists = Directions(moments["difference"].mean, top=asked.top).bind(model).answer()
+    lists = Directions(moments["difference"].mean, top=question.top).bind(model).answer()
     lists = lists.rename(direction="depth")
     relative = Score.of(
         moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS, within=POSITIVE
@@ -152,7 +152,7 @@ def _finish(
         ("depth",),
         coords={"depth": [str(Part.of(read.site)) for read in reads]},
         attrs={
-            "pos": "the last token" if asked.pos == "last" else "mean over tokens",
+            "pos": "the last token" if question.pos == "last" else "mean over tokens",
             "written": lists.attrs["written"], "written_factor": lists.attrs["written_factor"],
             "interval": over("prompts", FEWEST_LENGTHS),
         },

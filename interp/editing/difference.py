@@ -256,8 +256,8 @@ class ExchangedCells:
             )
         for group in groups:
             _check_apart(group)
-        asked = {part: owned[part] for group in groups for part in group}
-        changed = changes(base, tuned, _every(asked))
+        parameters = {part: owned[part] for group in groups for part in group}
+        changed = changes(base, tuned, _every(parameters))
         found = cls(
             tuple(
                 _cell(label, {part: owned[part] for part in group}, changed, base.config)
@@ -372,13 +372,13 @@ class _Exchange:
         return found
 
 
-def _analysis(asked: _Exchange, model: Subject) -> ByRow:
+def _analysis(exchange: _Exchange, model: Subject) -> ByRow:
     return ByRow(
-        asked.name,
-        partial(_compute, asked=asked),
-        Rows if asked.each else Means,
-        partial(_finish, asked=asked),
-        answers=asked.metric.answers(model.text),
+        exchange.name,
+        partial(_compute, exchange=exchange),
+        Rows if exchange.each else Means,
+        partial(_finish, exchange=exchange),
+        answers=exchange.metric.answers(model.text),
     )
 
 
@@ -394,17 +394,17 @@ class _Pair:
     given: Recorded
 
     @classmethod
-    def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
+    def of(cls, exchange: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
         """One pass of each, recorded where passes begin and at the sites that parts write."""
-        tuned, config = asked.other.on_device_of(model), model.config
-        into, source = (model, tuned) if asked.direction == "denoise" else (tuned, model)
-        starts = asked.cells.starts(config.n_layers) if "weights" in asked.what else []
-        written = asked.cells.sites if "activations" in asked.what else []
+        tuned, config = exchange.other.on_device_of(model), model.config
+        into, source = (model, tuned) if exchange.direction == "denoise" else (tuned, model)
+        starts = exchange.cells.starts(config.n_layers) if "weights" in exchange.what else []
+        written = exchange.cells.sites if "activations" in exchange.what else []
         reads = [_entering(config, start) for start in starts]
         own = yield from recorded(batch, reads, final=True, exact=True, model=into)
         reads = [Read(site) for site in written]
         given = yield from recorded(batch, reads, final=True, exact=True, model=source)
-        return cls(asked, batch, into, source, own, given)
+        return cls(exchange, batch, into, source, own, given)
 
     @property
     def columns(self) -> Tensor | None:
@@ -461,18 +461,18 @@ def _entering(config: ModelConfig, layer: int) -> Read:
 
 
 @torch.no_grad()
-def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mapping[str, Tensor]]:
+def _compute(model: Transformer, batch: Batch, exchange: _Exchange) -> Steps[Mapping[str, Tensor]]:
     """The effect of every cell in every prompt, with the whole change."""
-    pair = yield from _Pair.of(asked, batch, model)
-    own, other = (pair.value(run.model, run.final_at(asked.metric)) for run in (pair.own, pair.given))
-    base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
+    pair = yield from _Pair.of(exchange, batch, model)
+    own, other = (pair.value(run.model, run.final_at(exchange.metric)) for run in (pair.own, pair.given))
+    base, tuned = (own, other) if exchange.direction == "denoise" else (other, own)
     for name, value in (("base", base), ("tuned", tuned)):
-        unlike = f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt"
+        unlike = f"{exchange.metric.name} is NaN or infinite in the {name} model on some prompt"
         check(value.isfinite().all(), partial(NotFiniteError, unlike))
     found = []
-    for what in asked.what:
+    for what in exchange.what:
         found.append(pair.by_weights(own) if what == "weights" else (yield from pair.by_activations()))
-    combined = to_device(asked.combined, own.device)
+    combined = to_device(exchange.combined, own.device)
     effect = torch.stack([each.double() for each, _ in found], 1) @ combined
     changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()
     whole = (other - own).double()
@@ -489,8 +489,8 @@ def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mappin
 # --- the result -----------------------------------------------------------------------------------------------------
 
 
-def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
-    metric, shown = asked.metric, asked.shown_cells
+def _finish(merged: Partial, exchange: _Exchange) -> xr.Dataset:
+    metric, shown = exchange.metric, exchange.shown_cells
     moments = merged.moments if isinstance(merged, Means) else _moments(merged)
     whole = moments["whole"]
     if not bool(whole.mean) and not bool(whole.spread):
@@ -499,11 +499,13 @@ def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
         )
     effect = Score.of(moments["effect"], metric.unit, fewest=metric.fewest)
     share = _share(moments, effect)
-    known = torch.tensor([[what == "weights" or bool(cell.written) for cell in shown] for what in asked.what])
+    known = torch.tensor(
+        [[what == "weights" or bool(cell.written) for cell in shown] for what in exchange.what]
+    )
     scores = {name: _where(score, known) for name, score in {"effect": effect, "share": share}.items()}
-    dims = ("what", asked.dim)
+    dims = ("what", exchange.dim)
     more: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, moments["changed"].mean > 0)}
-    if asked.dim == "part":
+    if exchange.dim == "part":
         more["moved"] = (("part",), torch.tensor([cell.moved for cell in shown], dtype=torch.float64))
     if isinstance(merged, Rows):
         each = merged.rows["effect"]
@@ -513,14 +515,14 @@ def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
         more |= {name: ((), moments[name].mean) for name in ("base", "tuned")}
     interval = f"{over('prompts', metric.fewest)}; of shares {if_at_least(FEWEST_SHARES)}"
     return scored(
-        asked.name,
+        exchange.name,
         scores,
         dims,
-        coords={"what": list(asked.what), asked.dim: [cell.label for cell in shown]},
+        coords={"what": list(exchange.what), exchange.dim: [cell.label for cell in shown]},
         others=more,
         units={**dict.fromkeys(("each", "base", "tuned"), metric.unit), "moved": "share of the weights' length"},
         attrs={
-            "metric": metric.name, "unit": metric.unit, "direction": asked.direction, "effect": SIGN,
+            "metric": metric.name, "unit": metric.unit, "direction": exchange.direction, "effect": SIGN,
             "share": "of the change of the whole model", "interval": interval,
         },
     )  # fmt: skip

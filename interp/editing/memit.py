@@ -84,22 +84,24 @@ def memit_edit(
     names = _checked(network, facts, keys, weight)
     last = keys[-1].layer
     factor = ends(network.config, names[-1]).factor
-    asked = [FactBatch.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
-    before = torch.stack([each.at(network, f"blocks.{last}.hook_resid_post", last) for each in asked])
+    batches = [FactBatch.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
+    before = torch.stack([each.at(network, f"blocks.{last}.hook_resid_post", last) for each in batches])
     wanted = before + factor * torch.stack(
         [
             sought(
                 network, each.batch, each.where, DeltaSearch(last, each.prompts, h.norm() / factor, search)
             )
-            for each, h in zip(asked, before, strict=True)
+            for each, h in zip(batches, before, strict=True)
         ]
     ).to(before)
     found: list[WeightEdit] = []
     for i, (name, mine) in enumerate(zip(names, keys, strict=True)):
         changes = {edit.name: edit.dense for edit in found}
         now = network.with_parameters(changed(network, changes)) if found else network
-        key = torch.stack([each.at(now, f"blocks.{mine.layer}.mlp.hook_post", mine.layer) for each in asked])
-        state = torch.stack([each.at(now, f"blocks.{last}.hook_resid_post", last) for each in asked])
+        key = torch.stack(
+            [each.at(now, f"blocks.{mine.layer}.mlp.hook_post", mine.layer) for each in batches]
+        )
+        state = torch.stack([each.at(now, f"blocks.{last}.hook_resid_post", last) for each in batches])
         rest = (wanted - state) / ((len(keys) - i) * ends(network.config, name).factor)
         found.append(WeightEdit(name, FactoredMatrix(least_squares(mine, key, weight, search.ridge), rest)))
     return found

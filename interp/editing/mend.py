@@ -187,8 +187,8 @@ class Mend(Brief):
         from safetensors.torch import save_file
 
         flat = {name: x.detach().cpu().contiguous() for name, x in self.numbers.items()}
-        said = {"names": self.names, "rank": max(each.U.shape[1] for each in self.networks)}
-        header = {"format": FORMAT, "mend": json.dumps(said)}
+        about = {"names": self.names, "rank": max(each.U.shape[1] for each in self.networks)}
+        header = {"format": FORMAT, "mend": json.dumps(about)}
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
@@ -321,14 +321,14 @@ def train_mend(
         )
     subject, tuning = as_model(model), tuning or TRAINING
     found = Mend.untrained(subject, names, alpha=alpha, rank=rank, seed=seed)
-    asked = [_Posed.of(subject, case, found.names, prepend_bos) for case in cases]
-    pairs = [case.pairs for case in asked]
+    posed = [_Posed.of(subject, case, found.names, prepend_bos) for case in cases]
+    pairs = [case.pairs for case in posed]
     found = replace(found, networks=tuple(each.normed(pairs) for each in found.networks))
     generator = torch.Generator().manual_seed(seed)
-    epochs = (torch.randperm(len(asked), generator=generator).tolist() for _ in repeat(None))
+    epochs = (torch.randperm(len(posed), generator=generator).tolist() for _ in repeat(None))
     batches = (list(islice(order, batch_size)) for order in repeat(chain.from_iterable(epochs), tuning.steps))
     mine = subject.transformer.with_parameters({})  # a copy of the modules, in which parameters are swapped
-    losses = _fitted(found, ([asked[i] for i in batch] for batch in batches), mine, c_edit, tuning)
+    losses = _fitted(found, ([posed[i] for i in batch] for batch in batches), mine, c_edit, tuning)
     return replace(found, losses=losses)
 
 

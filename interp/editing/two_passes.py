@@ -328,9 +328,9 @@ def policy_loss(
         [b], in float32 at least.
     """
     own, other = (upcast(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
-    said = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
+    log_probs = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
     far = (own.exp() * (own - other)).sum(-1).mean(1)
-    return -reward * said + kl * far
+    return -reward * log_probs + kl * far
 
 
 def _checked(rewards: Float[Tensor, "*n"], rows: int) -> Float[Tensor, "b"]:

@@ -89,7 +89,7 @@ def _in_base(name: str) -> str:
 
 
 def opener_of_base(
-    folder: Path, said: Mapping[str, object], values: Mapping[str, object], shapes: Mapping[str, torch.Size]
+    folder: Path, config: Mapping[str, object], values: Mapping[str, object], shapes: Mapping[str, torch.Size]
 ) -> str:
     """The class of transformers that opens an adapter's base.
 
@@ -100,7 +100,7 @@ def opener_of_base(
     """
     import transformers
 
-    task, trained = said.get("task_type"), said.get("auto_mapping")
+    task, trained = config.get("task_type"), config.get("auto_mapping")
     if task is not None:
         if task not in TASKS:
             raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
@@ -146,7 +146,7 @@ def with_adapter(
     """
     import peft
 
-    said = _resized(base, folder, shapes)
+    notes = _resized(base, folder, shapes)
     how: dict[str, Any] = {
         "torch_device": "cpu",
         "key_mapping": getattr(base, "_checkpoint_conversion_mapping", {}),
@@ -176,7 +176,7 @@ def with_adapter(
             f"{folder}: its adapter does not fit its base, {type(base).__name__}: {'; '.join(counts)}; it was trained "
             "on another base or class, or its file is incomplete"
         )
-    return found, said
+    return found, notes
 
 
 def _resized(base: nn.Module, folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:

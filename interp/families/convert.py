@@ -46,7 +46,7 @@ def to_model(
     """
     _check_counts(config, len(tensors))
     names = _located(family, config, tensors)
-    config, rules, duplicates, said = fitted(family, config, names, tensors, may_lack_head=may_lack_head)
+    config, rules, duplicates, notes = fitted(family, config, names, tensors, may_lack_head=may_lack_head)
     with torch.device("meta"), _Unfilled():
         model = build(config)
     every = dict(model.named_parameters(remove_duplicate=False))
@@ -58,7 +58,7 @@ def to_model(
     ]
     if dtype is None:
         plans, cast = _of_one_dtype(family, plans, stated)
-        said = (*said, *cast)
+        notes = (*notes, *cast)
     last_use = {name: i for i, p in enumerate(plans) for name in p.parts}
     made: dict[int, nn.Parameter] = {}
     for i, each in enumerate(plans):
@@ -71,7 +71,7 @@ def to_model(
     # a tied parameter has several names and stays one object
     model.load_state_dict({name: made[id(p)] for name, p in every.items()}, assign=True)
     for side in (model,) if isinstance(model, Transformer) else (model.encoder, model.decoder):
-        side.files, side.opened = tensors.mapped_files(side), (*tensors.notes, *said, *left_out)
+        side.files, side.opened = tensors.mapped_files(side), (*tensors.notes, *notes, *left_out)
         if len(devices) > 1:
             side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()

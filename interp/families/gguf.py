@@ -77,14 +77,14 @@ def read(path: Path) -> GgufFile:
         raise ValueError(
             f"{path} is one of {fields['split.count']} parts; merge them first: llama-gguf-split --merge"
         )
-    said = GgufContents(path, fields, tensors)
-    values = values_of(said)
+    contents = GgufContents(path, fields, tensors)
+    values = values_of(contents)
     kind, given = str(values["model_type"]), {k: v for k, v in values.items() if k != "model_type"}
     try:
         config = transformers.AutoConfig.for_model(kind, **given)
     except Exception as cause:  # of many kinds: whatever a damaged key may be
         raise ValueError(
-            f"{path}: transformers makes no config of what this file of {said.architecture!r} says: {cause}"
+            f"{path}: transformers makes no config of what this file of {contents.architecture!r} says: {cause}"
         ) from cause
     padding = getattr(config, "pad_token_id", None)
     if isinstance(padding, int) and padding >= config.vocab_size:

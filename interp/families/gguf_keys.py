@@ -119,7 +119,7 @@ class GgufContents:
         return any(name.endswith(f".{end}") for name in self.tensors)
 
 
-def values_of(said: GgufContents) -> dict[str, object]:
+def values_of(contents: GgufContents) -> dict[str, object]:
     """The values of transformers' config for the file, with its `model_type`.
 
     Raises:
@@ -127,23 +127,23 @@ def values_of(said: GgufContents) -> dict[str, object]:
     """
     from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING
 
-    architecture = said.architecture
+    architecture = contents.architecture
     kind = KINDS.get(architecture, architecture)
     values: dict[str, object] = {
         "model_type": TYPES.get(kind, kind),
         **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {}),
     }
-    for key, name in table(said).items():
-        if name is not None and (found := said.key(key)) is not None:
-            values[name] = _for_all_layers(said, key, found)
+    for key, name in table(contents).items():
+        if name is not None and (found := contents.key(key)) is not None:
+            values[name] = _for_all_layers(contents, key, found)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    if (embedding := said.tensors.get("token_embd.weight")) is not None:
+    if (embedding := contents.tensors.get("token_embd.weight")) is not None:
         values.setdefault("vocab_size", int(embedding.shape[-1]))
-    values["tie_word_embeddings"] = "output.weight" not in said.tensors
-    values |= READ_OFF.get(architecture, _nothing)(said)
-    values |= _rope(said, values)
-    _account(said)
+    values["tie_word_embeddings"] = "output.weight" not in contents.tensors
+    values |= READ_OFF.get(architecture, _nothing)(contents)
+    values |= _rope(contents, values)
+    _account(contents)
     return {name: value for name, value in values.items() if name not in _SURPLUS.get(architecture, ())}
 
 
@@ -151,31 +151,33 @@ _SURPLUS = {"falcon": ("num_key_value_heads",), "t5": ("num_key_value_heads",)}
 """Keys that are set above for every architecture and are no part of the configs of these."""
 
 
-def table(said: GgufContents) -> dict[str, str | None]:
+def table(contents: GgufContents) -> dict[str, str | None]:
     """The file's key -> the config's, for its architecture."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     tables: Mapping[str, Mapping[str, str | None]] = GGUF_CONFIG_MAPPING  # type: ignore[assignment]
-    kind = KINDS.get(said.architecture, said.architecture)
+    kind = KINDS.get(contents.architecture, contents.architecture)
     back = {theirs: ours for ours, theirs in KINDS.items()}
     known = sorted({back.get(name, name) for name in tables} - {"general", "tokenizer", *UNPROVEN})
-    if said.architecture not in known:
+    if contents.architecture not in known:
         raise ValueError(
-            f"{said.path}: architecture {said.architecture!r} is not read from GGUF; read are {', '.join(known)} "
-            f"({nearest(said.architecture, known)}); open the checkpoint that the file was converted from"
+            f"{contents.path}: architecture {contents.architecture!r} is not read from GGUF; read are "
+            f"{', '.join(known)} ({nearest(contents.architecture, known)}); open the checkpoint that the file was "
+            "converted from"
         )
-    return {**tables[kind], **MORE.get(said.architecture, {})}
+    return {**tables[kind], **MORE.get(contents.architecture, {})}
 
 
-def _for_all_layers(said: GgufContents, key: str, found: object) -> object:
+def _for_all_layers(contents: GgufContents, key: str, found: object) -> object:
     """A value that all layers have; llama.cpp may write one for each."""
     if not isinstance(found, list):
         return found
-    if said.architecture == "lfm2" and key == "attention.head_count_kv":
+    if contents.architecture == "lfm2" and key == "attention.head_count_kv":
         return max(found, default=0)  # 0 in the layers without attention
     if not found or any(one != found[0] for one in found):
         raise ValueError(
-            f"{said.path}: {said.architecture}.{key} differs between layers, which is not read: {value_text(found)}"
+            f"{contents.path}: {contents.architecture}.{key} differs between layers, which is not read: "
+            f"{value_text(found)}"
         )
     return found[0]
 
@@ -183,29 +185,32 @@ def _for_all_layers(said: GgufContents, key: str, found: object) -> object:
 # --- what the tensors say, or a rule of llama.cpp's -----------------------------------------------------------------
 
 
-def _nothing(said: GgufContents) -> dict[str, object]:
+def _nothing(contents: GgufContents) -> dict[str, object]:
     return {}
 
 
-def _llama(said: GgufContents) -> dict[str, object]:
-    return {"attention_bias": said.has("attn_q.bias"), "mlp_bias": said.has("ffn_down.bias")}
+def _llama(contents: GgufContents) -> dict[str, object]:
+    return {"attention_bias": contents.has("attn_q.bias"), "mlp_bias": contents.has("ffn_down.bias")}
 
 
-def _qwen(said: GgufContents) -> dict[str, object]:
-    return {"attention_bias": said.has("attn_q.bias")}
+def _qwen(contents: GgufContents) -> dict[str, object]:
+    return {"attention_bias": contents.has("attn_q.bias")}
 
 
-def _falcon(said: GgufContents) -> dict[str, object]:
+def _falcon(contents: GgufContents) -> dict[str, object]:
     """Falcon 40B's form of block is that with several heads of keys and values, or two norms."""
-    groups, norms = said.number("attention.head_count_kv", 1), 2 if said.has("attn_norm_2.weight") else 1
+    groups, norms = (
+        contents.number("attention.head_count_kv", 1),
+        2 if contents.has("attn_norm_2.weight") else 1,
+    )
     new = groups > 1 or norms == 2
     form = {"new_decoder_architecture": new, "num_ln_in_parallel_attn": norms if new else None}
-    return {**form, "bias": said.has("attn_qkv.bias"), **_tied(said)}
+    return {**form, "bias": contents.has("attn_qkv.bias"), **_tied(contents)}
 
 
-def _tied(said: GgufContents) -> dict[str, object]:
+def _tied(contents: GgufContents) -> dict[str, object]:
     """Whether the unembedding is the embedding, where converters write it a second time."""
-    first, second = (said.tensors.get(name) for name in ("token_embd.weight", "output.weight"))
+    first, second = (contents.tensors.get(name) for name in ("token_embd.weight", "output.weight"))
     if first is None or second is None:
         return {}
     return {
@@ -214,34 +219,34 @@ def _tied(said: GgufContents) -> dict[str, object]:
     }
 
 
-def _t5(said: GgufContents) -> dict[str, object]:
-    return {"feed_forward_proj": "gated-gelu" if said.has("ffn_gate.weight") else "relu"}
+def _t5(contents: GgufContents) -> dict[str, object]:
+    return {"feed_forward_proj": "gated-gelu" if contents.has("ffn_gate.weight") else "relu"}
 
 
-def _stablelm(said: GgufContents) -> dict[str, object]:
+def _stablelm(contents: GgufContents) -> dict[str, object]:
     return {
-        **_rotated_part(said),
-        "use_qkv_bias": said.has("attn_q.bias"),
-        "use_parallel_residual": not said.has("ffn_norm.weight"),
-        "qk_layernorm": said.has("attn_q_norm.weight"),
+        **_rotated_part(contents),
+        "use_qkv_bias": contents.has("attn_q.bias"),
+        "use_parallel_residual": not contents.has("ffn_norm.weight"),
+        "qk_layernorm": contents.has("attn_q_norm.weight"),
     }
 
 
-def _rotated_part(said: GgufContents) -> dict[str, object]:
+def _rotated_part(contents: GgufContents) -> dict[str, object]:
     """How much of a head is rotated, as the factor by which a config multiplies its width."""
-    if said.key("rope.dimension_count") is None:
+    if contents.key("rope.dimension_count") is None:
         return {}
-    width = said.number(
-        "attention.key_length", said.count("embedding_length") // said.count("attention.head_count")
+    width = contents.number(
+        "attention.key_length", contents.count("embedding_length") // contents.count("attention.head_count")
     )
-    rotated = said.count("rope.dimension_count")
+    rotated = contents.count("rope.dimension_count")
     part = rotated / max(width, 1)
     return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
 
 
-def _phi3(said: GgufContents) -> dict[str, object]:
-    window = said.number("attention.sliding_window", 0)
-    return {**_rotated_part(said), "sliding_window": int(window) or None}
+def _phi3(contents: GgufContents) -> dict[str, object]:
+    window = contents.number("attention.sliding_window", 0)
+    return {**_rotated_part(contents), "sliding_window": int(window) or None}
 
 
 def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
@@ -251,23 +256,23 @@ def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
     models/gemma2.cpp and gemma3.cpp).
     """
 
-    def read_off(said: GgufContents) -> dict[str, object]:
-        scale = said.number("attention.key_length", 256)
-        if said.number("block_count") == largest:
-            scale = said.count("embedding_length") // said.count("attention.head_count")
-        full = {"layer_types": ["full_attention"] * said.count("block_count")}
-        windowless = said.architecture == "gemma3" and said.key("attention.sliding_window") is None
-        return {"query_pre_attn_scalar": int(scale), **(full if windowless else _layer_types(said))}
+    def read_off(contents: GgufContents) -> dict[str, object]:
+        scale = contents.number("attention.key_length", 256)
+        if contents.number("block_count") == largest:
+            scale = contents.count("embedding_length") // contents.count("attention.head_count")
+        full = {"layer_types": ["full_attention"] * contents.count("block_count")}
+        windowless = contents.architecture == "gemma3" and contents.key("attention.sliding_window") is None
+        return {"query_pre_attn_scalar": int(scale), **(full if windowless else _layer_types(contents))}
 
     return read_off
 
 
-def _layer_types(said: GgufContents) -> dict[str, object]:
+def _layer_types(contents: GgufContents) -> dict[str, object]:
     """Which layers have a window, where the file says more than its size."""
-    layers, pattern = said.count("block_count"), said.key("attention.sliding_window_pattern")
+    layers, pattern = contents.count("block_count"), contents.key("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
-    every = 0 if pattern is None else said.count("attention.sliding_window_pattern")
+    every = 0 if pattern is None else contents.count("attention.sliding_window_pattern")
     kinds = [
         "sliding_attention" if (layer + 1) % every else "full_attention"
         for layer in range(layers * bool(every))
@@ -275,16 +280,16 @@ def _layer_types(said: GgufContents) -> dict[str, object]:
     return {"layer_types": kinds} if every else {}
 
 
-def _lfm2(said: GgufContents) -> dict[str, object]:
-    heads = said.key("attention.head_count_kv")
-    counts = heads if isinstance(heads, list) else [heads] * said.count("block_count")
+def _lfm2(contents: GgufContents) -> dict[str, object]:
+    heads = contents.key("attention.head_count_kv")
+    counts = heads if isinstance(heads, list) else [heads] * contents.count("block_count")
     kinds = ["full_attention" if count else "conv" for count in counts]
-    bias = said.has("shortconv.conv.bias")
+    bias = contents.has("shortconv.conv.bias")
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "conv_bias": bias}
 
 
-def _starcoder2(said: GgufContents) -> dict[str, object]:
-    return {"use_bias": said.has("attn_q.bias")}
+def _starcoder2(contents: GgufContents) -> dict[str, object]:
+    return {"use_bias": contents.has("attn_q.bias")}
 
 
 READ_OFF: Mapping[str, Callable[[GgufContents], dict[str, object]]] = {
@@ -311,88 +316,97 @@ SCALING = ("type", "factor", "finetuned", "attn_factor", *YARN)
 """Keys of a file about rotary scaling, after "rope.scaling."."""
 
 
-def _rope(said: GgufContents, values: Mapping[str, object]) -> dict[str, object]:
+def _rope(contents: GgufContents, values: Mapping[str, object]) -> dict[str, object]:
     """The config's keys of rotary scaling: linear, YaRN, or a factor for each frequency."""
-    stretched = said.number("rope.scaling.factor", 1.0) not in (0, 1)
-    kind = said.key("rope.scaling.type") or ("linear" if stretched else "none")  # llama.cpp's default
+    stretched = contents.number("rope.scaling.factor", 1.0) not in (0, 1)
+    kind = contents.key("rope.scaling.type") or ("linear" if stretched else "none")  # llama.cpp's default
     rule: dict[str, object] = {}
-    if factors := rope_tensors(said):
+    if factors := rope_tensors(contents):
         if ROPE_FACTORS in factors and kind != "none":
-            raise ValueError(f"{said.path}: {ROPE_FACTORS} beside rope.scaling.type {kind!r} is not read")
-        rule = _factors(said)
-    elif said.number("rope.scaling.attn_factor", 1.0) != 1:
+            raise ValueError(f"{contents.path}: {ROPE_FACTORS} beside rope.scaling.type {kind!r} is not read")
+        rule = _factors(contents)
+    elif contents.number("rope.scaling.attn_factor", 1.0) != 1:
         raise ValueError(
-            f"{said.path}: {said.architecture}.rope.scaling.attn_factor is {said.key('rope.scaling.attn_factor')!r}, "
-            "which is read beside factors of frequencies alone"
+            f"{contents.path}: {contents.architecture}.rope.scaling.attn_factor is "
+            f"{contents.key('rope.scaling.attn_factor')!r}, which is read beside factors of frequencies alone"
         )
     elif kind == "linear":
-        rule = {"rope_type": "linear", "factor": float(said.number("rope.scaling.factor"))}
+        rule = {"rope_type": "linear", "factor": float(contents.number("rope.scaling.factor"))}
     elif kind == "yarn":
-        rule = {"rope_type": "yarn", "factor": float(said.number("rope.scaling.factor"))}
+        rule = {"rope_type": "yarn", "factor": float(contents.number("rope.scaling.factor"))}
         rule |= {
-            theirs: said.number(f"rope.scaling.{ours}")
+            theirs: contents.number(f"rope.scaling.{ours}")
             for ours, theirs in YARN.items()
-            if said.key(f"rope.scaling.{ours}") is not None
+            if contents.key(f"rope.scaling.{ours}") is not None
         }
-        if said.architecture == "gpt-oss":
+        if contents.architecture == "gpt-oss":
             rule["truncate"] = False  # which no key says
     elif kind != "none":
         raise ValueError(
-            f"{said.path}: {said.architecture}.rope.scaling.type is {kind!r}; read are none, linear and yarn"
+            f"{contents.path}: {contents.architecture}.rope.scaling.type is {kind!r}; read are none, linear and yarn"
         )
-    elif said.architecture == "gpt-oss":
+    elif contents.architecture == "gpt-oss":
         rule = {"rope_type": "default"}  # its config's own default is a scaling
     if not rule:
         return {}
     inside = {name: values[name] for name in ("rope_theta", "partial_rotary_factor") if name in values}
     whole = {**rule, **inside}
-    return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
+    return {"rope_parameters": {"full_attention": whole} if contents.architecture == "gemma3" else whole}
 
 
-def rope_tensors(said: GgufContents) -> tuple[str, ...]:
+def rope_tensors(contents: GgufContents) -> tuple[str, ...]:
     """The file's tensors that are no weights but factors of rotary frequencies."""
-    if all(name in said.tensors for name in LONG_FACTORS):
+    if all(name in contents.tensors for name in LONG_FACTORS):
         return LONG_FACTORS
-    return (ROPE_FACTORS,) if ROPE_FACTORS in said.tensors else ()
+    return (ROPE_FACTORS,) if ROPE_FACTORS in contents.tensors else ()
 
 
-def _factors(said: GgufContents) -> dict[str, object]:
+def _factors(contents: GgufContents) -> dict[str, object]:
     """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
     import gguf
 
-    names = LONG_FACTORS if LONG_FACTORS[0] in rope_tensors(said) else (ROPE_FACTORS, ROPE_FACTORS)
+    names = LONG_FACTORS if LONG_FACTORS[0] in rope_tensors(contents) else (ROPE_FACTORS, ROPE_FACTORS)
     long, short = (
-        [float(x) for x in gguf.dequantize(said.tensors[name].data, said.tensors[name].tensor_type)]
+        [float(x) for x in gguf.dequantize(contents.tensors[name].data, contents.tensors[name].tensor_type)]
         for name in names
     )
-    if all(factor == 1 for factor in (*long, *short)) and said.number("rope.scaling.attn_factor", 1.0) == 1:
+    if (
+        all(factor == 1 for factor in (*long, *short))
+        and contents.number("rope.scaling.attn_factor", 1.0) == 1
+    ):
         return {}
-    original = said.key("rope.scaling.original_context_length") if names == LONG_FACTORS else None
+    original = contents.key("rope.scaling.original_context_length") if names == LONG_FACTORS else None
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
-        "attention_factor": float(said.number("rope.scaling.attn_factor", 1.0)),
-        "original_max_position_embeddings": said.count("context_length") if original is None else original,
+        "attention_factor": float(contents.number("rope.scaling.attn_factor", 1.0)),
+        "original_max_position_embeddings": contents.count("context_length")
+        if original is None
+        else original,
     }
 
 
 # --- what is left -------------------------------------------------------------------------------------------------
 
 
-def _account(said: GgufContents) -> None:
+def _account(contents: GgufContents) -> None:
     """ValueError naming a key of the architecture that is not read, and may change a number."""
-    known, prefix = {*_read(said), *CHECKED, *INERT}, f"{said.architecture}."
-    for name in (key.removeprefix(prefix) for key in said.fields if key.startswith(prefix)):
-        value = said.key(name)
+    known, prefix = {*_read(contents), *CHECKED, *INERT}, f"{contents.architecture}."
+    for name in (key.removeprefix(prefix) for key in contents.fields if key.startswith(prefix)):
+        value = contents.key(name)
         if name not in known and value not in NEUTRAL.get(name, ()):
-            raise ValueError(f"{said.path}: key {prefix}{name} = {value_text(value)} is not understood")
+            raise ValueError(f"{contents.path}: key {prefix}{name} = {value_text(value)} is not understood")
 
 
-def _read(said: GgufContents) -> set[str]:
+def _read(contents: GgufContents) -> set[str]:
     """The keys that the config is made of."""
-    told = {name for name, theirs in table(said).items() if theirs is not None}
-    return {*told, *READ_OFF_KEYS.get(said.architecture, ()), *(f"rope.scaling.{name}" for name in SCALING)}
+    told = {name for name, theirs in table(contents).items() if theirs is not None}
+    return {
+        *told,
+        *READ_OFF_KEYS.get(contents.architecture, ()),
+        *(f"rope.scaling.{name}" for name in SCALING),
+    }
 
 
 def _rotated(config: ModelConfig) -> int | float | None:
@@ -426,12 +440,12 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
 """Keys of the file with a number of the config, which transformers reads, computes, or leaves at a default."""
 
 
-def agrees(said: GgufContents, config: AnyConfig) -> None:
+def agrees(contents: GgufContents, config: AnyConfig) -> None:
     """ValueError naming a key of the file that says another number than the config that was made of it."""
     if not isinstance(config, ModelConfig):
         return
     for name, ours in CHECKED.items():
-        value, here = said.key(name), ours(config)
+        value, here = contents.key(name), ours(config)
         if isinstance(value, bool | int | float) and (
             here is None or abs(float(value) - float(here)) > 1e-6 * abs(value)
         ):
@@ -439,18 +453,19 @@ def agrees(said: GgufContents, config: AnyConfig) -> None:
             if name == "attention.sliding_window" and no_window:
                 continue  # a window as long as the context is none
             raise ValueError(
-                f"{said.path}: {said.architecture}.{name} is {value!r}, and the config made of this file says {here!r}"
+                f"{contents.path}: {contents.architecture}.{name} is {value!r}, and the config made of this file "
+                f"says {here!r}"
             )
 
 
-def agrees_with_theirs(said: GgufContents, config: PreTrainedConfig) -> None:
+def agrees_with_theirs(contents: GgufContents, config: PreTrainedConfig) -> None:
     """Whether a wrapped network of transformers agrees with the file: keys that no table reads must be plain."""
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     plain = {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}
-    for name in CHECKED.keys() - _read(said):
-        value = said.key(name)
+    for name in CHECKED.keys() - _read(contents):
+        value = contents.key(name)
         if value is not None and value not in (*NEUTRAL.get(name, ()), plain.get(name)):
             raise ValueError(
-                f"{said.path}: key {said.architecture}.{name} = {value_text(value)} is not understood"
+                f"{contents.path}: key {contents.architecture}.{name} = {value_text(value)} is not understood"
             )

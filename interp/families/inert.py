@@ -28,13 +28,13 @@ def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
     Args:
         kind: the `model_type`; of one that this transformers does not have, every key counts as read.
     """
-    asked = set(keys)
+    left = set(keys)
     sources = _sources(kind)
-    if not asked or not sources:
-        return asked
+    if not left or not sources:
+        return left
     found: set[str] = set()
     for path in sources:
-        found |= _reads(path) & asked if any(key in _text(path) for key in asked - found) else set()
+        found |= _reads(path) & left if any(key in _text(path) for key in left - found) else set()
     return found
 
 
@@ -115,11 +115,11 @@ def _reads(path: Path) -> frozenset[str]:
     and in a model's own files every quoted word, since tables and dicts of them are read in many ways.
     """
     configures = path.name.startswith(("configuration_", "modeling_rope_utils"))
-    held = r"(?:config\w*|\bself)" if configures else r"config\w*"
+    receiver = r"(?:config\w*|\bself)" if configures else r"config\w*"
     quoted = r"[\"'](\w+)[\"']"
     if path.parent.parent.name != "models":
-        quoted = rf"(?:attr\(\s*[\w.]*{held},\s*|\bkwargs\.(?:pop|get)\(){quoted}"
-    pattern = rf"{held}\.(\w+)\b(?!\s*=[^=])|{quoted}"
+        quoted = rf"(?:attr\(\s*[\w.]*{receiver},\s*|\bkwargs\.(?:pop|get)\(){quoted}"
+    pattern = rf"{receiver}\.(\w+)\b(?!\s*=[^=])|{quoted}"
     text = re.sub(CHECKS, "\n", _text(path)) if configures else _text(path)
     return frozenset(name or quoted for name, quoted in re.findall(pattern, text, re.IGNORECASE))
 

@@ -9,7 +9,7 @@ def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     Raises:
         ValueError: a model whose parameters lie in pieces on several processes, and for a bridge of TransformerLens.
     """
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     while True:
         name = type(network).__name__
         if name.startswith(("FullyShardedDataParallel", "FSDP")):
@@ -17,14 +17,14 @@ def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
                 f"a model whose parameters are all here is required, {name} holds pieces: save it, give the folder"
             )
         if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            network, said = network.module, (*said, f"taken out of {name}")
+            network, notes = network.module, (*notes, f"taken out of {name}")
         elif isinstance(inner := getattr(network, "_orig_mod", None), nn.Module):
-            network, said = inner, (*said, "taken out of torch.compile: its passes here are not compiled")
+            network, notes = inner, (*notes, "taken out of torch.compile: its passes here are not compiled")
         elif isinstance(
             inner := getattr(network, "pretrained_model", None), nn.Module
         ):  # with a value head (TRL)
-            network, said = inner, (*said, f"the value head of {name} is left out")
+            network, notes = inner, (*notes, f"the value head of {name} is left out")
         elif hasattr(network, "original_model"):
             raise ValueError(f"{name} wraps a model: interp.compat.from_bridge reads it")
         else:
-            return network, said
+            return network, notes

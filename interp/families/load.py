@@ -228,8 +228,8 @@ def reading_of(values: Mapping[str, object]) -> ConfigReading:
     except ValueError as cause:
         if isinstance(cause, UnsupportedError) or settings.names(str(cause)):
             raise
-        said = ", ".join(f"{key}={value}" for key, value in settings.numbers().items())
-        raise ValueError(f"{family.name}: {cause}; the config says {said}") from cause
+        numbers = ", ".join(f"{key}={value}" for key, value in settings.numbers().items())
+        raise ValueError(f"{family.name}: {cause}; the config says {numbers}") from cause
     return ConfigReading(family, config, settings.finish())
 
 
@@ -269,14 +269,14 @@ def any_from_hf_model(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """A model of either kind made from a live one of transformers, an encoder-decoder included."""
-    live, said = inside(hf_model)
+    live, live_notes = inside(hf_model)
     _require_in_memory(live)
     note_hooks(live)
     network, owned = live, bool(adapters_of(live))
     if owned:
         network, notes = merge_live(live)
-        said = (*said, *notes)
-    model = _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
+        live_notes = (*live_notes, *notes)
+    model = _from_network(network, live_notes, owned, places_of(dtype, device, devices), dtype, wrapped)
     if not (isinstance(model, Transformer) and model.config.block.proven):  # whose code is the network's own
         require_same(live, model)
     return model
@@ -294,7 +294,7 @@ def _require_in_memory(network: nn.Module) -> None:
 
 def _from_network(
     network: nn.Module,
-    said: tuple[str, ...],
+    notes: tuple[str, ...],
     owned: bool,
     places: Sequence[torch.device],
     dtype: torch.dtype | None,
@@ -309,8 +309,8 @@ def _from_network(
     found = _read(values, wrapped, live=True)
     if not isinstance(found, ConfigReading):
         refuse_quantised(values)
-        return wrapped_network(network, (*said, *found), dtype=dtype, device=_one_place(places))
-    state = LiveTensors(network.state_dict(), owned=owned, notes=(*said, *found.notes))
+        return wrapped_network(network, (*notes, *found), dtype=dtype, device=_one_place(places))
+    state = LiveTensors(network.state_dict(), owned=owned, notes=(*notes, *found.notes))
     if owned:  # whoever still has the network must not keep its tensors
         for module in network.modules():
             module._parameters.clear()
@@ -333,8 +333,8 @@ def _converted(
 
 def _stated_dtype(values: Mapping[str, object]) -> torch.dtype | None:
     """The dtype that a config says its parameters are in."""
-    said = str(values.get("dtype") or values.get("torch_dtype")).removeprefix("torch.")
-    return next((kind for kind in DTYPES if str(kind) == f"torch.{said}"), None)
+    name = str(values.get("dtype") or values.get("torch_dtype")).removeprefix("torch.")
+    return next((kind for kind in DTYPES if str(kind) == f"torch.{name}"), None)
 
 
 @public()
@@ -431,9 +431,9 @@ def merged_folder(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of an adapter's base with the adapter merged, and what was done."""
     network, notes = adapted_folder(path, dtype, above)
-    said = adapter_of(path) or {}
-    at = f" at revision {said['revision']}" if said.get("revision") else ""
-    network, more = merged(network, f"{said.get('base_model_name_or_path')}{at}")
+    adapter = adapter_of(path) or {}
+    at = f" at revision {adapter['revision']}" if adapter.get("revision") else ""
+    network, more = merged(network, f"{adapter.get('base_model_name_or_path')}{at}")
     return network, (*notes, *more)
 
 
@@ -445,8 +445,8 @@ def adapted_folder(
     A base that is itself an adapter is merged into its own. above: the adapters whose base this is.
     """
     require_peft(path)
-    folder, said = folder_of(path), adapter_of(path) or {}
-    base = base_of(folder, said)
+    folder, adapter = folder_of(path), adapter_of(path) or {}
+    base = base_of(folder, adapter)
     above = (*above, folder.resolve())
     if folder_of(base).resolve() in above and adapter_of(base) is not None:
         raise ValueError(f"{folder}: adapter_config.json names the adapter itself as its base, {base}")
@@ -454,21 +454,21 @@ def adapted_folder(
     if adapter_of(base) is not None:
         network, notes = merged_folder(base, dtype, above)
     else:
-        network, notes = _base_network(folder, said, base, shapes, dtype), ()
+        network, notes = _base_network(folder, adapter, base, shapes, dtype), ()
     found, more = with_adapter(network, folder, shapes)
     return found, (*notes, *more)
 
 
 def _base_network(
     folder: Path,
-    said: Mapping[str, object],
+    adapter: Mapping[str, object],
     base: Path,
     shapes: Mapping[str, torch.Size],
     dtype: torch.dtype | None,
 ) -> nn.Module:
     """transformers' network of the base of an adapter, of the class that the adapter was trained on."""
     values = values_of(base)
-    opener = opener_of_base(folder, said, values, shapes)
+    opener = opener_of_base(folder, adapter, values, shapes)
     if (file := gguf_in(base)) is None:
         options = options_of_base(opener, shapes)
         return network_of_folder(base, values, opener, dtype, brought=tuple(shapes), **options)[0]
@@ -480,12 +480,12 @@ def _base_network(
     return network
 
 
-def base_of(folder: Path, said: Mapping[str, object]) -> Path:
+def base_of(folder: Path, adapter: Mapping[str, object]) -> Path:
     """The folder or GGUF file of an adapter's base.
 
     As named, next to the adapter, or on the hub, at the revision that the adapter names there.
     """
-    name = said.get("base_model_name_or_path")
+    name = adapter.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ValueError(
             f"{folder}: adapter_config.json must name its base under base_model_name_or_path, got {name!r}"
@@ -493,7 +493,7 @@ def base_of(folder: Path, said: Mapping[str, object]) -> Path:
     for path in (Path(name), folder / name, folder.parent / name):
         if path.exists():
             return _whole_base(folder, path)
-    revision = said.get("revision")
+    revision = adapter.get("revision")
     try:
         return located(name, None if revision is None else str(revision), "an adapter needs its base")
     except (ValueError, FileNotFoundError) as cause:
@@ -534,8 +534,8 @@ def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
         found: dict[str, object] = gguf.read(file).config.to_dict()
         return found
     folder = path if path.is_dir() else path.parent
-    if (said := adapter_of(path)) is not None:
-        return values_of(base_of(folder, said))
+    if (adapter := adapter_of(path)) is not None:
+        return values_of(base_of(folder, adapter))
     if path.is_file() and path.suffix in FOREIGN:
         raise ValueError(foreign_format(path))
     if path.is_file():
@@ -642,8 +642,8 @@ def _one_stack(model: AnyModel) -> Transformer:
 def tokenizer_for(path: Path) -> StoredTokenizer | None:
     """The tokenizer of a checkpoint, not read yet, as `tokenizer_in`; an adapter without one has its base's."""
     found = tokenizer_in(path)
-    if found is None and (said := adapter_of(path)) is not None:
-        return tokenizer_for(base_of(folder_of(path), said))
+    if found is None and (adapter := adapter_of(path)) is not None:
+        return tokenizer_for(base_of(folder_of(path), adapter))
     return found
 
 
@@ -656,8 +656,8 @@ def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
     """
     if isinstance(source, nn.Module):
         network, _ = inside(source)
-        said = [getattr(network, name, None) for name in ("generation_config", "config")]
-        return next(filter(None, (_ids(getattr(each, "eos_token_id", None)) for each in said)), ())
+        configs = [getattr(network, name, None) for name in ("generation_config", "config")]
+        return next(filter(None, (_ids(getattr(each, "eos_token_id", None)) for each in configs)), ())
     if gguf_in(source) is not None:
         return ()
     folder = source if source.is_dir() else source.parent

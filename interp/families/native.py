@@ -21,14 +21,14 @@ def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
     """The contents of `config.json`; an encoder-decoder is marked under `kind`. opened: as `Transformer.opened`."""
     kind = type(config).__name__
     named = {} if kind == ModelConfig.__name__ else {"kind": kind}
-    said = {OPENED: list(opened)} if opened else {}
-    return {"model_type": MODEL_TYPE, **named, **said, **config.to_dict()}
+    stored = {OPENED: list(opened)} if opened else {}
+    return {"model_type": MODEL_TYPE, **named, **stored, **config.to_dict()}
 
 
 def opened(values: Mapping[str, object]) -> tuple[str, ...]:
     """The earlier conversions of the checkpoint that such a config lists."""
-    said = values.get(OPENED)
-    return tuple(map(str, said)) if isinstance(said, list) else ()
+    stored = values.get(OPENED)
+    return tuple(map(str, stored)) if isinstance(stored, list) else ()
 
 
 def config(settings: Settings) -> AnyConfig:

@@ -96,12 +96,12 @@ class FourBit:
     @classmethod
     def read(cls, state: UInt8[Tensor, "n"]) -> FourBit:
         """The record in the bytes of `quant_state.bitsandbytes__nf4` (or `fp4`), which are JSON."""
-        said = json.loads(bytes(state.tolist()))
-        nested = "nested_blocksize" in said
+        state_record = json.loads(bytes(state.tolist()))
+        nested = "nested_blocksize" in state_record
         return cls(
-            tuple(said["shape"]),
-            said["blocksize"],
-            (said["nested_blocksize"], said["nested_offset"]) if nested else None,
+            tuple(state_record["shape"]),
+            state_record["blocksize"],
+            (state_record["nested_blocksize"], state_record["nested_offset"]) if nested else None,
         )
 
     def matrix(
@@ -149,10 +149,10 @@ class Quantisation:
 
 def method_of(values: Mapping[str, object]) -> str | None:
     """The `quant_method` of a config; None for one with ordinary weights, which those read from GGUF already are."""
-    said = _quantisation_entry(values)
-    if said is None:
+    entry = _quantisation_entry(values)
+    if entry is None:
         return "mlx" if _is_mlx(values) else None
-    found = said.get("quant_method") if isinstance(said, Mapping) else said
+    found = entry.get("quant_method") if isinstance(entry, Mapping) else entry
     method = str(getattr(found, "value", found))  # a live config has a member of an enumeration
     if method == "None" and _is_mlx(values):
         return "mlx"
@@ -161,8 +161,8 @@ def method_of(values: Mapping[str, object]) -> str | None:
 
 def _is_mlx(values: Mapping[str, object]) -> bool:
     """Whether a config says, as MLX does, in how many bits and groups its weights are stored."""
-    said = values.get("quantization")
-    return isinstance(said, Mapping) and {"bits", "group_size"} <= set(said)
+    entry = values.get("quantization")
+    return isinstance(entry, Mapping) and {"bits", "group_size"} <= set(entry)
 
 
 def _quantisation_entry(values: Mapping[str, object]) -> object:
@@ -171,25 +171,25 @@ def _quantisation_entry(values: Mapping[str, object]) -> object:
 
 def quantisation_of(values: Mapping[str, object], family: str) -> Quantisation | None:
     """The quantisation in a config; None for ordinary weights. ValueError naming a format that is not read."""
-    said, method = _quantisation_entry(values), method_of(values)
+    entry, method = _quantisation_entry(values), method_of(values)
     if method is None:
         return None
-    if not isinstance(said, Mapping) and method != "mlx":
-        raise ValueError(f"{family}: config requires an object for quantization_config, got {said!r}")
+    if not isinstance(entry, Mapping) and method != "mlx":
+        raise ValueError(f"{family}: config requires an object for quantization_config, got {entry!r}")
     if method not in METHODS:
         raise ValueError(
             f"{family}: config asks for quantization_config ({method}), which cannot be read; read are "
             f"{', '.join(METHODS)} ({nearest(method, METHODS)}); load the original checkpoint, or one that was "
             "dequantised and saved again"
         )
-    assert isinstance(said, Mapping)  # MLX is none of the methods
+    assert isinstance(entry, Mapping)  # MLX is none of the methods
     try:
-        return METHODS[method](said)
+        return METHODS[method](entry)
     except ValueError as cause:
         raise ValueError(f"{family}: quantization_config ({method}): {cause}") from cause
 
 
-def _mxfp4(said: Mapping[str, object]) -> Quantisation:
+def _mxfp4(entry: Mapping[str, object]) -> Quantisation:
     def find(stored: Tensors) -> tuple[dict[str, Made], set[str]]:
         ends = ("_blocks", "_scales")
         names = [name.removesuffix(ends[0]) for name in stored if name.endswith(ends[0])]
@@ -199,27 +199,27 @@ def _mxfp4(said: Mapping[str, object]) -> Quantisation:
     return Quantisation("mxfp4", find)
 
 
-def _fp8(said: Mapping[str, object]) -> Quantisation:
-    block = _block(said.get("weight_block_size"))
-    if said.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
-        raise ValueError(f"fmt e4m3 is required, got {said['fmt']!r}")
+def _fp8(entry: Mapping[str, object]) -> Quantisation:
+    block = _block(entry.get("weight_block_size"))
+    if entry.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
+        raise ValueError(f"fmt e4m3 is required, got {entry['fmt']!r}")
     words = "fp8" if block is None else f"fp8 in blocks of {block[0]} x {block[1]}"
     return Quantisation(words, partial(_scaled, suffix="_scale_inv", block=block))
 
 
-def _fbgemm(said: Mapping[str, object]) -> Quantisation:
+def _fbgemm(entry: Mapping[str, object]) -> Quantisation:
     return Quantisation("fp8 by rows (fbgemm)", partial(_scaled, suffix="_scale", block=None))
 
 
-def _compressed(said: Mapping[str, object]) -> Quantisation:
-    kind = str(said.get("format"))
+def _compressed(entry: Mapping[str, object]) -> Quantisation:
+    kind = str(entry.get("format"))
     known = ("float-quantized", "int-quantized", "naive-quantized")
     if kind not in known:
         raise ValueError(f"a format among {', '.join(known)} is required, got {kind!r}")
     for key in ("transform_config", "sparsity_config"):
-        if rest := {k: v for k, v in _table(said.get(key)).items() if v and (k, v) != ("format", "dense")}:
+        if rest := {k: v for k, v in _table(entry.get(key)).items() if v and (k, v) != ("format", "dense")}:
             raise ValueError(f"no {key} is required, got {rest!r}")
-    blocks, groups = set(), _table(said.get("config_groups"))
+    blocks, groups = set(), _table(entry.get("config_groups"))
     for group in groups.values():
         weights = _table(_table(group).get("weights"))
         blocks.add(_block(weights.get("block_structure")))
@@ -242,10 +242,10 @@ def _scaled(stored: Tensors, suffix: str, block: tuple[int, int] | None) -> tupl
     return made, out | {name + suffix for name in names}
 
 
-def _bitsandbytes(said: Mapping[str, object]) -> Quantisation:
-    if said.get("load_in_4bit"):
-        return Quantisation(f"{said.get('bnb_4bit_quant_type', 'fp4')} (bitsandbytes)", _four_bit)
-    if not said.get("load_in_8bit"):
+def _bitsandbytes(entry: Mapping[str, object]) -> Quantisation:
+    if entry.get("load_in_4bit"):
+        return Quantisation(f"{entry.get('bnb_4bit_quant_type', 'fp4')} (bitsandbytes)", _four_bit)
+    if not entry.get("load_in_8bit"):
         raise ValueError("load_in_8bit or load_in_4bit is required, got neither")
     return Quantisation("int8 (bitsandbytes)", _eight_bit)
 
@@ -286,13 +286,13 @@ def _table(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _block(said: object) -> tuple[int, int] | None:
+def _block(entry: object) -> tuple[int, int] | None:
     """Rows and columns of a block, where a config gives them."""
-    if said is None:
+    if entry is None:
         return None
-    sizes = said if isinstance(said, list | tuple) else ()
+    sizes = entry if isinstance(entry, list | tuple) else ()
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"rows and columns of a block are required, got {said!r}")
+        raise ValueError(f"rows and columns of a block are required, got {entry!r}")
     return sizes[0], sizes[1]
 
 
@@ -317,10 +317,10 @@ class Dequantised(Tensors):
         self._names = [name for name in stored if name not in out]
         self._names += [name for name in self._made if name not in stored]
         self._last: tuple[str, Tensor] | None = None
-        said = (
+        message = (
             f"weights dequantised at load from {how.words}: {len(self._made)} of {len(self._names)} tensors"
         )
-        self.notes = (*stored.notes, said)
+        self.notes = (*stored.notes, message)
 
     def outline(self, name: str) -> Tensor:
         """The tensor on "meta", without reading its numbers."""
@@ -375,10 +375,10 @@ def ordinary(
 
 
 def _own_dtype(stored: Tensors, values: Mapping[str, object]) -> torch.dtype:
-    said = str(values.get("dtype") or values.get("torch_dtype") or "").removeprefix("torch.")
+    dtype_name = str(values.get("dtype") or values.get("torch_dtype") or "").removeprefix("torch.")
     found = {str(each).removeprefix("torch."): each for each in ORDINARY}
-    if said in found:
-        return found[said]
+    if dtype_name in found:
+        return found[dtype_name]
     kinds = (stored.outline(name).dtype for name in stored)
     return next((kind for kind in kinds if kind in ORDINARY[:3]), torch.float32)
 

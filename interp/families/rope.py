@@ -76,8 +76,8 @@ def rotary(
     rule = settings.inside(name, table)
     rule.present(wording.same_for_texts)
     theta = rule.real("rope_theta", settings.real(wording.theta, base))
-    said = rule.text("rope_type", rule.text("type", "default"))
-    kind = "longrope" if said in wording.longrope else said
+    stated = rule.text("rope_type", rule.text("type", "default"))
+    kind = "longrope" if stated in wording.longrope else stated
     share = _share(settings, rule, kind, partial, wording.share)
     dim = int(d_head * share)
     if dim % 2 and dim != d_head:

@@ -161,14 +161,14 @@ class Settings:
         """The inert keys, those of tables as `table.key`; UnsupportedError naming every other key that was not read."""
         done = self._read | self._ignored | NOT_ARITHMETIC
         left = {key: value for key, value in self._values.items() if value is not None and key not in done}
-        asked = read_keys(self._kind, left)
+        read = read_keys(self._kind, left)
         usual = self._usual() if left or self._ignored else {}
-        unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
+        unknown = sorted(key for key in read if key not in usual or not _same(usual[key], left[key]))
         if unknown:
-            said = ", ".join(f"{key}={value_text(left[key])}" for key in unknown)
-            raise UnsupportedError(f"{self._family}: config keys not understood: {said}")
+            listed = ", ".join(f"{key}={value_text(left[key])}" for key in unknown)
+            raise UnsupportedError(f"{self._family}: config keys not understood: {listed}")
         tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
-        inert = (left.keys() - asked) | (self._ignored - self._read)
+        inert = (left.keys() - read) | (self._ignored - self._read)
         # what every file of the type says means nothing
         inert = {key for key in inert if key not in usual or not _same(usual[key], self._values[key])}
         return (*sorted(inert), *dict.fromkeys(tables))

@@ -265,8 +265,8 @@ def wrapped(
     from interp.wrapped import wrap
 
     found = wrap(network, dtype=dtype, device=device)
-    said = any(clause.startswith("wrapped") for clause in notes)
-    found.opened = notes if said else (*notes, "wrapped: every pass is computed by the network's own code")
+    noted = any(clause.startswith("wrapped") for clause in notes)
+    found.opened = notes if noted else (*notes, "wrapped: every pass is computed by the network's own code")
     return found
 
 

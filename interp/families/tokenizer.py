@@ -343,10 +343,10 @@ def _is_ours(folder: Path) -> bool:
 
 def _in_short(cause: Exception) -> str:
     """The first line of what another library says."""
-    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    if said.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
+    message = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    if message.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
         return "transformers has no reader of such files for this type of model"
-    return said
+    return message
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------

@@ -172,10 +172,10 @@ def _built(
     metadata = _metadata(config)
     _refuse_unknown(config)
     kind = _kind(config)
-    said = str(config.get("dtype", "float32")).removeprefix("torch.")
-    if said not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {said!r}")
-    tensors = {name: narrowed(weight, dtype or DTYPES[said], name) for name, weight in weights.items()}
+    dtype_name = str(config.get("dtype", "float32")).removeprefix("torch.")
+    if dtype_name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype_name!r}")
+    tensors = {name: narrowed(weight, dtype or DTYPES[dtype_name], name) for name, weight in weights.items()}
     _fold_older(tensors, config)
     normalisation = _normalisation(config)
     sae = SAE(
@@ -242,13 +242,13 @@ def _kind(config: Json) -> SaeKind:
 
 
 def _normalisation(config: Json) -> str:
-    said = config.get("normalize_activations", "none")
-    if said is None or isinstance(said, bool):  # as older versions have it
-        said = "expected_average_only_in" if said else "none"
+    kind = config.get("normalize_activations", "none")
+    if kind is None or isinstance(kind, bool):  # as older versions have it
+        kind = "expected_average_only_in" if kind else "none"
     known = ("none", "expected_average_only_in", "layer_norm", "constant_norm_rescale")
-    if said not in known:
-        raise ValueError(f"normalize_activations must be one of {', '.join(known)}, got {said!r}")
-    return str(said)
+    if kind not in known:
+        raise ValueError(f"normalize_activations must be one of {', '.join(known)}, got {kind!r}")
+    return str(kind)
 
 
 def _fold_older(weights: dict[str, Tensor], config: Json) -> None:

@@ -465,14 +465,14 @@ class _Sums:
     skip_bos: bool
 
     @classmethod
-    def of(cls, asked: Reconstruction | SaeQuality, model: Subject) -> _Sums:
+    def of(cls, question: Reconstruction | SaeQuality, model: Subject) -> _Sums:
         """The sums for a question.
 
         Raises:
             KeyError, ValueError: as `as_site`.
         """
-        site = as_site(asked.site, model.transformer.config)
-        return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
+        site = as_site(question.site, model.transformer.config)
+        return cls(question.sae, site, model.text.bos_id, question.skip_bos)
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
         vectors, home = self.sae.vectors(trace[Read(self.site)]), batch.host()
@@ -561,9 +561,9 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
     scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit, fewest=fewest) for run in runs}
     reasons = {}
     for run in runs[2:]:
-        lost, held = one[run] - one["sae"], one[run] - one["clean"]
+        lost, above = one[run] - one["sae"], one[run] - one["clean"]
         enough = FEWEST_RECOVERED if of_loss else max(FEWEST_RECOVERED, metric.fewest)
-        share = recovered_share(sums, lost, held, f"share of {of_what}", fewest=enough)
+        share = recovered_share(sums, lost, above, f"share of {of_what}", fewest=enough)
         cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
         if of_loss and float(cost.value) <= 0:
             none = torch.full_like(share.value, torch.nan)

@@ -84,9 +84,9 @@ class _OfGradients(Question):
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
         return ByRow(
             self.name,
-            partial(_compute, asked=self),
+            partial(_compute, question=self),
             Rows,
-            partial(_finish, asked=self, config=config, text=model.text),
+            partial(_finish, question=self, config=config, text=model.text),
             answers=AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
@@ -119,22 +119,22 @@ class _OfGradients(Question):
         raise NotImplementedError
 
 
-def _compute(model: Transformer, batch: Batch, asked: _OfGradients) -> Steps[Mapping[str, Tensor]]:
+def _compute(model: Transformer, batch: Batch, question: _OfGradients) -> Steps[Mapping[str, Tensor]]:
     """Every number of every matrix `[b matrix layer ...]`."""
-    wanted = asked.wanted(model.config)
-    found = yield from factor_steps(model, batch, wanted, asked.layers, rules=asked.rules)
-    by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
+    wanted = question.wanted(model.config)
+    found = yield from factor_steps(model, batch, wanted, question.layers, rules=question.rules)
+    by_matrix = [question.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
     values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
     return values | {"token": batch.token_ids}
 
 
-def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
+def _finish(merged: Partial, question: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    every = chosen(config, asked.wanted(config), asked.layers)
+    every = chosen(config, question.wanted(config), question.layers)
     layers, matrices = (list(dict.fromkeys(each)) for each in zip(*every, strict=True))
     parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
     coords = {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
-    return asked.labelled(merged.rows, coords, config, text)
+    return question.labelled(merged.rows, coords, config, text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,14 +429,14 @@ def norms(
 
 
 def _read_off(
-    model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], asked: BackwardLens
+    model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], question: BackwardLens
 ) -> dict[str, Tensor]:
     """The most and least probable tokens of each vector, in order, and the rank of its answer; a tile at a time."""
-    weights, top = Weights(model), listed(asked.top, 5, model.config.n_outputs)
-    bias = weights.b_U if asked.projection != "raw" and model.config.unembed_bias else None
+    weights, top = Weights(model), listed(question.top, 5, model.config.n_outputs)
+    bias = weights.b_U if question.projection != "raw" and model.config.unembed_bias else None
     rank = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
     best, worst = (rank.new_empty(len(vectors), top) for _ in range(2))
-    for first, logits in row_tiles(_projected(vectors, model, asked.projection), weights.W_U):
+    for first, logits in row_tiles(_projected(vectors, model, question.projection), weights.W_U):
         if bias is not None:
             logits += bias
         here = slice(first, first + len(logits))

@@ -184,12 +184,12 @@ class FittedJacobianLens:
             raise ValueError(f"at least one resample is required, got {resamples}")
         subject = as_model(self.model)
         sites = [stream_after(subject.transformer.config, layer) for layer in self.layers]
-        asked = LogitLens(answer=answer, top=top, sites=sites, pos=pos, translators=self)
-        reading = asked.reading(subject)
+        question = LogitLens(answer=answer, top=top, sites=sites, pos=pos, translators=self)
+        reading = question.reading(subject)
         names = tuple(read.site for read in reading.reads)
         weights = self.draws(resamples, seed)
         inner = partial(_with_ranks, inner=reading, lens=self, sites=names, pos=pos, weights=weights)
-        bound = replace(asked.bind(subject), rows=replace(reading, compute=inner))
+        bound = replace(question.bind(subject), rows=replace(reading, compute=inner))
         found = answered(bound, subject, data)
         for name in ("low", "high"):
             found[name].attrs["unit"] = "rank"
@@ -288,8 +288,8 @@ class FittedJacobianLens:
         more = {"error": self.error, "by_group": self.by_group, "sizes": self.sizes}
         tensors |= {name: value for name, value in more.items() if value is not None}
         flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        said = {"layers": self.layers, "prompts": self.prompts, "tokens": self.tokens}
-        header = {"format": FORMAT, "lens": json.dumps({**said, "about": dict(self.about)})}
+        about = {"layers": self.layers, "prompts": self.prompts, "tokens": self.tokens}
+        header = {"format": FORMAT, "lens": json.dumps({**about, "about": dict(self.about)})}
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
@@ -301,13 +301,13 @@ class FittedJacobianLens:
         """
         network = as_network(model)
         with fitted_file(path, "Jacobian lens", FORMAT, network.device) as (header, tensors):
-            said = json.loads(header["lens"])
+            about = json.loads(header["lens"])
             sample, jacobian = tensors.pop("sample"), tensors.pop("jacobian")
-            tokens = None if said["tokens"] is None else tuple(said["tokens"])
+            tokens = None if about["tokens"] is None else tuple(about["tokens"])
             if not is_of(network, sample):
                 raise ValueError(f"{path} is a Jacobian lens of another model: its parameters differ")
-            layers, prompts = tuple(said["layers"]), said["prompts"]
-            return cls(model, layers, jacobian, prompts, tokens, **tensors, about=said["about"])
+            layers, prompts = tuple(about["layers"]), about["prompts"]
+            return cls(model, layers, jacobian, prompts, tokens, **tensors, about=about["about"])
 
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
         """Write J in the format of Neuronpedia's files, which TransformerLens reads; without groups and errors.

@@ -138,7 +138,7 @@ class JacobianLens(Question):
             self.name,
             Unshared(partial(_compute, layers=layers, tokens=tokens, skip=self.skip, rules=self.rules)),
             JacobianGroups(self.groups),
-            partial(_finish, asked=self, layers=layers, tokens=tokens, text=model.text),
+            partial(_finish, question=self, layers=layers, tokens=tokens, text=model.text),
             enough=None if self.precision is None else partial(_enough, precision=self.precision),
         )
 
@@ -219,16 +219,16 @@ def jacobian_lens(
     return FittedJacobianLens.of_result(answered(question, subject, source), subject)
 
 
-def _announce(asked: JacobianLens, subject: Subject, prompts: Batch) -> None:
+def _announce(question: JacobianLens, subject: Subject, prompts: Batch) -> None:
     """Note before a fit of more than about a minute: how much work it is, and what makes it less."""
-    model, layers = subject.transformer, chosen(subject.transformer.config, asked.layers)
+    model, layers = subject.transformer, chosen(subject.transformer.config, question.layers)
     n_layers, d = model.config.n_layers, model.config.d_model
-    products = d if asked.tokens is None else len(subject.text.outputs(asked.tokens))
-    counted = (prompts.lengths.cpu() - 1 - asked.skip).clamp_min(0)
+    products = d if question.tokens is None else len(subject.text.outputs(question.tokens))
+    counted = (prompts.lengths.cpu() - 1 - question.skip).clamp_min(0)
     cells = products * int(counted.sum()) * (n_layers - min(layers) - 1)
     plain = cells / (int(prompts.lengths.sum()) * n_layers)
-    most = "" if asked.precision is None else "at most "
-    fewer = "" if asked.tokens is not None else f"tokens=[...] takes one for each token instead of {d}, "
+    most = "" if question.precision is None else "at most "
+    fewer = "" if question.tokens is not None else f"tokens=[...] takes one for each token instead of {d}, "
     announce(
         f"jacobian_lens: {most}{products} vector-Jacobian products for each of {int((counted > 0).sum())} prompts, the "
         f"work of about {plain:.0f} passes over them",
@@ -456,16 +456,16 @@ def _enough(merged: Partial, precision: float) -> bool:
 
 
 def _finish(
-    merged: Partial, asked: JacobianLens, layers: Sequence[int], tokens: Sequence[int] | None, text: Text
+    merged: Partial, question: JacobianLens, layers: Sequence[int], tokens: Sequence[int] | None, text: Text
 ) -> xr.Dataset:
     assert isinstance(merged, JacobianSums)
     n = int(merged.prompts.sum())
     if not n:
         raise ValueError(
-            f"prompts of at least {asked.skip + 2} tokens are required, with skip={asked.skip} of them and the last "
-            "that do not count; got none"
+            f"prompts of at least {question.skip + 2} tokens are required, with skip={question.skip} of them and the "
+            "last that do not count; got none"
         )
-    error, precision = merged.error(), asked.precision
+    error, precision = merged.error(), question.precision
     reached = precision is not None and _enough(merged, precision)
     row = "out" if tokens is None else "token"
     cells = ("layer", row, "in")
@@ -474,7 +474,7 @@ def _finish(
     }  # fmt: skip
     means = merged.total / merged.prompts[:, None, None, None]
     return labelled(
-        asked.name,
+        question.name,
         {
             "value": (cells, merged.mean()), "error": (("layer",), error),
             "by_group": (("group", *cells), means), "prompts": (("group",), merged.prompts),
@@ -482,8 +482,8 @@ def _finish(
         coords={"layer": list(layers), "group": merged.group.tolist(), **named},
         units={"value": "change per change", "by_group": "change per change", "error": "share of the norm of J"},
         attrs={
-            "prompts": n, "left_out": int(merged.left_out), "skip": asked.skip,
+            "prompts": n, "left_out": int(merged.left_out), "skip": question.skip,
             "precision": "none asked for" if precision is None else precision,
-            "ended": "precise enough" if reached else "at the end of the data", **rules_attrs(asked.rules),
+            "ended": "precise enough" if reached else "at the end of the data", **rules_attrs(question.rules),
         },
     )  # fmt: skip

@@ -323,11 +323,11 @@ def _without(
     streams = yield from swept_final(
         batch, [Variant([]), *(Variant([Edit(part, Zero()) for part in group]) for group in groups)]
     )
-    said = [
+    notes = [
         _answer_statistics(model.read_out(upcast(stream[:, None])), batch.answer.to(stream.device))
         for stream in streams
     ]
-    log_prob, rank = (torch.cat(each, 1) for each in zip(*said, strict=True))
+    log_prob, rank = (torch.cat(each, 1) for each in zip(*notes, strict=True))
     return {
         "log_prob_change": log_prob[:, 1:] - log_prob[:, :1],
         "rank_change": (rank[:, 1:] - rank[:, :1]).to(log_prob),

@@ -313,7 +313,7 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
         ValueError: a site that does not hold the stream.
         KeyError: one the model lacks.
     """
-    asked: set[str] = set()
+    chosen: set[str] = set()
     for name in [sites] if isinstance(sites, str) else sites:
         if name.rpartition("hook_")[2] not in STATES:
             raise ValueError(
@@ -321,11 +321,11 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
                 f"got {name!r} (what a head or an MLP writes: output_lens)"
             )
         layers = range(config.n_layers)
-        asked |= {name} if "hook_" in name else {full_name(name, layer) for layer in layers}
-    for name in asked:
+        chosen |= {name} if "hook_" in name else {full_name(name, layer) for layer in layers}
+    for name in chosen:
         find(name, config)
     final = final_stream(config)
-    return (*(name for name in names(config) if name in asked and name != final), final)
+    return (*(name for name in names(config) if name in chosen and name != final), final)
 
 
 @public()
@@ -376,12 +376,12 @@ def _compute(
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))
-    for at_row, at_column, said in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
+    for at_row, at_column, wanted in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
         states = {site: trace[Read(site)][at_row, at_column] for site in sites}
         check(finite(states.values()), partial(not_finite, states))
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
-        chunks.append(_read_out(list(states.values()), said, tiles, top))
+        chunks.append(_read_out(list(states.values()), wanted, tiles, top))
     out = {}
     for name in chunks[0]:
         value = torch.cat([chunk[name] for chunk in chunks], 1)

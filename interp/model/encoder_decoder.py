@@ -156,8 +156,8 @@ def edits_of(edits: Iterable[Edit], side: str) -> tuple[Edit, ...]:
     )
 
 
-def _check_sides(asked: Iterable[Read | Edit]) -> None:
-    if bad := [item.site for item in asked if item.site.partition(".")[0] not in SIDES]:
+def _check_sides(items: Iterable[Read | Edit]) -> None:
+    if bad := [item.site for item in items if item.site.partition(".")[0] not in SIDES]:
         raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {bad[0]!r}")
 
 

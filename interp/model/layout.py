@@ -102,8 +102,8 @@ def one_position(pos: object, name: str = "pos") -> None:
 
 def each_position(lengths: Int[Tensor, "b"], width: int) -> list[int | PerRow]:
     """All positions of a map by position; rows that are shorter have no token there."""
-    held = lengths.tolist()
-    return [p if p < min(held) else PerRow([p if p < n else None for n in held]) for p in range(width)]
+    counts = lengths.tolist()
+    return [p if p < min(counts) else PerRow([p if p < n else None for n in counts]) for p in range(width)]
 
 
 @dataclass(frozen=True)
@@ -191,16 +191,16 @@ class Layout:
             if len(pos) != len(rows):
                 raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
             none = [each is None for each in pos.places]
-            asked = torch.tensor([0 if each is None else each for each in pos.places])[:, None]
+            wanted = torch.tensor([0 if each is None else each for each in pos.places])[:, None]
             there = ~torch.tensor(none)[:, None]
         else:
-            asked = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
-            there = torch.ones(asked.shape, dtype=torch.bool)
-        places = torch.where(asked < 0, ends[:, None] + asked, asked)
+            wanted = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
+            there = torch.ones(wanted.shape, dtype=torch.bool)
+        places = torch.where(wanted < 0, ends[:, None] + wanted, wanted)
         short = places >= lengths[:, None]
         wrong = there & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
         if bool(wrong.any()):
-            _refuse(wrong, asked, ends, self.numbers)
+            _refuse(wrong, wanted, ends, self.numbers)
         there = there & ~short
         places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
         columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
@@ -247,7 +247,7 @@ class Layout:
 
 def _refuse(
     wrong: Bool[Tensor, "t n"],
-    asked: Int[Tensor, "t n"],
+    places: Int[Tensor, "t n"],
     ends: Int[Tensor, "t"],
     numbers: Int[Tensor, "t"] | None,
 ) -> NoReturn:
@@ -255,6 +255,6 @@ def _refuse(
     row, which = wrong.nonzero()[0].tolist()
     length, number = int(ends[row]), row if numbers is None else int(numbers[row])
     raise PositionError(
-        f"position {int(asked[row, which])} is required of every row, but row {number} has {length} tokens, positions "
+        f"position {int(places[row, which])} is required of every row, but row {number} has {length} tokens, positions "
         f"0 to {length - 1} (or {-length} to -1)"
     )

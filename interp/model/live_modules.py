@@ -63,18 +63,18 @@ def kept(network: nn.Module) -> dict[int, object]:
 
     For a copy of the network; adapters of tied embeddings compute such tensors.
     """
-    held = [vars(module) for module in network.modules()]
-    found = [value for each in held for value in each.values() if isinstance(value, Tensor)]
-    found += [value for each in held for value in _tensors(each) if not value.is_leaf]
+    attributes = [vars(module) for module in network.modules()]
+    found = [value for each in attributes for value in each.values() if isinstance(value, Tensor)]
+    found += [value for each in attributes for value in _tensors(each) if not value.is_leaf]
     return {id(value): value.detach().clone() for value in found}
 
 
-def _tensors(held: object) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     """The tensors in what a module keeps, in dicts of dicts too."""
-    if isinstance(held, Tensor):
-        yield held
-    elif isinstance(held, Mapping):
-        for each in held.values():
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
             yield from _tensors(each)
 
 

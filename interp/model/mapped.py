@@ -59,11 +59,11 @@ class MappedFile:
 
     def views_in(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The parameters of this model that are views of the file still, by name; their numbers may have changed."""
-        held = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         return {
-            name: held[name]
+            name: parameters[name]
             for name, place in self.places.items()
-            if name in held and held[name].data_ptr() == place
+            if name in parameters and parameters[name].data_ptr() == place
         }
 
 

@@ -212,8 +212,8 @@ class Tap:
             layout = replace(layout, prompt=self.prompt, forced=self.forced)
         self.span = replace(span, layout=layout, memory={ANSWERS: self.values})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
-        asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
-        for item in asked:
+        items: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
+        for item in items:
             _, layer = sites.find(item.site, config)
             if not _will_run(item.site, layer, start, stop, config):
                 last = "the logits" if stop is None else f"the residual entering block {stop}"

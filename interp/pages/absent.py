@@ -69,8 +69,8 @@ class Absences:
         try:
             return make()
         except FAILURES as cause:
-            said = " ".join(str(cause).split()) or "no reason given"
-            self._fails(name, f"it failed ({type(cause).__name__}: {said})")
+            message = " ".join(str(cause).split()) or "no reason given"
+            self._fails(name, f"it failed ({type(cause).__name__}: {message})")
             return None
 
     def tables(self, work: Mapping[str, Callable[[], T]]) -> dict[str, T]:

@@ -50,8 +50,8 @@ class PromptPair:
         sizes = [*(size for size in SIZES if size < count), count]
         # The curve takes shares and rounds down: half an edge more lands on each size.
         shares = [min(1.0, (size + 0.5) / count) for size in sizes]
-        asked = partial(circuit_curve, model, self.prompt, self.corrupt, scores, metric=self.metric)
-        return sizes, asked(fractions=shares, draws=0)
+        curve_of = partial(circuit_curve, model, self.prompt, self.corrupt, scores, metric=self.metric)
+        return sizes, curve_of(fractions=shares, draws=0)
 
 
 def check_aligned(model: Subject, prompt: Prompts, corrupt: Prompts | None) -> None:

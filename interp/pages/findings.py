@@ -109,20 +109,20 @@ def _favoured(contrast: TokenContrast) -> tuple[str, float]:
 def _answer(report: Report, contrast: TokenContrast) -> Finding:
     """Whether the model gives the answer, and by how much."""
     answer, wrong = contrast.answer, contrast.wrong
-    said = _quoted(answer.token)
+    word = _quoted(answer.token)
     where = f"(probability {probability(answer.prob)}, rank {answer.rank + 1})"
     if wrong is not None and contrast.total < 0:
         preferred = f"it prefers {_quoted(wrong.token)}, {_by(-contrast.total)} ahead"
-        words = f"The model does not answer {said} {where}: {preferred}."
+        words = f"The model does not answer {word} {where}: {preferred}."
         return Finding(words, "question", _unanswered(report, contrast))
     table = report.tables["next_tokens"]
     first = table[(table.pos == table.pos.max()) & (table["rank"] == 0)].iloc[0]
     ahead = "" if wrong is None else f", {_by(contrast.total)} ahead of {_quoted(wrong.token)}"
     if answer.rank == 0:
-        return Finding(f"The model answers {said} {where}{ahead}.", "question")
+        return Finding(f"The model answers {word} {where}{ahead}.", "question")
     instead = f"It would say {_quoted(first.token)} ({probability(float(first.prob))}) instead."
     doubt = f"{instead} {_unanswered(report, contrast)}".strip()
-    return Finding(f"The answer {said} is not the model's first choice {where}{ahead}.", "question", doubt)
+    return Finding(f"The answer {word} is not the model's first choice {where}{ahead}.", "question", doubt)
 
 
 def _unanswered(report: Report, contrast: TokenContrast) -> str:
@@ -376,12 +376,12 @@ def _lens(report: Report, contrast: TokenContrast) -> Finding | None:
     if ranks[-1] != 0:
         return None
     first = max((i + 1 for i, rank in enumerate(ranks) if rank != 0), default=0)
-    said = _quoted(contrast.answer.token)
+    word = _quoted(contrast.answer.token)
     if first == len(ranks) - 1:
-        return Finding(f"The logit lens reads {said} at the last token only at the end.", "lens")
+        return Finding(f"The logit lens reads {word} at the last token only at the end.", "lens")
     depth = depth_in_words(str(rows.depth.iloc[first]))
     since = depth if depth == "embedding" else f"end of {depth.removeprefix('after ')}"
-    return Finding(f"The logit lens reads {said} at the last token from the {since} on.", "lens")
+    return Finding(f"The logit lens reads {word} at the last token from the {since} on.", "lens")
 
 
 RULES: Sequence[Callable[[Report, TokenContrast], Finding | None]] = (

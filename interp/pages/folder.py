@@ -49,8 +49,8 @@ def write_graph(report: Report, folder: Path) -> list[Path]:
     scores = dict(zip(shown.edge, shown.value.tolist(), strict=True))
     circuit = Circuit(EdgeGraph.of(report.config), scores, report.about.name, report.question.prompt, how)
     tokens = tuple(report.tables["tokens"].token)
-    asked = GraphPrompt(report.question.prompt, tokens, contrast.answer.token, contrast.answer.prob, wrong)
-    write_attribution_graph(circuit, asked, folder / GRAPH)
+    prompt = GraphPrompt(report.question.prompt, tokens, contrast.answer.token, contrast.answer.prob, wrong)
+    write_attribution_graph(circuit, prompt, folder / GRAPH)
     return [folder / GRAPH]
 
 

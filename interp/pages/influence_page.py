@@ -76,8 +76,8 @@ def influence_page(
     values = result.value.to_numpy()
     texts = _texts(rows.batch, text)
     asked = [
-        _query_rows(i, said, values[:, i], texts, top)
-        for i, said in enumerate(_texts(queries.batch, text)[:most])
+        _query_rows(i, query, values[:, i], texts, top)
+        for i, query in enumerate(_texts(queries.batch, text)[:most])
     ]
     return environment().get_template("influence.html").render(
         css=own("report.css"),

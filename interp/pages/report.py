@@ -91,10 +91,10 @@ class ReportQuestion:
         corrupt: Prompts | None = None,
     ) -> ReportQuestion:
         """The question about prompts in any form: text, or the ids of one prompt (`model.chat(...)`)."""
-        (said, ids), (other, other_ids) = (_as_text(text, each) for each in (prompt, corrupt))
-        if said is None:
+        (clean, ids), (other, other_ids) = (_as_text(text, each) for each in (prompt, corrupt))
+        if clean is None:
             raise ValueError("a prompt is required, got None")
-        return cls(said, answer, wrong, other, ids, other_ids)
+        return cls(clean, answer, wrong, other, ids, other_ids)
 
     @property
     def tokens(self) -> str | Int[Tensor, "1 p"]:
@@ -283,9 +283,9 @@ def _made(
     found = absent.tables(_announced(work))
     written = of_prompt.get("attribution", {}).get("attribution")
     contrast = None if answered is None else _contrast(model, question, answered, written)
-    asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
+    contrasted, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
-        **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
+        **asdict(question), "contrast": contrasted, "corrupted": compared, "head_scores": asdict(data),
     }  # fmt: skip
     digest = cached_for_model(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
     record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
@@ -364,25 +364,28 @@ def _of_prompt(model: Subject, question: ReportQuestion, answered: _Answered, ab
 
     If that fails, each section is answered by itself, to know which fails; those that do are absent.
     """
-    asked, corrupt = (
+    questions, corrupt = (
         _questions_of_sections(model.transformer.config, question, answered),
         question.corrupt_tokens,
     )
-    asked = {section: some for section, some in asked.items() if section not in absent.why and some}
+    questions = {section: some for section, some in questions.items() if section not in absent.why and some}
     batch = model.text.batch(question.tokens)
     data = _source(model, batch if corrupt is None else paired(model.text, question.tokens, corrupt))
 
     def found(sections: Collection[str]) -> Sections:
-        every = {(section, name): asked[section][name] for section in sections for name in asked[section]}
+        every = {
+            (section, name): questions[section][name] for section in sections for name in questions[section]
+        }
         results = run({": ".join(key): each for key, each in every.items()}, model, data)
         return {
-            section: {name: results[f"{section}: {name}"] for name in asked[section]} for section in sections
+            section: {name: results[f"{section}: {name}"] for name in questions[section]}
+            for section in sections
         }
 
     try:
-        return found(asked)
+        return found(questions)
     except FAILURES:
-        each = {section: absent.tried(section, partial(found, [section])) for section in asked}
+        each = {section: absent.tried(section, partial(found, [section])) for section in questions}
     return {section: one[section] for section, one in each.items() if one is not None}
 
 
@@ -393,7 +396,7 @@ def _questions_of_sections(
     answer, wrong = answered.answer, answered.wrong
     metric, compares = logit_difference(answer, wrong), question.corrupt is not None
     parts: Grain = "source" if any(mixer.traits.additive for mixer in config.mixers) else "head"
-    asked: dict[str, dict[str, Askable]] = {
+    sections: dict[str, dict[str, Askable]] = {
         "attribution": {"attribution": Attribute(answer, wrong, parts=parts)},
         "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer=answer)},
         "flow_routes": {"flow_routes": FlowRoutes()},
@@ -401,9 +404,9 @@ def _questions_of_sections(
         "ablation": {**ablations(config, metric, corrupt=compares)} if config.n_layers else {},
     }
     if compares:
-        asked["patching"] = {**patches(config, metric)}
-        asked["edges"] = {"edges": EdgeAttribution(metric=metric, method=METHOD)}
-    return asked
+        sections["patching"] = {**patches(config, metric)}
+        sections["edges"] = {"edges": EdgeAttribution(metric=metric, method=METHOD)}
+    return sections
 
 
 def _lens_matrices(config: ModelConfig) -> tuple[LensMatrix, ...]:

@@ -65,8 +65,8 @@ class ReportPage:
         return "\n".join([repr(self), *(f"- {one}" for one in self.findings)])
 
     def __repr__(self) -> str:
-        asked = self.report.question
-        return f"ReportPage({self.report.about.name!r}, {asked.prompt!r}, {len(self.tables)} tables)"
+        question = self.report.question
+        return f"ReportPage({self.report.about.name!r}, {question.prompt!r}, {len(self.tables)} tables)"
 
     def _repr_html_(self) -> str:
         """The page in a frame that may run the page's own script, and reach nothing else."""

@@ -124,9 +124,9 @@ def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[s
             chosen.setdefault(part.layer, []).append(part.index)
     stages = _on_host(every_stage(model, sorted(chosen), trace))
     return {
-        str(Part("head", layer, head)): said
+        str(Part("head", layer, head)): values
         for layer, of_layer in chosen.items()
-        for head, said in zip(of_layer, _stage_values(stages[layer], of_layer), strict=True)
+        for head, values in zip(of_layer, _stage_values(stages[layer], of_layer), strict=True)
     }
 
 

@@ -295,8 +295,8 @@ def _meaning(name: str, members: Sequence[str]) -> str:
     """The contents of a box, in a sentence's words."""
     if members == [name]:
         return in_words(name)
-    held = ", ".join(_label(member) for member in members)
-    return f"layer {_parsed(name)[0]}: {held}"
+    members_text = ", ".join(_label(member) for member in members)
+    return f"layer {_parsed(name)[0]}: {members_text}"
 
 
 def _gap(wanted: float, across: Sequence[float], width: float) -> float:

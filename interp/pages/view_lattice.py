@@ -93,11 +93,11 @@ def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[
     """
     known = np.unique(table.token_id)
     texts, where = np.unique(table.word_id, return_index=True)
-    said = [visible(word) for word in table.word.iloc[where]]
+    pieces = [visible(word) for word in table.word.iloc[where]]
     made: dict[str, object] = {
         "tokens": np.searchsorted(known, ids).tolist(),
         "count": len(known),
-        "texts": said,
+        "texts": pieces,
     }
     for name, part in table.groupby("list"):
         ordered = part.sort_values(["layer", "head", "token_id", "rank"])

@@ -53,16 +53,16 @@ def change_to_json(change: Change) -> dict[str, object]:
     return {"change": name, **{field: _to_json(value) for field, value in _fields(change).items()}}
 
 
-def change_from_json(held: object) -> Change:
+def change_from_json(entry: object) -> Change:
     """The change that `change_to_json` wrote. ValueError for anything else, by what is wrong."""
-    if not isinstance(held, Mapping) or not isinstance(held.get("change"), str):
-        raise ValueError(f"a change as JSON is required, an object with the key 'change', got {held!r:.200}")
-    name = str(held["change"])
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("change"), str):
+        raise ValueError(f"a change as JSON is required, an object with the key 'change', got {entry!r:.200}")
+    name = str(entry["change"])
     if name not in CHANGES:
         raise ValueError(f"a change is one of {', '.join(CHANGES)}, got {name!r}; {nearest(name, CHANGES)}")
     kind = CHANGES[name]
     known = [field.name for field in fields(kind)]
-    given = {key: value for key, value in held.items() if key != "change"}
+    given = {key: value for key, value in entry.items() if key != "change"}
     if unknown := [key for key in given if key not in known]:
         raise ValueError(f"{name!r} has the fields {', '.join(known) or 'none'}, not {unknown[0]!r}")
     try:
@@ -101,11 +101,11 @@ def edit_to_json(edit: Edit) -> dict[str, object]:
 
 
 @public()
-def edit_from_json(held: object) -> Edit:
+def edit_from_json(entry: object) -> Edit:
     """The edit that `edit_to_json` wrote.
 
     Args:
-        held: the JSON object, as read.
+        entry: the JSON object, as read.
 
     Returns:
         The `Edit`.
@@ -113,9 +113,9 @@ def edit_from_json(held: object) -> Edit:
     Raises:
         ValueError, KeyError: an object that is not an edit; the message names what is wrong.
     """
-    if not isinstance(held, Mapping) or not isinstance(held.get("where"), str):
-        raise ValueError(f"an edit as JSON is required, an object with the key 'where', got {held!r:.200}")
-    at, rows = held.get("at", {}), held.get("rows")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("where"), str):
+        raise ValueError(f"an edit as JSON is required, an object with the key 'where', got {entry!r:.200}")
+    at, rows = entry.get("at", {}), entry.get("rows")
     if not isinstance(at, Mapping):
         raise ValueError(f"'at' holds an index by dim, got {at!r}")
     at = {
@@ -123,11 +123,11 @@ def edit_from_json(held: object) -> Edit:
         for dim, i in at.items()
     }
     change = change_from_json(
-        {key: value for key, value in held.items() if key not in ("where", "at", "rows")}
+        {key: value for key, value in entry.items() if key not in ("where", "at", "rows")}
     )
     if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(i, int) for i in rows)):
         raise ValueError(f"'rows' holds row numbers, got {rows!r}")
-    return Edit(str(held["where"]), change, dict(at), None if rows is None else tuple(rows))
+    return Edit(str(entry["where"]), change, dict(at), None if rows is None else tuple(rows))
 
 
 @public()
@@ -223,9 +223,9 @@ def _python(value: object) -> str:
     return f"interp.passes.edit_text.tensor_from_json({_to_json(value)!r})"
 
 
-def tensor_from_json(held: object) -> Tensor:
+def tensor_from_json(value: object) -> Tensor:
     """The tensor that JSON stores as dtype, shape and bytes. ValueError for anything else."""
-    found = _from_json(held)
+    found = _from_json(value)
     if not isinstance(found, Tensor):
-        raise ValueError(f"a tensor as JSON is required, got {held!r:.200}")
+        raise ValueError(f"a tensor as JSON is required, got {value!r:.200}")
     return found

@@ -60,9 +60,9 @@ def _alike(edit: Edit) -> bool:
 def check_tokens(model: Transformer, batch: Batch) -> None:
     """PositionError, naming the prompt, for a token that the model is edited at and a row lacks."""
     for edit in filter(names_tokens, model.edits):
-        asked = [edit.cells[axis] for axis in (*COLUMNS, "k") if axis in edit.cells]
+        columns = [edit.cells[axis] for axis in (*COLUMNS, "k") if axis in edit.cells]
         try:
-            for pos in asked:
+            for pos in columns:
                 if pos != NEW:
                     batch.tokens_at(pos)
         except PositionError as cause:

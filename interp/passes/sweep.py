@@ -568,16 +568,16 @@ class Sweep:
         if refused := [read for read in reads if read.via is not None or read.grad]:
             raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
         config = self._network.config
-        asked = {read: replace(read, site=canonical(read.site, config)) for read in reads}
-        base = self.recorded(list(asked.values()))
+        canonical_reads = {read: replace(read, site=canonical(read.site, config)) for read in reads}
+        base = self.recorded(list(canonical_reads.values()))
         found = {
             r: base.values[r.site].expand(len(self.variants), *[-1] * base.values[r.site].ndim).clone()
-            for r in asked.values()
+            for r in canonical_reads.values()
         }
         stop = 1 + max(layer_of(read.site, config) for read in found)
         plan = self._planned(self._departures(base, None), None)
         self._run(base, plan, "reading", lambda one: one.record(found, stop))
-        return {read: found[same] for read, same in asked.items()}
+        return {read: found[same] for read, same in canonical_reads.items()}
 
     def final(self) -> Float[Tensor, "v b d"]:
         """The final stream of every variant at each row's last token; the base run's where it changed nothing."""

@@ -88,10 +88,10 @@ def backward_lens(
     best = cells.isel(rank=0).transpose("layer", "pos")
     ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
     texts = best[f"{read}_word"].to_numpy()
-    said = np.where(
+    labels = np.where(
         ids < 0, "", texts if pieces is None else np.vectorize(lambda i: pieces([int(i)])[0])(ids.clip(0))
     )
-    words = [[printable(str(word)) for word in row] for row in said]
+    words = [[printable(str(word)) for word in row] for row in labels]
     annotate(ax, image, words, size=7.0)
     for layer, pos in np.argwhere(norms == 0):
         ax.text(pos, layer, "no\nupdate", ha="center", va="center", color=EMPTY, fontsize=6)
@@ -129,14 +129,14 @@ def backward_lens_grid(
     sizes = (cells.x * cells.delta).transpose("layer", "matrix").to_numpy()
     logs = np.log10(np.where(sizes > 0, sizes, np.nan))
     shown = (cells.relative_update > threshold).transpose("layer", "matrix").to_numpy()
-    said = cells.word.transpose("layer", "matrix").to_numpy()
+    labels = cells.word.transpose("layer", "matrix").to_numpy()
     n_layers, n = logs.shape
     ax = axes(ax, 2.2 + 1.05 * n, 1.8 + 0.4 * n_layers)
     token = str(cells.token.values) if "token" in cells.coords else str(pos)
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
     scale = ColourScale(MASS, low - 0.15 * (high - low), high, "log10 of |x| |delta|")
     image = heat_map(ax, logs, scale, title=f"backward lens at {printable(token)!r}")
-    words = np.where(shown, np.vectorize(lambda word: printable(str(word)), otypes=[object])(said), "")
+    words = np.where(shown, np.vectorize(lambda word: printable(str(word)), otypes=[object])(labels), "")
     annotate(ax, image, words.tolist(), size=7.0)
     name_cells(
         ax, rows=[str(i) for i in cells["layer"].values], columns=[str(m) for m in cells.matrix.values]

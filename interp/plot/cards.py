@@ -56,9 +56,9 @@ def png(draw: Callable[[Axes], object], *, dpi: float = DPI) -> tuple[bytes, int
     draw(sheet.add_subplot())
     width, height = sheet.get_size_inches()
     shown = min(dpi, WIDEST / width, HIGHEST / height)
-    held = io.BytesIO()
-    sheet.savefig(held, format="png", dpi=shown * SHARP)
-    return held.getvalue(), round(width * shown)
+    buffer = io.BytesIO()
+    sheet.savefig(buffer, format="png", dpi=shown * SHARP)
+    return buffer.getvalue(), round(width * shown)
 
 
 def picture(result: object) -> Markup:

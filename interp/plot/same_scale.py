@@ -48,16 +48,16 @@ def same_scale(*axes: Axes | Sequence[Axes] | np.ndarray) -> None:
         _share(group)
 
 
-def _each(axes: object, asked: str) -> list[Axes]:
+def _each(axes: object, name: str) -> list[Axes]:
     """All axes, also those of an array of any shape. TypeError for anything else."""
     if isinstance(axes, Axes):
         return [axes]
-    problem = f"{asked}: axes must be axes of pictures, or lists or arrays of them, got {axes!r}"
+    problem = f"{name}: axes must be axes of pictures, or lists or arrays of them, got {axes!r}"
     if not isinstance(axes, Sequence | np.ndarray) or isinstance(axes, str):
         raise TypeError(problem)
     if not len(axes):
         raise ValueError(problem)
-    return [ax for one in axes for ax in _each(one, asked)]
+    return [ax for one in axes for ax in _each(one, name)]
 
 
 def _share(group: list[ScalarMappable]) -> None:

@@ -148,12 +148,12 @@ class Attribute(Question):
         if self.parts == "source":
             rows = replace(rows, compute=partial(_from_the_first_token, inner=rows.compute))
         one_position(self.pos)
-        held = {
+        options = {
             "answers": 1 if answers is None else answers.prompts or 1,
             "directions": 1 if directions is None else len(directions),
             "positions": 1 if isinstance(self.pos, int) else len(self.pos),
         }
-        counts = {what: n for what, n in held.items() if n != 1}
+        counts = {what: n for what, n in options.items() if n != 1}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
@@ -460,9 +460,9 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
     """The logit (difference) of each row, before a soft cap."""
     assert batch.answer is not None
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
-    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    answers = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
     stream = last[final_stream(model.config)]
-    logits = model.uncapped(stream.to(model.device), columns=asked).to(stream.device)
+    logits = model.uncapped(stream.to(model.device), columns=answers).to(stream.device)
     total = logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
     normed = upcast(model.ln_final(stream.to(model.device))).to(direction)
     size = logits.abs().sum(1) + (normed * direction).norm(dim=1)

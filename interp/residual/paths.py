@@ -443,8 +443,8 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     parts[()][:, 1] += constant.to(last)
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
     logits = model.uncapped(upcast(frozen.final[:, -1:]))[:, 0].to(last)
-    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
-    own, exact = logits.gather(1, asked), end.of(frozen.again)[:, 0] + constant.to(last)
+    answers = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    own, exact = logits.gather(1, answers), end.of(frozen.again)[:, 0] + constant.to(last)
     whole = own[:, 0] if batch.wrong is None else own[:, 0] - own[:, 1]
     frozen.check("paths")
     read = frozen.ending.size(frozen.size)[:, -1].norm(dim=-1) * direction.to(values).norm(dim=-1)

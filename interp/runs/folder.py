@@ -63,20 +63,22 @@ class FolderKind:
         named_path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"a folder is required, {folder} is a file")
-        held = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
         if (folder / self.manifest).exists():  # asked last: another process may have begun the same just now
             if not resume:
                 raise ValueError(
                     f"{folder} holds a {self.what} already: resume=True goes on with it, or give another folder"
                 )
             return self.read(folder)
-        if others := [name for name in held if name != LOCK and not name.startswith(f".{self.manifest}.")]:
+        if others := [name for name in names if name != LOCK and not name.startswith(f".{self.manifest}.")]:
             raise ValueError(
                 f"a new or empty folder is required, or that of a {self.what}; {folder} holds {', '.join(others[:3])}"
             )
         return None
 
-    def locked(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
+    def locked(
+        self, folder: Path, parameters: Json, *, resume: bool = True
+    ) -> tuple[dict[str, Any], ExitStack]:
         """The manifest, as `claim`, and the lock of the one process that may write there.
 
         Raises:
@@ -86,18 +88,18 @@ class FolderKind:
         self.begun(folder, resume=resume)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held = locked(folder / LOCK, f"another process writes the {self.what} in {folder}: one at a time")
+            lock = locked(folder / LOCK, f"another process writes the {self.what} in {folder}: one at a time")
         except OSError as cause:
             if (found := explained(cause, folder)) is None:
                 raise
             raise found from cause
         try:
-            return self.claim(folder, asked), held
+            return self.claim(folder, parameters), lock
         except BaseException:
-            held.close()
+            lock.close()
             raise
 
-    def claim(self, folder: Path, asked: Json) -> dict[str, Any]:
+    def claim(self, folder: Path, parameters: Json) -> dict[str, Any]:
         """The manifest: `asked`, unless there was one or another process was faster.
 
         Raises:
@@ -106,7 +108,7 @@ class FolderKind:
         while (found := self.begun(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError, FileNotFoundError):  # who was faster clears away what others began
-                write_json(folder / self.manifest, {"format": self.format, **asked}, new=True)
+                write_json(folder / self.manifest, {"format": self.format, **parameters}, new=True)
         clear(folder, self.manifest)
         return found
 
@@ -114,9 +116,9 @@ class FolderKind:
         """Put another manifest in its place, in one step."""
         write_json(folder / self.manifest, {"format": self.format, **values})
 
-    def agree(self, folder: Path, there: Json, asked: Json) -> None:
+    def agree(self, folder: Path, there: Json, parameters: Json) -> None:
         """ValueError naming everything in which the folder differs from the request."""
-        if differing := changes(there, asked):
+        if differing := changes(there, parameters):
             listed = "; ".join(f"{name}: was {_short(was)}, is {_short(now)}" for name, was, now in differing)
             raise ValueError(
                 f"{folder} holds another {self.what}: {listed}; a new folder is required for this"
@@ -154,13 +156,13 @@ def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
         raise ValueError(f"a regular file is required as a lock, {file} is none")
     from filelock import FileLock, Timeout
 
-    lock, held = FileLock(file), ExitStack()
+    lock, stack = FileLock(file), ExitStack()
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)
     except Timeout as cause:
         raise ValueError(taken) from cause
-    held.callback(lock.release)
-    return held
+    stack.callback(lock.release)
+    return stack
 
 
 def is_locked(file: Path) -> bool:

@@ -140,10 +140,10 @@ def _made(record: Callable[P, Question], *args: P.args, **kwargs: P.kwargs) -> Q
         return record(*args, **kwargs)
     except TypeError as cause:
         assert isinstance(record, type)
-        made, said = f"{record.__name__}.__init__()", str(cause)
-        if not said.startswith(made):
+        made, message = f"{record.__name__}.__init__()", str(cause)
+        if not message.startswith(made):
             raise
-        raise TypeError(said.replace(made, f"{function_name(record)}()")) from None
+        raise TypeError(message.replace(made, f"{function_name(record)}()")) from None
 
 
 def _public(

@@ -38,20 +38,20 @@ def cached_for_model(model: Subject, what: object, make: Callable[[], T]) -> T:
         what: everything else that decides it. A value that cannot be compared, such as an open file, is made each
             time.
     """
-    said = fingerprint(what)
-    if next(incomparable(said), None) is not None:
+    mark = fingerprint(what)
+    if next(incomparable(mark), None) is not None:
         return make()
     network = model.transformer.unedited
     # The slot holds the tokenizer, so that no other can get its identity.
     tokenizer = model.text.tokenizer if model.text.has_tokenizer else None
     with unchanged(network):
-        held = looked_at(network, "content", lambda: content(network))
+        weights = looked_at(network, "content", lambda: content(network))
         key = json.dumps(
             [
-                held,
+                weights,
                 repr(network.config),
                 repr(network.dtype),
-                said,
+                mark,
                 id(tokenizer),
                 fingerprint(model.text.settings),
             ]
@@ -105,8 +105,8 @@ def content(model: Transformer) -> str:
     state = model.state_dict()
     shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
     if model.device.type == "cpu":
-        held = map(in_memory, state.values())
-        sums = [hash(bytes(each[i : i + GROUP])) for each in held for i in range(0, len(each), GROUP)]
+        in_bytes = map(in_memory, state.values())
+        sums = [hash(bytes(each[i : i + GROUP])) for each in in_bytes for i in range(0, len(each), GROUP)]
     else:
         here = to_host({i: _hashed(group) for i, group in enumerate(_groups(state))})
         sums = [int(each) for each in here.values()]

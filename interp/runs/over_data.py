@@ -245,15 +245,15 @@ def _journalled(
         begun: whether the folder holds progress already.
     """
     questions, model = work.questions, work.model
-    said = work_of(questions, model, about(work.source))
+    about_work = work_of(questions, model, about(work.source))
     if begun or work.share is not None:
-        check_comparable(said)
+        check_comparable(about_work)
     with one_after_another(model):
-        stored = WORK.claim(folder, said)
-    if stored != said:  # of shards that start together one decides on the batches
+        stored = WORK.claim(folder, about_work)
+    if stored != about_work:  # of shards that start together one decides on the batches
         work = replace(work, source=sized(stored))
-        said = {**said, "data": about(work.source)}
-    WORK.agree(folder, stored, said)
+        about_work = {**about_work, "data": about(work.source)}
+    WORK.agree(folder, stored, about_work)
     with opened(folder, questions, model, work.share) as here:
         work.go(here.due, here.journal.progress, here.take)
         return work.kept(here.together())

@@ -67,21 +67,21 @@ class TensorPiece:
         return found if self.trained is None else nn.Parameter(found, requires_grad=self.trained)
 
     def _flat(self, maps: dict[Path, FileMap]) -> Shaped[Tensor, "n"]:
-        held = self.numbers
-        if isinstance(held, Tensor):
-            return held.reshape(-1)
-        if isinstance(held, np.ndarray):
+        numbers = self.numbers
+        if isinstance(numbers, Tensor):
+            return numbers.reshape(-1)
+        if isinstance(numbers, np.ndarray):
             with warnings.catch_warnings():  # an array of Ray's store is not for writing, and nobody writes
                 warnings.simplefilter("ignore", UserWarning)
-                return torch.from_numpy(held).view(self.dtype)
-        if held.path not in maps:
-            if not held.here:
+                return torch.from_numpy(numbers).view(self.dtype)
+        if numbers.path not in maps:
+            if not numbers.here:
                 raise ValueError(
-                    f"{held.path}, of which the model's parameters are views, is not here, or not as it was when the "
-                    "model was sent"
+                    f"{numbers.path}, of which the model's parameters are views, is not here, or not as it was when "
+                    "the model was sent"
                 )
-            maps[held.path] = FileMap(held.path)
-        return maps[held.path].view(self.dtype, held.start, int(np.prod(self.shape)))
+            maps[numbers.path] = FileMap(numbers.path)
+        return maps[numbers.path].view(self.dtype, numbers.start, int(np.prod(self.shape)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class Pickler(Protocol):
 
 def packed(
     work: Work,
-    held: Callable[[Tensor], Bytes],
+    handed_over: Callable[[Tensor], Bytes],
     *,
     pickler: Pickler = pickle.Pickler,
     by_path: bool = True,
@@ -137,7 +137,7 @@ def packed(
     """The work of a run as a parcel that any number of workers can open.
 
     Args:
-        held: how numbers that are in no file are handed over, `in_shared_memory` or `as_bytes`.
+        handed_over: how numbers that are in no file are handed over, `in_shared_memory` or `as_bytes`.
         by_path: whether to send what is in files as places there.
 
     Raises:
@@ -156,7 +156,7 @@ def packed(
         if id(given) not in known:
             trained = given.requires_grad if isinstance(given, nn.Parameter) else None
             place = places.get(id(given))
-            numbers = held(given.detach()) if place is None else place
+            numbers = handed_over(given.detach()) if place is None else place
             pieces.append(TensorPiece(numbers, given.dtype, tuple(given.shape), trained))
             known[id(given)] = len(pieces) - 1
         return known[id(given)]

@@ -113,10 +113,10 @@ class Rounds:
         }
         return {**whole, **failed}
 
-    def _alike(self, asked: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
+    def _alike(self, questions: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
         """The asks in groups, each about equal rows and one model."""
         groups: dict[tuple[int, int], list[_Asked]] = {}
-        for each in asked:
+        for each in questions:
             model = each.ask.model or self.subject
             groups.setdefault((id(model.transformer), id(each.ask.data)), []).append(each)
         yield from groups.values()

@@ -231,7 +231,7 @@ def _with_origin(result: xr.Dataset, network: Transformer) -> xr.Dataset:
     return result.assign_attrs({**origin, **result.attrs})
 
 
-def _check_finite(network: Transformer, asked: str) -> None:
+def _check_finite(network: Transformer, names: str) -> None:
     """NotFiniteError for weights that are NaN or infinite."""
     weights = {name: value for name, value in network.named_parameters() if value.numel()}
 
@@ -240,7 +240,7 @@ def _check_finite(network: Transformer, asked: str) -> None:
 
     if not looked_at(network, "finite", finite):
         name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
-        raise NotFiniteError(f"{asked}: finite weights are required, {name} holds NaN or infinity")
+        raise NotFiniteError(f"{names}: finite weights are required, {name} holds NaN or infinity")
 
 
 def _subject(questions: SomeQuestions, model: Model, edits: Sequence[Edit]) -> Subject:
@@ -249,12 +249,12 @@ def _subject(questions: SomeQuestions, model: Model, edits: Sequence[Edit]) -> S
     Raises:
         ValueError: as `as_model`; for questions about weights; edits, which would change nothing.
     """
-    asked = _by_name(questions)
-    if not all(getattr(each, "of_weights", False) for each in asked.values()):
+    by_name = _by_name(questions)
+    if not all(getattr(each, "of_weights", False) for each in by_name.values()):
         return as_model(model, edits)
     if edits:
         raise ValueError(
-            f"{', '.join(asked)} ask about the weights, which edits of activations leave as they are"
+            f"{', '.join(by_name)} ask about the weights, which edits of activations leave as they are"
         )
     network = as_network(model).unedited
     network.check_files()

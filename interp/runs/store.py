@@ -363,8 +363,8 @@ def store_activations(
         names = ", ".join(edit.name for edit in network.edits)
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
     wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
-    stored, held = STORE.locked(folder, asdict(wanted))
-    with held:
+    stored, lock = STORE.locked(folder, asdict(wanted))
+    with lock:
         index = _begun(folder, wanted, stored)
         given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
         given = given.in_order() if isinstance(given, PromptBatches) else given
@@ -524,18 +524,18 @@ def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int
 
 def _regrouped(parts: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
     """The entries in groups of `size`; the last may be smaller."""
-    held: list[Mapping[str, Tensor]] = []
+    pending: list[Mapping[str, Tensor]] = []
     for part in parts:
-        held.append(part)
-        n = sum(len(each["row"]) for each in held)
+        pending.append(part)
+        n = sum(len(each["row"]) for each in pending)
         if n < size:
             continue
-        joined = _joined(held)
+        joined = _joined(pending)
         for start in range(0, n - size + 1, size):
             yield {name: tensor[start : start + size] for name, tensor in joined.items()}
-        held = [{name: tensor[n // size * size :] for name, tensor in joined.items()}]
-    if any(len(each["row"]) for each in held):
-        yield _joined(held)
+        pending = [{name: tensor[n // size * size :] for name, tensor in joined.items()}]
+    if any(len(each["row"]) for each in pending):
+        yield _joined(pending)
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

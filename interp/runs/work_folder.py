@@ -88,20 +88,20 @@ class WorkFolder:
 
 def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
-    asked = {each.name: fingerprint(each) for each in questions.asked}
+    fingerprints = {each.name: fingerprint(each) for each in questions.asked}
     network = {
         "model_sha256": model_hash(model),
         "dtype": str(model.dtype),
         "edits": fingerprint(model.edits),
     }
-    work = {**network, "data": data, "analyses": asked}
+    work = {**network, "data": data, "analyses": fingerprints}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
 
 
-def check_comparable(asked: Json) -> None:
+def check_comparable(parameters: Json) -> None:
     """ValueError for things that decide a number and cannot be compared later."""
-    if odd := list(incomparable(asked)):
+    if odd := list(incomparable(parameters)):
         raise ValueError(
             "several processes, or a run that is gone on with, must ask the same, and that cannot be told of "
             f"{odd[0]}: use values that can be compared (numbers, texts, tensors, records of these), or a new folder"

@@ -195,12 +195,12 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
 
     async def cancel(request: Request) -> Response:
         try:
-            asked = asks.parsed(asks.Cancel, await _body(request))
+            cancelled = asks.parsed(asks.Cancel, await _body(request))
         except _BrokenOffError:
             return Response(status_code=LATE)
         except ValueError as cause:
             return _error(400, cause)
-        return JSONResponse({"stopped": jobs.stop(asked.tab)})
+        return JSONResponse({"stopped": jobs.stop(cancelled.tab)})
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:

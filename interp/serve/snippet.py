@@ -29,9 +29,9 @@ class Origin:
     @property
     def call(self) -> str:
         """The line of Python."""
-        said = {"revision": self.revision, "dtype": self.dtype, "device": self.device}
+        arguments = {"revision": self.revision, "dtype": self.dtype, "device": self.device}
         usual = {"revision": None, "dtype": None, "device": "cpu"}
-        options = "".join(f", {name}={value!r}" for name, value in said.items() if value != usual[name])
+        options = "".join(f", {name}={value!r}" for name, value in arguments.items() if value != usual[name])
         return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
 
 

@@ -119,11 +119,11 @@ class Examples:
         """
         batch = self.batch
         if batch.answer is None:
-            asked = self.predicted(determined_only=determined_only)
+            predicted = self.predicted(determined_only=determined_only)
             unlike = "rows with a token to predict are required, some have none that is asked"
-            check(asked.any(1).all(), partial(ValueError, unlike))
+            check(predicted.any(1).all(), partial(ValueError, unlike))
             losses = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
-            return (losses * asked).sum(1) / asked.sum(1)
+            return (losses * predicted).sum(1) / predicted.sum(1)
         last = upcast(logits[torch.arange(len(batch), device=logits.device), batch.last()])
         right = last.gather(1, batch.answer[:, None])[:, 0]
         if batch.wrong is None:

@@ -247,21 +247,21 @@ class Facts:
         """
         pools: dict[tuple[str, str], list[_SpelledFact]] = defaultdict(list)
         for prompt in self.prompts:
-            if asked := _spelled(tokenizer, prompt):
-                pools[prompt.fact.relation, asked.group].append(asked)
+            if spelled := _spelled(tokenizer, prompt):
+                pools[prompt.fact.relation, spelled.group].append(spelled)
         fitting = [
-            (asked, others)
+            (spelled, others)
             for pool in pools.values()
-            for asked in pool
-            if (others := [other for other in pool if other.answer != asked.answer])
+            for spelled in pool
+            if (others := [other for other in pool if other.answer != spelled.answer])
         ]
         if not fitting:
             raise ValueError(_no_two_fit(tokenizer, self.all_facts))
         generator = np.random.default_rng(self.seed)
         pairs = []
         for index in generator.integers(0, len(fitting), size=self.rows).tolist():
-            asked, others = fitting[index]
-            pairs.append(_swapped(asked, others[int(generator.integers(0, len(others)))]))
+            spelled, others = fitting[index]
+            pairs.append(_swapped(spelled, others[int(generator.integers(0, len(others)))]))
         return pairs_of("facts", pairs, changes=("subject",))
 
 
@@ -293,10 +293,10 @@ def _spelled(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
     return _SpelledFact(row, answer[0], group)
 
 
-def _swapped(asked: _SpelledFact, other: _SpelledFact) -> Pair:
-    subject = asked.row.columns["subject"]
+def _swapped(fact: _SpelledFact, other: _SpelledFact) -> Pair:
+    subject = fact.row.columns["subject"]
     roles = {"subject": subject, "subject_last": subject[-1:]}
-    return Pair(asked.row, other.row, asked.answer, other.answer, roles, asked.group)
+    return Pair(fact.row, other.row, fact.answer, other.answer, roles, fact.group)
 
 
 def _no_two_fit(tokenizer: Tokenizer, known: Sequence[Fact]) -> str:

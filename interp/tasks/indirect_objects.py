@@ -263,11 +263,11 @@ class IndirectObjects(Brief):
                 f"three names that are single tokens of this model are required, got {len(ids)} of {len(known)}"
             )
         drawn = [four for draw in range(self.rows // A_DRAW) for four in self._four(draw, list(ids))]
-        said = [_Named(s.prompt, s.receiver, s.giver) for s, _ in drawn]
+        named = [_Named(s.prompt, s.receiver, s.giver) for s, _ in drawn]
         unsaid = [
             _Named(s.template.format(**s.words | {"giver": third}), s.receiver, third) for s, third in drawn
         ]
-        return _batch(text, said, ids), _batch(text, unsaid, ids)
+        return _batch(text, named, ids), _batch(text, unsaid, ids)
 
     def _four(self, draw: int, names: Sequence[str]) -> list[tuple[IndirectObject, str]]:
         """The sentences of one draw, with their third name."""

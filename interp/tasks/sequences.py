@@ -46,8 +46,8 @@ class AssociativeRecall:
         generator = place.generator
         keys = different(generator, rows, self.pairs, 1, 1 + self._keys)
         values = generator.integers(1 + self._keys, self.d_vocab, size=keys.shape)
-        asked = different(generator, rows, self.queries, 0, self.pairs)
-        order = np.concatenate([np.tile(np.arange(self.pairs), (rows, 1)), asked], axis=1)
+        positions = different(generator, rows, self.queries, 0, self.pairs)
+        order = np.concatenate([np.tile(np.arange(self.pairs), (rows, 1)), positions], axis=1)
         both = [np.take_along_axis(each, order, axis=1) for each in (keys, values)]
         tokens = np.stack(both, axis=2).reshape(rows, -1)
         index = np.arange(tokens.shape[1])
@@ -122,10 +122,10 @@ class SequencePairs:
         lengths = generator.integers(self.low, self.high + 1, size=(rows, 1))
         symbols = generator.integers(2, self.d_vocab, size=(rows, self.high))
         index = np.arange(self.high + 1)
-        said = [np.pad(symbols, ((0, 0), (0, 1)))] * 2
+        padded = [np.pad(symbols, ((0, 0), (0, 1)))] * 2
         if self.backwards:
-            said[1] = np.take_along_axis(symbols, np.maximum(lengths - 1 - index, 0), axis=1)
-        ended = [np.where(index < lengths, each, index == lengths) for each in said]
+            padded[1] = np.take_along_axis(symbols, np.maximum(lengths - 1 - index, 0), axis=1)
+        ended = [np.where(index < lengths, each, index == lengths) for each in padded]
         keep = torch.from_numpy(index <= lengths)
         target = torch.from_numpy(np.pad(ended[1], ((0, 0), (1, 0))))
         whole = torch.ones(rows, 1, dtype=torch.bool)

@@ -235,7 +235,7 @@ class CompareMethods(Question):
         attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
         return ByRow(
             self.name,
-            ReadingThen(list(reads), partial(_of_every, each=each, how=how, asked=self)),
+            ReadingThen(list(reads), partial(_of_every, each=each, how=how, question=self)),
             Rows,
             partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
             AnswerTokens.of(model.text, self.answer, self.wrong),
@@ -379,17 +379,17 @@ def _of_every(
     model: Transformer,
     each: Mapping[str, ReadingThen],
     how: Removal,
-    asked: CompareMethods,
+    question: CompareMethods,
 ) -> Steps[Mapping[str, Tensor]]:
     """Scores of every method's values, and of random ones."""
-    at, device = columns(batch, asked.pos), batch.tokens.device
+    at, device = columns(batch, question.pos), batch.tokens.device
     values = []
     for method in each.values():
         found = yield from method.steps(trace, batch, model)
         values.append(to_device(found["value"], device))
-    chance = random_values(batch, asked.draws, asked.seed)
+    chance = random_values(batch, question.draws, question.seed)
     ranked = torch.stack([*(value.double() for value in values), *to_device(chance.double(), device)])
-    scores = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
+    scores = yield from erased(model, batch, ranked, at, how, batch_size=question.rows_together)
     return {"each": torch.cat((scores[: len(values)], scores[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 
@@ -432,9 +432,9 @@ def _answers(
     for some in rows.split(batch_size):
         prompt, mine = some[:, 0], to_device(some[:, 1:].bool(), model.device)
         edit = Edit("hook_embed", partial(_replaced, base=base, holes=mine))
-        asked = batch.rows(prompt)
-        run = yield from recorded(asked, (), final=True, edits=[edit])
-        found.append(_measured(model, run.end, asked, at[to_device(prompt, at.device)], how.measure))
+        own_rows = batch.rows(prompt)
+        run = yield from recorded(own_rows, (), final=True, edits=[edit])
+        found.append(_measured(model, run.end, own_rows, at[to_device(prompt, at.device)], how.measure))
     return torch.cat(found)[to_device(place, model.device)].unflatten(0, holes.shape[:2])
 
 

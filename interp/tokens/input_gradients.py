@@ -143,8 +143,8 @@ def answer_logits(
             "gradients of an answer's logit require batches with answers and a model with logits"
         )
     place = torch.arange(len(stream), device=stream.device)
-    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
-    logits = model.uncapped(upcast(stream[place, at]), columns=asked)
+    answers = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    logits = model.uncapped(upcast(stream[place, at]), columns=answers)
     return logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
 
 

@@ -261,7 +261,7 @@ class LayerMixing(Question):
                 partial(_matrices, kernel=self.kernel),
             ),
             Rows,
-            partial(_finish_layers, asked=self, config=network.config, text=model.text),
+            partial(_finish_layers, question=self, config=network.config, text=model.text),
         )
 
 
@@ -444,17 +444,17 @@ def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) ->
     return {"value": matrix, "mixing_ratio": ratio, "token": batch.token_ids}
 
 
-def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> xr.Dataset:
+def _finish_layers(merged: Partial, question: LayerMixing, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims = ("prompt", "layer", "query", "key")
     n = merged.rows["token"].shape[1]
     return labelled(
-        asked.name,
+        question.name,
         {"value": (dims, merged.rows["value"]), "mixing_ratio": (dims[:3], merged.rows["mixing_ratio"])},
         coords={
             "layer": range(config.n_layers), "query": range(n), "key": range(n), "pos": range(n),
             "token": text.token_words(merged.rows["token"]),
         },
         units={"value": "share of the row", "mixing_ratio": "share"},
-        attrs={"kernel": asked.kernel, "unit": "share of the row"},
+        attrs={"kernel": question.kernel, "unit": "share of the row"},
     )  # fmt: skip

@@ -266,9 +266,9 @@ def composition_directions(
     )
 
 
-def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
+def _pairs(circuits: HeadCircuits, question: Composition) -> xr.Dataset:
     """The ratio of every pair of heads with its null and its relative size, heads by name."""
-    ratio = composition_scores(circuits, asked.kind, offset=asked.offset).double()
+    ratio = composition_scores(circuits, question.kind, offset=question.offset).double()
     null = torch.full_like(ratio, circuits.config.d_model**-0.5)
     values = {"value": ratio, "null": null, "excess": ratio - null, "relative": relative_scores(ratio)}
     heads = head_names(circuits.config)
@@ -278,25 +278,25 @@ def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
         name: torch.where(ratio.isfinite(), each, torch.nan).reshape(n, n) for name, each in values.items()
     }
     return labelled(
-        asked.name,
+        question.name,
         {name: (("src", "dst"), each) for name, each in cells.items()},
         coords={"src": heads, "dst": heads, "src_layer": ("src", layers), "dst_layer": ("dst", layers)},
         units={
             **dict.fromkeys(("value", "null", "excess"), RATIO),
             "relative": FACTOR,
         },
-        attrs=_attrs(circuits, asked),
+        attrs=_attrs(circuits, question),
     )
 
 
-def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
+def _attrs(circuits: HeadCircuits, question: Composition) -> dict[str, str | int]:
     config = circuits.config
     attrs: dict[str, str | int] = {
-        "kind": asked.kind, "null": NULL, "folded": int(asked.folded), "d_model": config.d_model,
+        "kind": question.kind, "null": NULL, "folded": int(question.folded), "d_model": config.d_model,
         "unit": RATIO,
     }  # fmt: skip
-    if isinstance(config.position, Rotary) and asked.kind != "V":
-        attrs["offset"] = asked.offset or 0
+    if isinstance(config.position, Rotary) and question.kind != "V":
+        attrs["offset"] = question.offset or 0
     return attrs
 
 

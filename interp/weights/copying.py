@@ -517,23 +517,23 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 
 
 @torch.no_grad()
-def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
+def _copying(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
     config = circuits.config
     notes: list[str] = []
     score, random, _ = against_random(circuits)
     scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
     p = {"eigenvalue": random.p(score)}
-    if asked.previous is not None:
-        weight = torch.tensor(asked.previous.transpose("layer", "head").to_numpy())
+    if question.previous is not None:
+        weight = torch.tensor(question.previous.transpose("layer", "head").to_numpy())
         layers = _matching(circuits, weight, None)
         found = torch.stack([score for score, _ in layers])
         chance = found.new_tensor([null.mean for _, null in layers])[:, None]
         scores["matching"] = Score.exact(found, POSITIVITY, chance)
         p["matching"] = torch.stack([null.p(score) for score, null in layers])
-    if asked.ranks:
-        count = _ranked(config, asked.sample)
+    if question.ranks:
+        count = _ranked(config, question.sample)
         sources = _sampled(config.d_vocab, count)
-        if asked.sample is None and count is not None:
+        if question.sample is None and count is not None:
             notes.append(
                 f"top1 and mean_rank are of {count} of {config.d_vocab} tokens, drawn from a fixed seed, mean_rank by "
                 f"{min(SCREENED, config.d_vocab)} outputs (sample='all': of all, which takes "
@@ -542,15 +542,15 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         ranked = _rank_scores(circuits, sources)
         scores |= ranked
         others = [
-            _rank_scores(HeadCircuits(each, folded=asked.folded, embedding=asked.embedding), sources)
-            for each in random_heads(circuits.network, asked.random)
+            _rank_scores(HeadCircuits(each, folded=question.folded, embedding=question.embedding), sources)
+            for each in random_heads(circuits.network, question.random)
         ]
         for name in ranked if others else ():
             chance = torch.stack([each[name].value for each in others], 1).flatten(1)[:, None]
             p[name] = two_sided_p(ranked[name].value, chance)
     missing = torch.full_like(p["eigenvalue"], torch.nan)
     return scored(
-        asked.name,
+        question.name,
         scores,
         ("layer", "head"),
         coords={
@@ -558,7 +558,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         },
         others={"p": (("layer", "head", "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs={
-            "folded": int(asked.folded), "embedding": asked.embedding,
+            "folded": int(question.folded), "embedding": question.embedding,
             "interval": "95 % over tokens of the vocabulary",
             "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
             "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",

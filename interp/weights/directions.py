@@ -115,8 +115,8 @@ class Directions(Brief, Question):
                 f"shape {shape_text(given.shape)}"
             )
         most = circuits.config.n_outputs if self.side == "written" else circuits.config.d_vocab
-        asked = replace(self, top=listed(self.top, 10, most))
-        return WithoutData(self.name, partial(_directions, circuits, model.text, asked))
+        question = replace(self, top=listed(self.top, 10, most))
+        return WithoutData(self.name, partial(_directions, circuits, model.text, question))
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class SingularDirections(Question):
         if not 1 <= self.count <= most:
             raise ValueError(f"{self.matrix} has 1 to {most} singular directions, got count={self.count}")
         config.require_tokens("what a matrix reads and writes as tokens, side by side,")
-        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
-        return WithoutData(self.name, partial(_singular_directions, circuits, model.text, part, asked))
+        question = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return WithoutData(self.name, partial(_singular_directions, circuits, model.text, part, question))
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,8 @@ class Neurons(Question):
         _check_mlp(config)
         chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
         config.require_tokens("what neurons read and write as tokens, side by side,")
-        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
-        return WithoutData(self.name, partial(_neurons, circuits, model.text, chosen, asked))
+        question = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return WithoutData(self.name, partial(_neurons, circuits, model.text, chosen, question))
 
 
 directions = of_weights(Directions)
@@ -251,46 +251,48 @@ neurons = of_weights(Neurons, renamed={"layer": "parts, such as 'L3N17'", "index
 
 
 @torch.no_grad()
-def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dataset:
-    embedded, unit = circuits.embedded, _unit(circuits, asked.side)
-    rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
+def _directions(circuits: HeadCircuits, text: Text, question: Directions) -> xr.Dataset:
+    embedded, unit = circuits.embedded, _unit(circuits, question.side)
+    rows = question.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, upcast(embedded[:0]).dtype)
-    told = text.of_outputs if asked.side == "written" else text
-    value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), told)
+    told = text.of_outputs if question.side == "written" else text
+    value, coords = _listed(_scores(circuits, rows, question.side), question.top, ("direction",), told)
     return labelled(
-        asked.name,
+        question.name,
         {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
         coords={"direction": range(len(rows)), **coords},
         units={"value": unit, "norm": "length"},
-        attrs={"unit": unit, "side": asked.side, **_conventions(circuits)},
+        attrs={"unit": unit, "side": question.side, **_conventions(circuits)},
     )
 
 
 @torch.no_grad()
 def _singular_directions(
-    circuits: HeadCircuits, text: Text, part: Part, asked: SingularDirections
+    circuits: HeadCircuits, text: Text, part: Part, question: SingularDirections
 ) -> xr.Dataset:
-    s, vectors = _singular(circuits, asked.matrix, part, asked.offset)
-    scores = torch.stack([_scores(circuits, x[:, : asked.count].mT, side) for side, x in vectors.items()], 1)
+    s, vectors = _singular(circuits, question.matrix, part, question.offset)
+    scores = torch.stack(
+        [_scores(circuits, x[:, : question.count].mT, side) for side, x in vectors.items()], 1
+    )
     scores = scores * _sign(scores[:, -1])[:, None, None]
-    value, coords = _listed(scores, asked.top, ("direction", "side"), text)
+    value, coords = _listed(scores, question.top, ("direction", "side"), text)
     return labelled(
-        asked.name,
-        {"value": value, "singular_value": (("direction",), s[: asked.count])},
+        question.name,
+        {"value": value, "singular_value": (("direction",), s[: question.count])},
         coords={
-            "direction": range(asked.count), "side": list(vectors), **coords,
+            "direction": range(question.count), "side": list(vectors), **coords,
             "unit": ("side", [_unit(circuits, side) for side in vectors]),
         },
         units={"value": SEE_UNIT, "singular_value": "singular value"},
         attrs={
-            **_conventions(circuits), "matrix": asked.matrix, "part": str(part),
+            **_conventions(circuits), "matrix": question.matrix, "part": str(part),
             "sign": "the largest absolute score of the last side is positive",
         },
     )  # fmt: skip
 
 
 @torch.no_grad()
-def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: Neurons) -> xr.Dataset:
+def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], question: Neurons) -> xr.Dataset:
     places = [(part.layer or 0, part.index or 0) for part in chosen]
     layers = {layer: _mlp_matrices(circuits, layer) for layer, _ in places}
     names = list(layers[places[0][0]])
@@ -301,9 +303,9 @@ def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: 
         rows = torch.stack([every[layer][index] for layer, index in places])
         found.append(_scores(circuits, rows, side))
         norms.append(rows.norm(dim=-1))
-    value, coords = _listed(torch.stack(found, 1), asked.top, ("part", "matrix"), text)
+    value, coords = _listed(torch.stack(found, 1), question.top, ("part", "matrix"), text)
     return labelled(
-        asked.name,
+        question.name,
         {"value": value, "norm": (("part", "matrix"), torch.stack(norms, 1))},
         coords={
             "part": list(map(str, chosen)), "matrix": names, **coords,

@@ -101,25 +101,27 @@ class HeadTokens(Question):
         """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         ids = _distinct(model.text, self.tokens)
-        asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
-        return WithoutData(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
+        question = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
+        return WithoutData(self.name, partial(_head_tokens, circuits, model.text, ids, question))
 
 
 head_tokens = of_weights(HeadTokens, renamed={"circuits": "folded, scaled and embedding"})
 
 
 @torch.no_grad()
-def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens) -> xr.Dataset:
+def _head_tokens(
+    circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], question: HeadTokens
+) -> xr.Dataset:
     config, device = circuits.config, circuits.network.device
     rows, unembedding = upcast(circuits.embedded_tokens(ids)), upcast(circuits.bare_unembedding)
     centre, known = unembedding.mean(-1), to_device(ids, device)
-    assert asked.top is not None
+    assert question.top is not None
     values, words = [], []
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
-        written, outputs = _written(circuits, heads, rows, unembedding, centre, asked.top)
-        scores, places = _sought(circuits, heads, rows, min(asked.top, len(ids)))
-        more = (0, asked.top - scores.shape[-1])
+        written, outputs = _written(circuits, heads, rows, unembedding, centre, question.top)
+        scores, places = _sought(circuits, heads, rows, min(question.top, len(ids)))
+        more = (0, question.top - scores.shape[-1])
         sought = torch.nn.functional.pad(scores, more, value=torch.nan)
         keys = torch.nn.functional.pad(known[places], more, value=-1)
         values.append(torch.cat((written, sought[:, :, None]), 2))
@@ -128,13 +130,13 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
     factors, unit = typical_factors(circuits), units(config)
     factor = torch.stack((factors.moved, factors.moved, factors.sought), 1)
     table = labelled(
-        asked.name,
+        question.name,
         {name: (_CELL, each) for name, each in found.items()},
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
             **worded(text, "token", ids, ("token",)), "list": LISTS,
             "unit": ("list", [unit["OV"], unit["OV"], unit["QK"]]), "factor": (("layer", "list"), factor),
-            "rank": range(asked.top),
+            "rank": range(question.top),
         },
         units="see the coordinate unit",
         attrs={

@@ -116,7 +116,7 @@ spectra = of_weights(Spectra)
 
 
 @torch.no_grad()
-def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
+def _spectra(network: Transformer, question: Spectra) -> xr.Dataset:
     names, kinds, parts, layers, values = [], [], [], [], []
     matrices = list(_matrices(network))
     spectra = all_singular_values([each.matrix for each in matrices])
@@ -131,9 +131,9 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
             values.append(row)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
     return labelled(
-        asked.name,
+        question.name,
         {
-            **{name: (("matrix",), value) for name, value in summary(singular, asked.top).items()},
+            **{name: (("matrix",), value) for name, value in summary(singular, question.top).items()},
             "singular": (("matrix", "index"), singular),
         },
         coords={
@@ -144,7 +144,7 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
             "norm": "Frobenius norm", "stable_rank": "directions", "effective_rank": "directions",
             "top_share": "share of the squared norm", "singular": "singular value",
         },
-        attrs={"top": asked.top, "unit": "singular value", "weights": "raw, no norm folded in"},
+        attrs={"top": question.top, "unit": "singular value", "weights": "raw, no norm folded in"},
     )  # fmt: skip
 
 

@@ -85,9 +85,9 @@ superposition = of_weights(Superposition)
 
 
 @torch.no_grad()
-def _superposition(network: Transformer, asked: Superposition) -> xr.Dataset:
+def _superposition(network: Transformer, question: Superposition) -> xr.Dataset:
     weights, config = Weights(network), network.config
-    each = [_read(network, weights, layer, folded=asked.folded) for layer in range(config.n_layers)]
+    each = [_read(network, weights, layer, folded=question.folded) for layer in range(config.n_layers)]
     norm, bias = (torch.stack(values).cpu() for values in zip(*each, strict=True))
     found = {
         "norm": norm.mean(1),
@@ -97,13 +97,13 @@ def _superposition(network: Transformer, asked: Superposition) -> xr.Dataset:
         "correlation": _correlation(norm, bias),
     }
     return scored(
-        asked.name,
+        question.name,
         {score: Score.exact(found[score], unit) for score, unit in SCORES.items()},
         ("layer",),
         coords={"layer": range(config.n_layers)},
         others={"neuron_norm": (("layer", "neuron"), norm), "neuron_bias": (("layer", "neuron"), bias)},
         units={"neuron_norm": "norm", "neuron_bias": "activation"},
-        attrs={"folded": int(asked.folded), "null": "none: weights only"},
+        attrs={"folded": int(question.folded), "null": "none: weights only"},
     )
 
 

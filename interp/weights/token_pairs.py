@@ -94,8 +94,8 @@ class TopPairs(Question):
         most *= circuits.config.n_outputs if self.kind == "OV" else most
         if self.kind not in SIDES:
             raise ValueError(f"kind must be OV or QK, got {self.kind!r}")
-        asked = replace(self, top=listed(self.top, 20, most, " pairs of tokens"))
-        return WithoutData(self.name, partial(_top_pairs, circuits, model.text, heads, asked))
+        question = replace(self, top=listed(self.top, 20, most, " pairs of tokens"))
+        return WithoutData(self.name, partial(_top_pairs, circuits, model.text, heads, question))
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ class SkipTrigrams(Question):
         if isinstance(self.sources, list | tuple) and not self.sources:
             raise ValueError("at least one source is required, got none")
         sources = None if self.sources is None else model.text.tokens(self.sources)
-        asked = replace(self, top=listed(self.top, 10, v if sources is not None else v * v))
+        question = replace(self, top=listed(self.top, 10, v if sources is not None else v * v))
         if not 1 <= self.outputs <= circuits.config.n_outputs:
             raise ValueError(f"outputs must be in [1, {circuits.config.n_outputs}], got {self.outputs}")
-        return WithoutData(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
+        return WithoutData(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, question))
 
 
 top_pairs = of_weights(
@@ -182,24 +182,26 @@ def _heads(given: PartName | Sequence[PartName], circuits: HeadCircuits) -> list
 
 
 @torch.no_grad()
-def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> xr.Dataset:
-    assert asked.top is not None
-    ends = text.of_outputs if asked.kind == "OV" else text
+def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], question: TopPairs) -> xr.Dataset:
+    assert question.top is not None
+    ends = text.of_outputs if question.kind == "OV" else text
     found = [
-        _centred(circuits, asked.kind, head).top_entries(asked.top, largest=asked.largest) for head in heads
+        _centred(circuits, question.kind, head).top_entries(question.top, largest=question.largest)
+        for head in heads
     ]
     value, rows, columns = (torch.stack(each) for each in zip(*found, strict=True))
-    row, column = SIDES[asked.kind]
-    dims, unit = ("part", "rank"), units(circuits.config)[asked.kind]
+    row, column = SIDES[question.kind]
+    dims, unit = ("part", "rank"), units(circuits.config)[question.kind]
     return labelled(
-        asked.name,
+        question.name,
         {"value": (dims, value)},
         coords={
-            "part": list(map(str, heads)), "rank": range(asked.top), "factor": _factors(circuits, heads, asked.kind),
+            "part": list(map(str, heads)), "rank": range(question.top),
+            "factor": _factors(circuits, heads, question.kind),
             **worded(text, row, rows, dims), **worded(ends, column, columns, dims),
         },
         units=unit,
-        attrs={"kind": asked.kind, "unit": unit, "factor": ABOUT, **_conventions(circuits)},
+        attrs={"kind": question.kind, "unit": unit, "factor": ABOUT, **_conventions(circuits)},
     )  # fmt: skip
 
 
@@ -209,17 +211,17 @@ def _skip_trigrams(
     text: Text,
     heads: Sequence[Part],
     sources: Int[Tensor, "n"] | None,
-    asked: SkipTrigrams,
+    question: SkipTrigrams,
 ) -> xr.Dataset:
-    found = [_of_head(circuits, head, sources, asked) for head in heads]
+    found = [_of_head(circuits, head, sources, question) for head in heads]
     qk, destination, source, ov, output = (torch.stack(each) for each in zip(*found, strict=True))
     pairs = ("part", "pair")
     cells = (*pairs, "rank")
     return labelled(
-        asked.name,
+        question.name,
         {"ov": (cells, ov), "qk": (pairs, qk)},
         coords={
-            "part": list(map(str, heads)), "pair": range(qk.shape[1]), "rank": range(asked.outputs),
+            "part": list(map(str, heads)), "pair": range(qk.shape[1]), "rank": range(question.outputs),
             "ov_factor": _factors(circuits, heads, "OV"),
             **worded(text, "source", source, pairs), **worded(text, "destination", destination, pairs),
             **worded(text.of_outputs, "output", output, cells),
@@ -230,18 +232,22 @@ def _skip_trigrams(
 
 
 def _of_head(
-    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
+    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, question: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs of one head; OV entries and outputs of each pair's source."""
-    assert asked.top is not None
+    assert question.top is not None
     qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
     if sources is None:
-        scores, destination, source = qk.top_entries(asked.top)
+        scores, destination, source = qk.top_entries(question.top)
     else:
         given = sources.to(qk.A.device)
-        found, columns = qk.columns(given).T.row_top(asked.top)
-        scores, destination, source = found.flatten(), columns.flatten(), given.repeat_interleave(asked.top)
-    rises, output = ov.rows(source).row_top(asked.outputs)
+        found, columns = qk.columns(given).T.row_top(question.top)
+        scores, destination, source = (
+            found.flatten(),
+            columns.flatten(),
+            given.repeat_interleave(question.top),
+        )
+    rises, output = ov.rows(source).row_top(question.outputs)
     return scores, destination, source, rises, output
 
 

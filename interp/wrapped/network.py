@@ -473,7 +473,7 @@ class Wrapped(Transformer):
         gradients: bool,
     ) -> None:
         """ValueError for an option that was not proven of this network."""
-        asked = {
+        requested = {
             "start": bool(start),
             "cache": cache is not None,
             "cache of padded rows": cache is not None and (keep is not None or _is_padded(cache)),
@@ -481,7 +481,7 @@ class Wrapped(Transformer):
             "left padding": keep is not None and not bool(keep[:, 0].all()),
             "right padding": keep is not None and not bool(keep[:, -1].all()),
         }
-        for name, given in asked.items():
+        for name, given in requested.items():
             if given and (why := self.config.block.why_not(name)):
                 raise ValueError(f"this wrapped network takes no {name}: {why}")
         if gradients and (why := self.config.block.why_not("gradients")):

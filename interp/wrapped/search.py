@@ -287,7 +287,7 @@ def writers(calls: Mapping[str, Call], change: Float[Tensor, "b p d"]) -> dict[s
 
 @torch.no_grad()
 def called(
-    block: nn.Module, call: Call, stream: Tensor, pinned: Mapping[str, Tensor], asked: Sequence[str]
+    block: nn.Module, call: Call, stream: Tensor, pinned: Mapping[str, Tensor], names: Sequence[str]
 ) -> dict[str, Tensor]:
     """The outputs of some modules of a block called by itself on a stream, with the outputs of others pinned."""
     found: dict[str, Tensor] = {}
@@ -305,7 +305,7 @@ def called(
 
         return change
 
-    for path in {*asked, *pinned}:
+    for path in {*names, *pinned}:
         handles.append(block.get_submodule(path).register_forward_hook(hook(path)))  # type: ignore[arg-type]
     token = RUNNING.set(Running("sdpa", written_out=True, noted=[]))
     try:
@@ -380,8 +380,8 @@ def _middle(
     mlp, pinned = found["mlp_out"].path, {w.path: base[w.path] for n, w in found.items() if n in before}
     old = base[mlp]
     last = found[before[-1]]
-    held = {path: value for path, value in pinned.items() if value is not None}
-    shifted = {**held, last.path: held[last.path].reshape(noise.shape) - noise / last.factor}
+    pins = {path: value for path, value in pinned.items() if value is not None}
+    shifted = {**pins, last.path: pins[last.path].reshape(noise.shape) - noise / last.factor}
     same = called(block, call, call.given + noise, shifted, [mlp])[mlp]
     other = called(block, call, call.given, shifted, [mlp])[mlp]
     assert old is not None

@@ -134,7 +134,7 @@ def test_the_whole_is_that_of_explicit_matrices_inverted(method: str) -> None:
             pair = interp.lenses.factors.factors(
                 model,
                 rows.batch,
-                loss=partial(nats, labels=labels, asked=rows.predicted()),
+                loss=partial(nats, labels=labels, predicted=rows.predicted()),
                 everywhere=True,
             )
             deltas.append(pair[full][1][rows.batch.real])
