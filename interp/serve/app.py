@@ -187,11 +187,13 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
     """The application, guarded; it answers under `/token/` on this port of the loopback interface."""
     jobs, routes = JobQueue(), _Routes(subject)
 
-    def asking(kind: type[asks.EditedPrompt], work: Callable[[asks.EditedPrompt, Event], object]) -> Route:
+    def asking(
+        at: str, kind: type[asks.EditedPrompt], work: Callable[[asks.EditedPrompt, Event], object]
+    ) -> Route:
         async def endpoint(request: Request) -> Response:
             return await _answered(jobs, kind, work, request)
 
-        return Route(f"/{kind.__name__.lower()}", endpoint, methods=["POST"])
+        return Route(at, endpoint, methods=["POST"])
 
     async def cancel(request: Request) -> Response:
         try:
@@ -211,9 +213,9 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
         Route("/", routes.page),
         Route("/style.css", routes.style),
         Route("/script.js", routes.script),
-        asking(asks.Look, routes.look),
-        asking(asks.Continue, routes.go_on),
-        asking(asks.PythonSource, routes.source),
+        asking("/look", asks.Look, routes.look),
+        asking("/continue", asks.Continue, routes.go_on),
+        asking("/source", asks.PythonSource, routes.source),
         Route("/cancel", cancel, methods=["POST"]),
     ]
     handlers = {HTTPException: _http_error}
