@@ -32,8 +32,8 @@ SIDES = 3
 """Parts of each side that are kept of a score."""
 PAIRS = 3
 """Pairs that are kept of a score."""
-MOST_SCORES = 7_000
-"""Scores that are split: about 0.4 MB of the page, and half a second."""
+MOST_SCORES = 4_500
+"""Scores that are split: about 0.4 MB of the page of a model with 30 layers, and half a second."""
 TOO_LONG = "one head has more scores on this prompt than the page holds; attention_attribution splits each"
 """Text of the page for a prompt that is too long for it."""
 STEPS = 32_767

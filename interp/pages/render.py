@@ -52,8 +52,8 @@ GLOSSARY = {
 }
 """The words that a stranger needs."""
 SCRIPTS = (
-    "state", "cells", "attention", "lattice", "reading", "parts", "circuit", "why", "stages", "staged", "choosing",
-    "keyboard", "causal", "start",
+    "state", "cells", "attention", "lattice", "reading", "parts", "painted", "circuit", "why", "stages", "staged",
+    "choosing", "keyboard", "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -75,6 +75,7 @@ def _ready(report: Report) -> dict[str, object]:
     tables = report.tables
     names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
     heads = tables.get("heads")
+    looked = _looked(report, heads, tables.get("attribution"))
     shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
     return {
         "facts": _facts(report),
@@ -89,9 +90,10 @@ def _ready(report: Report) -> dict[str, object]:
         "threshold": INDUCTION_THRESHOLD,
         "absent": report.absent,
         "patterned": with_pattern(report.config),
+        "painted_heads": many_heads(report.config),
         "kinds": views.KINDS,
         "links": views.strongest(tables["composition"]) if "composition" in tables else {},
-        **_looked(report, heads, tables.get("attribution")),
+        **looked,
         "no_logits": wording.NO_LOGITS,
         "no_corrupted": wording.NO_CORRUPTED,
         "corrupted": report.corrupted,
@@ -102,11 +104,17 @@ def _ready(report: Report) -> dict[str, object]:
             "names": names,
             "heads": report.config.n_heads,
             "attention": _packed(tables.get("attention"), report.config),
+            **({"profiles": looked["profiles"]} if many_heads(report.config) else {}),
             **({"reasons": {why.part: why.payload() for why in report.reasons}} if report.reasons else {}),
             **({"stages": report.stages} if report.stages else {}),
             **linked,
         },
     }
+
+
+def many_heads(config: ModelConfig) -> bool:
+    """Whether there are too many heads for an element each."""
+    return config.n_layers * config.n_heads > views.MOST_CELLS
 
 
 def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | None) -> dict[str, object]:
@@ -150,6 +158,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         else [],
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
+        "most_depths": view_lens.MOST_DEPTHS,
         "why_these": view_lens.why_these(report.config),
         "word_count": None,
         "flows": None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -131,9 +132,19 @@ class About:
     """Facts about the model beyond its weights."""
 
     name: str
+    """The model's name, or the path that it was opened from."""
     summary: str = ""
     card: Json = field(default_factory=dict)
     """Numbers measured on held-out material, as `zoo.card` gives them."""
+
+    @property
+    def title(self) -> str:
+        """The name that the page bears: of a path its last part."""
+        return (
+            Path(self.name).name
+            if Path(self.name).is_absolute() or self.name.startswith((".", "~"))
+            else self.name
+        )
 
 
 @dataclass(frozen=True)

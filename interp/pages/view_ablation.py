@@ -26,6 +26,8 @@ UNCHANGED = "–"
 """Text of a cell in which nothing was changed."""
 LARGEST = 12
 """Parts listed with their numbers."""
+MOST_DOTS = 150
+"""Parts drawn as dots: the largest, all others lie about the middle."""
 SIDE, ROOM = 260.0, 36.0
 """Of the drawing of total against direct effect: its square and the room for its scales, in pixels."""
 
@@ -89,7 +91,7 @@ def _one(change: str, table: pd.DataFrame, reach: float) -> Ablation:
     order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))
     dots = [
         Dot(part, place(part.direct, reach), SIDE - place(part.value, reach), _tip(part))
-        for part in reversed(order)  # the largest are drawn last, above the others
+        for part in reversed(order[:MOST_DOTS])  # the largest are drawn last, above the others
     ]
     label, meaning = CHANGES[change]
     return Ablation(label, meaning, direct, total, reach, order[:LARGEST], dots)
@@ -103,7 +105,7 @@ def _tip(one: Replaced) -> str:
 def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> MapCell:
     text = UNCHANGED if idle else number(value, 2, sign=True)
     level = 0.0 if idle else -value / reach  # blue for the answer: it loses what the part gave
-    return MapCell(text, level, _tip(part), idle=idle)
+    return MapCell(text, level, _tip(part), idle=idle, value=value)
 
 
 def _signed(logits: float) -> str:

@@ -24,10 +24,16 @@ MEANINGS = {
 MLPS = ("mlp", "mlp_before")
 """Kinds of MLP; a block with two has `mlp_before` before attention."""
 GRAINS = {
+    "part": "the parts that add most, in the order of the stream; all others are one bar",
     "sublayer": "every sublayer, its heads and biases together",
-    "head": "every head, MLP, embedding and bias by itself",
 }
 """The grains of the waterfall in the order of the page."""
+OTHERS = " others"
+"""End of the name of all parts that have no bar of their own."""
+MOST_STEPS = 16
+"""Parts with a bar of their own in the waterfall by part; of more sublayers the bars have no names."""
+MOST_LISTED = 40
+"""Parts with a row of their own in the table."""
 MOST_TICKS = 6
 NAMED = 3
 """Heads named in the explanation of an attention sublayer."""
@@ -88,6 +94,8 @@ class Waterfall:
 
     bands: list[Band]
     count: int
+    narrow: bool
+    """Whether there are too many bars for a name under each."""
     total: WaterfallStep
     """The sum of all steps, as a bar of its own."""
     ticks: list[tuple[str, float]]
@@ -100,7 +108,10 @@ class Attribution:
     """Attribution made ready: waterfalls by grain, bars by size, the map, and where 0 and the total stand."""
 
     waterfalls: dict[str, Waterfall]
+    count: int
+    """Number of parts."""
     bars: list[Bar]
+    """The largest parts, and all others as one."""
     cells: CellRows
     reach: float
     """Largest absolute cell of the map, where the colour is full."""
@@ -113,19 +124,29 @@ class Attribution:
 def attribution(table: pd.DataFrame) -> Attribution:
     """Everything that the page draws of the attribution table."""
     parts = records(Added, table.assign(order=range(len(table))))  # in the order of the stream
-    values = table.value.to_numpy(dtype=float)
-    order = np.argsort(-np.abs(values), kind="stable")
-    starts, ends, low, span = _falls(values[order])
+    listed = _largest(parts, MOST_LISTED)
+    starts, ends, low, span = _falls(np.array([one.value for one in listed]))
     left, width = 100 * (np.minimum(starts, ends) - low) / span, 100 * np.abs(ends - starts) / span
-    bars = [Bar(parts[i], float(x), float(w)) for i, x, w in zip(order, left, width, strict=True)]
+    bars = [Bar(one, float(x), float(w)) for one, x, w in zip(listed, left, width, strict=True)]
     placed = [part for part in parts if part.kind in ("head", *MLPS)]
     reach = max((abs(part.value) for part in placed), default=0.0) or 1.0
     heads_first = sorted(placed, key=lambda part: part.kind != "head")
     cells = by_layer((part.layer, _cell(part, reach)) for part in heads_first)
     unplaced = sum(part.value for part in parts if part.kind not in ("head", *MLPS))
-    falls = {"sublayer": _waterfall(_sublayers(parts)), "head": _waterfall([[part] for part in parts])}
+    by_part = sorted(_largest(parts, MOST_STEPS), key=lambda part: part.order)
+    falls = {"part": _waterfall([[part] for part in by_part]), "sublayer": _waterfall(_sublayers(parts))}
     goal = 100 * (float(ends[-1]) - low) / span
-    return Attribution(falls, bars, cells, reach, unplaced, -100 * low / span, goal)
+    return Attribution(falls, len(parts), bars, cells, reach, unplaced, -100 * low / span, goal)
+
+
+def _largest(parts: list[Added], most: int) -> list[Added]:
+    """So many parts by size, and all others as one behind them."""
+    order = sorted(parts, key=lambda part: -abs(part.value))
+    rest = order[most:]
+    if len(rest) < 2:
+        return order
+    value, share = (math.fsum(getattr(part, name) for part in rest) for name in ("value", "share"))
+    return [*order[:most], Added(f"{len(rest)}{OTHERS}", "others", None, None, value, share, len(parts))]
 
 
 def _falls(
@@ -139,7 +160,7 @@ def _falls(
 
 def _cell(one: Added, reach: float) -> MapCell:
     tip = f"{one.part}\n{_amount(one.value)} logits\n{_share(one.share)} of the total"
-    return MapCell(number(one.value, 2, sign=True), one.value / reach, tip)
+    return MapCell(number(one.value, 2, sign=True), one.value / reach, tip, value=one.value)
 
 
 def _amount(value: float) -> str:
@@ -185,14 +206,15 @@ def _waterfall(groups: list[list[Added]]) -> Waterfall:
     bottom = place(min(0.0, total))
     whole = WaterfallStep("total", None, None, total, bottom, place(max(0.0, total)) - bottom, tip)
     ticks = [(text, place(value)) for text, value in round_ticks(low, low + span)]
-    return Waterfall(_bands(steps), len(steps) + 1, whole, ticks, place(0.0), place(total))
+    narrow = len(steps) > MOST_STEPS + 1
+    return Waterfall(_bands(steps), len(steps) + 1, narrow, whole, ticks, place(0.0), place(total))
 
 
 def _bands(steps: list[WaterfallStep]) -> list[Band]:
     """Neighbours of one layer together: before all layers the embeddings, after them what is left."""
     bands: list[Band] = []
-    for layer, group in groupby(steps, key=lambda step: step.layer):
-        outside = "final" if bands else "embed"
+    for (layer, rest), group in groupby(steps, key=lambda step: (step.layer, step.part.endswith(OTHERS))):
+        outside = "rest" if rest else "final" if bands else "embed"
         bands.append(Band(outside if layer is None else str(Part("block", layer)), list(group)))
     return bands
 

@@ -14,6 +14,8 @@ from interp.model.parts import Part
 from interp.pages.views import MapCell, records
 from interp.pages.wording import number, probability, visible
 
+MOST_DEPTHS = 16
+"""Depths of a lens, and layers of the backward lens, that are rows of the page; of more a choice."""
 IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
 """When a cell shows `NO_UPDATE`, in words."""
 LISTED = 5
@@ -108,7 +110,14 @@ def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
         cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
     inner = [f"after layer {i}" for i in range(len(cells) - 2)]
     labels = ["embedding", *inner, "output"] if len(cells) > 1 else ["output"]
-    return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
+    return chosen([Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)])
+
+
+def chosen(depths: list[Depth]) -> list[Depth]:
+    """At most `MOST_DEPTHS` of the depths, evenly apart, the first and the last among them."""
+    if len(depths) <= MOST_DEPTHS:
+        return depths
+    return [depths[round(i * (len(depths) - 1) / (MOST_DEPTHS - 1))] for i in range(MOST_DEPTHS)]
 
 
 def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
@@ -119,10 +128,12 @@ def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
         for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
             cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
         last = len(cells) - 1
-        found[str(name)] = [
-            Depth(depth, "output" if i == last else depth_in_words(depth), row)
-            for i, (depth, row) in enumerate(cells.items())
-        ]
+        found[str(name)] = chosen(
+            [
+                Depth(depth, "output" if i == last else depth_in_words(depth), row)
+                for i, (depth, row) in enumerate(cells.items())
+            ]
+        )
     return found
 
 
@@ -169,7 +180,11 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
         rows: dict[int, list[MapCell]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
             rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
-        depths = [Depth(str(Part("block", layer)), f"layer {layer}", cells) for layer, cells in rows.items()]
+        size = {layer: max(cell.level for cell in cells) for layer, cells in rows.items()}
+        strongest = sorted(size, key=lambda layer: -size[layer])[:MOST_DEPTHS]
+        depths = [
+            Depth(str(Part("block", layer)), f"layer {layer}", rows[layer]) for layer in sorted(strongest)
+        ]
         panels.append(LensPanel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
     return panels
 

@@ -94,4 +94,5 @@ def _cell(patch: PatchCell, *, back: bool) -> MapCell:
         return MapCell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
     tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
     level = max(-1.0, min(1.0, patch.normalised if back else 1.0 - patch.normalised))
-    return MapCell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)
+    text = number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0)
+    return MapCell(text, level, tip, value=patch.normalised)

@@ -63,11 +63,38 @@ class MapCell:
     marked: bool = False
     idle: bool = False
     """Whether nothing was measured there, so that a number would mislead."""
+    value: float = math.nan
+    """The number itself: what a map that is painted says of the cell; NaN where it has none."""
 
 
 R = TypeVar("R")
 CellRows = list[list[MapCell]]
 """A map: its cells, row by row."""
+MOST_CELLS = 200
+"""Cells of a map up to which each shows its number; a larger one is painted: colours, numbers on hover."""
+
+
+def is_painted(cells: CellRows) -> bool:
+    """Whether a map has too many cells for a number in each."""
+    return sum(map(len, cells)) > MOST_CELLS
+
+
+def painted(cells: CellRows) -> dict[str, str]:
+    """A map for the script that paints it: bytes, row by row, as base64.
+
+    Returns:
+        - `levels`: int8, 127 = full colour, negative = that of negative numbers, -128 = nothing was measured.
+        - `values`: float32, little-endian; NaN where there is no number.
+        - `marked`: the places of marked cells, in words.
+    """
+    every = [cell for row in cells for cell in row]
+    levels = np.array([-128 if cell.idle else round(127 * max(-1.0, min(1.0, cell.level))) for cell in every])
+    values = np.array([cell.value for cell in every], "<f4")
+    return {
+        "levels": packed(levels.astype(np.int8)),
+        "values": packed(values),
+        "marked": " ".join(str(i) for i, cell in enumerate(every) if cell.marked),
+    }
 
 
 def records(kind: type[R], table: pd.DataFrame) -> list[R]:
@@ -139,7 +166,8 @@ def head_map(table: pd.DataFrame, score: str) -> CellRows:
             f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
-        return MapCell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
+        marked = one.is_induction_head and score == "induction"
+        return MapCell(number(one.value), one.value, tip, marked, value=one.value)
 
     return by_layer((one.layer, cell(one)) for one in scored(table, score))
 
@@ -150,7 +178,7 @@ def circuit_map(table: pd.DataFrame, score: str) -> CellRows:
     def cell(part: str, value: float) -> MapCell:
         known = not math.isnan(value)
         tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
-        return MapCell(number(value, 2, sign=True), value if known else 0.0, tip)
+        return MapCell(number(value, 2, sign=True), value if known else 0.0, tip, value=value)
 
     one = table[table.score == score]
     places = zip(one.layer.tolist(), one.part.tolist(), one.value.tolist(), strict=True)

@@ -27,17 +27,19 @@ const strongest = (layer, head) => {
 
 // --- thumbnails ----------------------------------------------------------------------------------------------------
 
+const drawThumbnail = (context, layer, head) => {
+  const image = context.createImageData(n, n);
+  for (let query = 0; query < n; query++) {
+    for (let key = 0; key <= query; key++) {
+      image.data.set([...colour(weight(layer, head, query, key)), 255], 4 * (query * n + key));
+    }
+  }
+  context.putImageData(image, 0, 0);
+};
 const drawThumbnails = () => {
   for (const button of all(".thumb")) {
     const [layer, head] = [+button.dataset.layer, +button.dataset.head];
-    const context = one("canvas", button).getContext("2d");
-    const image = context.createImageData(n, n);
-    for (let query = 0; query < n; query++) {
-      for (let key = 0; key <= query; key++) {
-        image.data.set([...colour(weight(layer, head, query, key)), 255], 4 * (query * n + key));
-      }
-    }
-    context.putImageData(image, 0, 0);
+    drawThumbnail(one("canvas", button).getContext("2d"), layer, head);
   }
 };
 

@@ -21,12 +21,12 @@ for (const grid of all("[data-grid]")) {
 // --- explanations on hover and focus: the titles, shown at once and in our type ------------------------------------
 
 const tip = one("#tip");
-const showTip = (element, pointer) => {
+const showTip = (element, pointer, place) => {
   tip.textContent = element.dataset.tip;
   tip.hidden = false;
   const box = element.getBoundingClientRect();
   // A line can be long: its explanation stands where it is pointed at.
-  const at = pointer && element.matches(".edge, .bundle, .wire") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
+  const at = place ?? (pointer && element.matches(".edge, .bundle, .wire") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box);
   const size = tip.getBoundingClientRect();
   const above = at.top > size.height + 12;
   tip.style.top = `${above ? at.top - size.height - 7 : at.bottom + 7}px`;

@@ -2,6 +2,7 @@
 
 const showHead = () => {
   if (data.attention) one("#head-name").textContent = headName(state.layer, state.head);
+  if (data.profiles) one("#head-profile").textContent = data.profiles[state.layer][state.head].split("\n").join(" · ");
   for (const element of all("[data-layer][data-head]")) {
     const chosen = +element.dataset.layer === state.layer && +element.dataset.head === state.head;
     element.classList.toggle("chosen", chosen);
