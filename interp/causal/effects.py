@@ -358,8 +358,8 @@ def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
     """Mean of every coefficient with the ends of its interval, via Fisher's z: correlations near 1 are skewed."""
     each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
     found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
-    there = torch.stack([moments.count() > 0 for moments in rows])
-    return found.tanh().masked_fill(~there[:, None], torch.nan)
+    counted = torch.stack([moments.count() > 0 for moments in rows])
+    return found.tanh().masked_fill(~counted[:, None], torch.nan)
 
 
 def _coefficients_text(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
@@ -468,8 +468,8 @@ def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
 
 def site_dims(names: Sequence[str]) -> list[str]:
     """The dims that tell the cells of a site apart, given its name in every layer."""
-    own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
-    return ["layer"] * names[0].startswith("blocks.") + own
+    inner_dims = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
+    return ["layer"] * names[0].startswith("blocks.") + inner_dims
 
 
 def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
@@ -490,20 +490,23 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
         >>> part_names(["blocks.0.attn.hook_z"], ("layer", "pos", "head"), model.cfg)["part"][1][0][:2]
         ['L0H0', 'L0H1']
     """
-    own = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
-    if "layer" not in dims or len(own) > 1:
+    part_axes = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
+    if "layer" not in dims or len(part_axes) > 1:
         return {}
     whole = [Part.of(name) for name in names]
-    if not own:
+    if not part_axes:
         return {"part": (("layer",), [str(part) for part in whole])}
     inner = names[0].split(".", 2)[2]
-    kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, own[0])]
+    kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, part_axes[0])]
     if not kinds:
         return {}
     kind = kinds[-1 if config.kv_heads < config.n_heads else 0]  # keys and values that heads share: by group
-    indices = range(axis_size(own[0], config))
+    indices = range(axis_size(part_axes[0], config))
     return {
-        "part": (("layer", DIMS[own[0]]), [[str(Part(kind, p.layer, i)) for i in indices] for p in whole])
+        "part": (
+            ("layer", DIMS[part_axes[0]]),
+            [[str(Part(kind, p.layer, i)) for i in indices] for p in whole],
+        )
     }
 
 

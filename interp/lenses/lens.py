@@ -368,11 +368,11 @@ def _compute(
     top: int,
 ) -> Mapping[str, Tensor]:
     columns, real = columns_of(batch.host(), positions)
-    flat, there = real.flatten().nonzero()[:, 0], batch.tokens.device
+    flat, device = real.flatten().nonzero()[:, 0], batch.tokens.device
     cells, row, column = to_device(
-        torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), there
+        torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), device
     )
-    columns, real = to_device(columns, there), to_device(real, there)
+    columns, real = to_device(columns, device), to_device(real, device)
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))

@@ -80,8 +80,8 @@ def _other_hosts() -> bool:
     import ray
     import ray.util
 
-    here = ray.util.get_node_ip_address()
-    return any(node["Alive"] and node["NodeManagerAddress"] != here for node in ray.nodes())
+    address = ray.util.get_node_ip_address()
+    return any(node["Alive"] and node["NodeManagerAddress"] != address for node in ray.nodes())
 
 
 def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Ten
 def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:
     """4 a / (a + S) - 1 of every row of logits: a the positive part of the diagonal entry, S of the whole row."""
     raised = logits.relu()
-    own, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
-    return torch.where(total > 0, 4 * own / (own + total) - 1, chance)
+    diagonal, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
+    return torch.where(total > 0, 4 * diagonal / (diagonal + total) - 1, chance)
 
 
 def chance_copying(n: int) -> float:
@@ -334,13 +334,15 @@ def _matching(
             small["core", layer] = qk.core()
         values = einsum(weight[layer], upcast(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(upcast(ov.B), "h e d -> (h e) d")
-    here = to_host(small)
+    on_host = to_host(small)
     random = RandomHeads.several(
-        {layer: (back, _spectra([here["core", layer]])) for layer, back in through.items()}, circuits, draws
+        {layer: (back, _spectra([on_host["core", layer]])) for layer, back in through.items()},
+        circuits,
+        draws,
     )
     none = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
     return [
-        (positivity(torch.linalg.eigvals(here["cycled", layer])), random[layer])
+        (positivity(torch.linalg.eigvals(on_host["cycled", layer])), random[layer])
         if layer in random
         else (none, RandomHeads(torch.empty(0, dtype=gram.dtype)))
         for layer in range(config.n_layers)
@@ -422,8 +424,8 @@ def _random_products(
     read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
     read, written = (to_device(each, device).to(spectra.dtype) for each in (read, written))
     written = back(written.mT)
-    own = to_device(spectra[order % len(spectra)][:, None], device)
-    return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
+    values = to_device(spectra[order % len(spectra)][:, None], device)
+    return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 
 @functools.lru_cache(maxsize=4)
@@ -488,14 +490,14 @@ def against_random(
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
     every = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
-    here = to_host(
+    on_host = to_host(
         {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
         | {("core", layer): ov.core() for layer, ov in every.items()}
         | {("beside", name): each for name, each in beside.items()}
     )
-    random = _random_of(circuits, [here["core", layer] for layer in layers], None, 0, without)
-    scores = _positivities([here["cycled", layer] for layer in layers], circuits.config)
-    return scores, random, {name: here["beside", name] for name in beside}
+    random = _random_of(circuits, [on_host["core", layer] for layer in layers], None, 0, without)
+    scores = _positivities([on_host["cycled", layer] for layer in layers], circuits.config)
+    return scores, random, {name: on_host["beside", name] for name in beside}
 
 
 def _random_of(
