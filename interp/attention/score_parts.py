@@ -519,10 +519,8 @@ def _checked(
         IncompleteSumError: the parts, or the score, are beyond rounding.
     """
     query, key = ends
-    query_sum, key_sum = (
-        query.parts.sum(-2),
-        key.parts.sum(-2),
-    )  # the sum over pairs is the product of the sums
+    # the sum over pairs is the product of the sums
+    query_sum, key_sum = query.parts.sum(-2), key.parts.sum(-2)
     pairs, whole = (query_sum * key_sum).sum(-1), (query.whole * key.whole).sum(-1)
     every = ((query_sum + query.rounding) * (key_sum + key.rounding)).sum(-1)
     n, most = query.parts.shape[-2] + key.parts.shape[-2] + 2, query.length * key.length

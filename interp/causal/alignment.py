@@ -203,7 +203,7 @@ class AlignedCells:
     site: str
     names: tuple[str, ...]
     """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
-    asked: tuple[str, ...]
+    caller_names: tuple[str, ...]
     """The site in each layer, as the caller named it."""
     layers: tuple[int, ...]
     dims: tuple[str, ...]
@@ -814,7 +814,7 @@ def _result(
         estimates(table, chance[0], metrics),
         dims,
         coords={
-            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
+            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.caller_names)),
             "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
         },
         attrs={**about, "site": cells.site, "rank": found.shape[-2], "interval": over("held-out pairs")},

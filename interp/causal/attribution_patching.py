@@ -182,11 +182,11 @@ def _measured(
     products = torch.stack([_product(name, own.trace, other.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     runs = pair.runs(*(run.value(metric, toward.reference) for run in (own, other)))
-    beside = own.completeness() if ends else {}
+    quality = own.completeness() if ends else {}
     if table.compared is not None:
         known = table.within_rows(effect, batch)
-        beside |= yield from _agreement(own, other, toward, cells, known, table.compared)
-    return MeasuredEffects(effect, effect != 0, runs, beside)
+        quality |= yield from _agreement(own, other, toward, cells, known, table.compared)
+    return MeasuredEffects(effect, effect != 0, runs, quality)
 
 
 def _agreement(

@@ -72,7 +72,7 @@ class MeasuredEffects:
     """Whether the intervention changed anything that can reach the metric."""
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
-    beside: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
+    quality: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
     """Numbers about the quality of estimates.
 
     Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
@@ -100,8 +100,8 @@ class MeasuredEffects:
             return found if order is None else found[to_device(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
-        beside = {name: rows(part.beside[name] for part in parts) for name in parts[0].beside}
-        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, beside)
+        quality = {name: rows(part.quality[name] for part in parts) for name in parts[0].quality}
+        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, quality)
 
 
 InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
@@ -276,7 +276,7 @@ def _rows(
     found = yield from measure(model, batch)
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
-    rows = {"effect": effect, "changed": changed, **found.runs, **found.beside}
+    rows = {"effect": effect, "changed": changed, **found.runs, **found.quality}
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)

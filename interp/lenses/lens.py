@@ -441,7 +441,7 @@ def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n
     found = batch.tokens_at(positions)
     return found.columns, torch.ones_like(
         found.columns, dtype=torch.bool
-    ) if found.there is None else found.there
+    ) if found.present is None else found.present
 
 
 def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:

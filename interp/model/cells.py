@@ -83,7 +83,7 @@ def _written(edit: Edit, part: Tensor, index: CellIndex, span: Span) -> Tensor:
 
 
 def _changed(edit: Edit, cells: Tensor, values: Tensor | None, span: Span) -> Tensor:
-    """The new values of some cells, as the change makes them; own: the values that it brings for them."""
+    """The new values of some cells, as the change makes them; values: those that it brings for them."""
     change = edit.change
     if isinstance(change, Ready):
         return _fitting(edit, lambda: change(cells, values), cells)
@@ -166,13 +166,13 @@ class _Cells:
     """The row of each text, `[t]`."""
     columns: tuple[Tensor | None, ...]
     """Columns that are meant, by axis, `[t or 1, n]` as the pass counts them; None: all of an axis."""
-    own: tuple[Tensor | None, ...]
+    batch_columns: tuple[Tensor | None, ...]
     """Columns that are meant, as whole values of the batch count them."""
     places: tuple[Tensor | None, ...]
     """Columns that are meant, as whole values of a single row count them: by the tokens before."""
     kept: tuple[int, ...]
     """Axes that the cells keep, even where a single index is meant."""
-    there: Tensor
+    present: Tensor
     """True where a cell is in this pass, `[t, n or 1]`."""
 
     def mesh(
@@ -202,7 +202,7 @@ def _edited_tokens(edit: Edit, value: Tensor, span: Span) -> Tensor:
     """The value after an edit of tokens, wherever they stand in their rows."""
     part = value.clone()
     for cells in _token_cells(edit, value.shape, span):
-        if bool(cells.there.any()):
+        if bool(cells.present.any()):
             part = _write_tokens(edit, part, cells, span)
     return part.to(value.dtype)
 
@@ -214,19 +214,19 @@ def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor
     block = part[index]
     values = _own_of_tokens(edit, part.shape, cells, span)
     new = _changed(edit, block.squeeze(cells.squeezed), values, span).to(part.dtype).reshape(block.shape)
-    if bool(cells.there.all()):
+    if bool(cells.present.all()):
         part[index] = new
         return part
     axis = next(
         (i + 1 for i, each in enumerate(cells.columns) if each is not None and each.shape[1] > 1), None
     )
     for j in range(
-        cells.there.shape[1]
+        cells.present.shape[1]
     ):  # one position at a time: those that are not there share a column with others
-        texts = to_device(cells.there[:, j].nonzero()[:, 0], device)
+        texts = to_device(cells.present[:, j].nonzero()[:, 0], device)
         if not len(texts):
             continue
-        one = slice(None) if cells.there.shape[1] == 1 or axis is None else slice(j, j + 1)
+        one = slice(None) if cells.present.shape[1] == 1 or axis is None else slice(j, j + 1)
         some = tuple(x[texts if len(x) > 1 else slice(None)][_along(axis, one, x)] for x in index)
         part[some] = new[texts][_along(axis, one, new)]
     return part
@@ -250,13 +250,13 @@ def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) 
     if values.ndim < len(shape):
         return values
     columns, rows = (
-        (cells.places if len(values) == 1 else cells.own),
+        (cells.places if len(values) == 1 else cells.batch_columns),
         _value_rows(edit, values, shape[0])[cells.rows],
     )
     named = [each is not None for each in columns]
     sizes = zip(letters, values.shape[1:], shape[1:], named, strict=True)
     beyond = [
-        each is not None and bool((each.expand(cells.there.shape)[cells.there] >= size).any())
+        each is not None and bool((each.expand(cells.present.shape)[cells.present] >= size).any())
         for each, size in zip(columns, values.shape[1:], strict=True)
     ]
     wide = [
@@ -345,7 +345,7 @@ def _cells(
         elif isinstance(index, TextTokens):
             batch_columns = index.columns[chosen][:, which]
             pass_columns, present = _within_pass(edit.site, axis, batch_columns, rows[chosen], span)
-            present = present if index.there is None else present & index.there[chosen][:, which]
+            present = present if index.present is None else present & index.present[chosen][:, which]
             place = index.places[chosen][:, which]
             if i in kept:  # of the tokens that are generated, those that this pass computes
                 mine = present.any(0)
@@ -415,7 +415,7 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     width = span.width if trimmed else span.past + value.shape[axis]
     found = span.layout.find(several(pos), (len(value), width))
     columns, present = _within_pass(site, axes[axis], found.columns, found.rows, span)
-    if found.there is not None or not bool(present.all()):
+    if found.present is not None or not bool(present.all()):
         raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}")
     index = [to_device(found.rows, value.device).view(-1, *[1] * axis)]
     index += [

@@ -116,7 +116,7 @@ class TextTokens:
     """The column of each token; of one that is not there, some column of the row."""
     places: Int[Tensor, "t n"]
     """Number of tokens of the text before each."""
-    there: Bool[Tensor, "t n"] | None = None
+    present: Bool[Tensor, "t n"] | None = None
     """True where the token exists; None: all do."""
 
 

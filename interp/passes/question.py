@@ -307,7 +307,7 @@ BatchValues = Mapping[str, Values]
 class Questions:
     """Several questions that are answered batch by batch, from shared passes."""
 
-    asked: tuple[ByRow, ...]
+    every: tuple[ByRow, ...]
 
     @classmethod
     def of(cls, questions: Sequence[ByRow], config: ModelConfig) -> Questions:
@@ -328,7 +328,7 @@ class Questions:
     @property
     def readings(self) -> list[Reading | ReadingThen]:
         """The questions that begin with one pass; its memory can be predicted."""
-        return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
+        return [each.rows for each in self.every if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
         """The values of every question for a batch.
@@ -341,12 +341,12 @@ class Questions:
             home = home.right_aligned()
         check_tokens(model, home)
         batch = home.to(model.device)
-        if lonely := [each.name for each in self.asked if each.pairs and batch.corrupt is None]:
+        if lonely := [each.name for each in self.every if each.pairs and batch.corrupt is None]:
             raise ValueError(
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
                 "got prompts alone"
             )
-        answered = zip(self.asked, self._with_answers(model, home, batch), strict=True)
+        answered = zip(self.every, self._with_answers(model, home, batch), strict=True)
         return answer_together(model, {each.name: each.rows(model, rows) for each, rows in answered})
 
     def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
@@ -356,7 +356,7 @@ class Questions:
             home: the batch on the host, where answers are looked up.
         """
         known: list[tuple[Batch, Batch]] = [(home, batch)]
-        for each in self.asked:
+        for each in self.every:
             on_host = home if each.answers is None else each.answers.on(home)
             if on_host.forced is not None:
                 _check_followed(model.config, on_host)
@@ -370,7 +370,7 @@ class Questions:
 
     def notes(self, batch: Batch) -> tuple[tuple[str, str], ...]:
         """The sentences about a batch that belong to a result, each after the name of its question."""
-        answered = ((each.name, each.answers) for each in self.asked if each.answers is not None)
+        answered = ((each.name, each.answers) for each in self.every if each.answers is not None)
         return tuple((name, text) for name, answers in answered for text in answers.notes(batch))
 
     def reduced(self, values: BatchValues, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
@@ -397,7 +397,7 @@ class Questions:
         if fine.is_cpu and not bool(fine):
             checks.settle(to_host(checks.flags))
             return None
-        made = {each.name: each.keep.of(values[each.name], rows) for each in self.asked}
+        made = {each.name: each.keep.of(values[each.name], rows) for each in self.every}
         flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
         flags = {("", str(i)): flag for i, flag in checks.flags.items()}
         on_host = to_host({**flat, ("", "fine"): fine, **flags})
@@ -409,13 +409,13 @@ class Questions:
         by_question = {
             name: {key: x for (whose, key), x in on_host.items() if whose == name} for name in made
         }
-        return {each.name: each.keep.load(by_question[each.name]) for each in self.asked}
+        return {each.name: each.keep.load(by_question[each.name]) for each in self.every}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
         """Whether no question needs more rows than these."""
         if partial is None:
             return False
-        return all(each.enough is not None and each.enough(partial[each.name]) for each in self.asked)
+        return all(each.enough is not None and each.enough(partial[each.name]) for each in self.every)
 
 
 def _check_followed(config: ModelConfig, batch: Batch) -> None:

@@ -210,7 +210,7 @@ def _of_examples(
         tokens = layout.find(pos, shape)
     except PositionError as cause:
         raise PositionError(f"the edit of {edit.name}: {cause}") from cause
-    columns = tokens.columns if tokens.there is None else tokens.columns.masked_fill(~tokens.there, -1)
+    columns = tokens.columns if tokens.present is None else tokens.columns.masked_fill(~tokens.present, -1)
     each = tuple(columns[:, 0].tolist())
     return each[0] if len(set(each)) == 1 and each[0] >= 0 else each
 

@@ -160,7 +160,7 @@ class _Work:
         """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
         if of_columns(self.model):
             return prompts.as_given()
-        return prompts.in_order() if any(each.enough for each in self.questions.asked) else prompts
+        return prompts.in_order() if any(each.enough for each in self.questions.every) else prompts
 
     @property
     def share(self) -> Shard | None:
@@ -178,7 +178,7 @@ class _Work:
         """Do every window that is due, or as many as are enough, and hand over each batch's part."""
         if self.enough(progress):
             return
-        names = [each.name for each in self.questions.asked]
+        names = [each.name for each in self.questions.every]
         title = f"{len(names)} questions" if len(names) > MOST_NAMED else ", ".join(names)
         with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
@@ -193,7 +193,7 @@ class _Work:
         Several would stop wherever each of them happens to be, so they do all windows.
         """
         tree = progress.tree
-        if self._several or not all(each.enough for each in self.questions.asked):
+        if self._several or not all(each.enough for each in self.questions.every):
             return False
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 

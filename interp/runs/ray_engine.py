@@ -70,7 +70,7 @@ def done_by_ray(
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )
-    reductions = {each.name: each.keep for each in questions.asked}
+    reductions = {each.name: each.keep for each in questions.every}
     for row in found.iter_rows():
         yield unpacked_done(row["done"], reductions)
 
