@@ -610,7 +610,7 @@ def _of_weights(
         return {}, {"no_copying_weights": why, "no_successor": why}, None
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     others, (hits, reasons) = unlike_weights(model), _successor_hits(circuits, text)
-    copying, random, hits = against_random(circuits, without=others, beside=hits)
+    copying, random, hits = against_random(circuits, without=others, extra=hits)
     scores = {"copying_weights": Score.exact(copying, "copying score", random.mean), **_successors(hits)}
     return {name: _without(score, others) for name, score in scores.items()}, reasons, random
 

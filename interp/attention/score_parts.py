@@ -436,8 +436,8 @@ def _side(
         after = of_heads[:, slice(0, 1) if head_norm.whole else group].T
         if head_norm.norm.bias is not None:
             every = head_norm.norm.bias.to(stream)
-            own = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
-            beta = own.expand(len(bias), -1)[:, None]
+            head_bias = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
+            beta = head_bias.expand(len(bias), -1)[:, None]
     factor = factor.expand(-1, len(scale))
     constant = (bias[:, None] / after[..., None, None] + beta[:, None]) * factor[..., None, None]
     return _Side(matrix, _placed(constant, rotation), factor / (scale * after), rotation)

@@ -104,20 +104,20 @@ class Result:
             return ["  no values"]
         dims = [str(dim) for dim in self._dataset["value"].dims]
         if not dims:
-            own = [
+            estimates = [
                 name for name in results.ESTIMATE if name in self._dataset and not self._dataset[name].dims
             ]
-            return [f"  {name}: {self._dataset[name].item():.4g}" for name in own]
+            return [f"  {name}: {self._dataset[name].item():.4g}" for name in estimates]
         chosen, title = np.argsort(-size, kind="stable")[: min(LARGEST, known)], f"the largest of {known}"
         if "score" in dims and value.shape[dims.index("score")] > 1:  # of different units
             chosen = _one_of_each(size.reshape(value.shape), dims.index("score"))
             title = "the largest of a score"
-        table, own = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
+        table, estimates = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
         named = [name for name in table.columns if name in NAMES]
         alone = [dim for dim in dims if self._dataset.sizes[dim] == 1]
-        variables = [*named, *own, *alone, *(COUNTED if named else ())]
+        variables = [*named, *estimates, *alone, *(COUNTED if named else ())]
         others = [dim for dim in dims if dim in table.columns and dim not in variables]
-        shown = table[[*named, *others, *own]].dropna(axis=1, how="all")
+        shown = table[[*named, *others, *estimates]].dropna(axis=1, how="all")
         text = shown.to_string(index=False, float_format=lambda x: f"{x:.4g}", max_colwidth=24)
         title = title if len(chosen) < known else "all of it"
         return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]

@@ -234,8 +234,8 @@ class Text:
         elif theirs != ours:
             our_pieces, their_pieces = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
             note(
-                f"the text 'a' is {our_pieces} here; this model's own tokenizer makes {their_pieces} of it, with special "
-                "tokens that are not added to texts: give what the tokenizer returns as the prompt to have them"
+                f"the text 'a' is {our_pieces} here; this model's own tokenizer makes {their_pieces} of it, with "
+                "special tokens that are not added to texts: give what the tokenizer returns as the prompt to have them"
             )
 
     def outside(self, token: int) -> str:

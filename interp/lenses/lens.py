@@ -158,11 +158,11 @@ def statistics(
         logits = tiles.tile(t)
         used = slice(0, logits.shape[1])
         space, other = scratch[:, used], reference.weights[t, :, used]
-        own = other if is_reference else weight[:, used]
+        exponentials = other if is_reference else weight[:, used]
         above += torch.gt(logits, of_target, out=space).sum(-1)
-        torch.exp(logits.sub_(largest), out=own)
-        total += own.sum(-1)
-        dot += torch.mul(own, logits, out=space).sum(-1)
+        torch.exp(logits.sub_(largest), out=exponentials)
+        total += exponentials.sum(-1)
+        dot += torch.mul(exponentials, logits, out=space).sum(-1)
         if not is_reference:
             products = torch.mul(other, logits.unflatten(0, several), out=space.unflatten(0, several))
             cross += products.sum(-1).flatten()
@@ -172,8 +172,8 @@ def statistics(
         reference.entropy.copy_(entropy)
         kl = torch.zeros_like(entropy)
     else:
-        own, shared = (x.unflatten(0, several) for x in (total.log(), cross))
-        kl = (own - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
+        log_total, shared = (x.unflatten(0, several) for x in (total.log(), cross))
+        kl = (log_total - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,

@@ -478,14 +478,14 @@ def against_random(
     circuits: HeadCircuits,
     *,
     without: Bool[Tensor, "l h"] | None = None,
-    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    extra: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
     """`eigenvalue_scores` and `random_copying`, both on the host, from one transfer.
 
     Args:
         circuits: of the model.
         without: heads whose spectra do not count.
-        beside: other tensors to fetch in the same transfer; they come last.
+        extra: other tensors to fetch in the same transfer; they come last.
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
@@ -493,11 +493,11 @@ def against_random(
     on_host = to_host(
         {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
         | {("core", layer): ov.core() for layer, ov in every.items()}
-        | {("beside", name): each for name, each in beside.items()}
+        | {("extra", name): each for name, each in extra.items()}
     )
     random = _random_of(circuits, [on_host["core", layer] for layer in layers], None, 0, without)
     scores = _positivities([on_host["cycled", layer] for layer in layers], circuits.config)
-    return scores, random, {name: on_host["beside", name] for name in beside}
+    return scores, random, {name: on_host["extra", name] for name in extra}
 
 
 def _random_of(
@@ -630,7 +630,7 @@ class _Screen:
     sources: Int[Tensor, "n"]
     rows: Float[Tensor, "n d"]
     """Embeddings of the tokens."""
-    own: Float[Tensor, "d n"]
+    token_outputs: Float[Tensor, "d n"]
     """W_U of the tokens themselves."""
     others: Float[Tensor, "d m"]
     """W_U of the sampled outputs."""
@@ -659,13 +659,13 @@ class _Screen:
         """Whether each token is first among all outputs, its rank, and whether the circuit is zero on all tokens."""
         written = self.rows @ ov.A  # [n e]
         carried = self.circuits.before_unembedding(ov.B)  # [e d]
-        own = torch.einsum("ne,en->n", written, carried @ self.own)
+        own_logit = torch.einsum("ne,en->n", written, carried @ self.token_outputs)
         logits = (written @ (carried @ self.others)).masked_fill(self.itself, -torch.inf)
-        above = (logits > own[:, None]).sum(1)
+        above = (logits > own_logit[:, None]).sum(1)
         size = (~self.itself).sum(1)
         ranks = above.double() * (self.circuits.config.d_vocab - 1) / size
-        slack = 16 * torch.finfo(own.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
-        left = (logits <= (own + slack)[:, None]).all(1).nonzero()[:, 0]
+        slack = 16 * torch.finfo(own_logit.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
+        left = (logits <= (own_logit + slack)[:, None]).all(1).nonzero()[:, 0]
         top = torch.zeros_like(above, dtype=torch.bool)
         if len(left):
             columns = upcast(self.circuits.bare_unembedding)
