@@ -101,7 +101,7 @@ class Traits:
     """
     additive: bool = True
     """Whether z = pattern @ values and nothing before or after it, so that heads split by source."""
-    extra_steps: str = "a norm or a gate stands beside it"
+    beside: str = "a norm or a gate stands beside it"
     """What else a mixer computes, where it has a pattern and is not additive."""
     halves: str = ""
     """The site `[b c h q k]` of two patterns, one for either half of the values, where there is no single one."""
@@ -251,7 +251,7 @@ def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
 def why_not_additive(mixer: Mixer) -> str:
     """Reason why z of this mixer is not its pattern times the values."""
     if mixer.traits.patterned:
-        return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.extra_steps}"
+        return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.beside}"
     return f"z = pattern @ values; {mixer} makes no pattern of the values"
 
 

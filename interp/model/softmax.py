@@ -162,7 +162,7 @@ class Softmax(Mixer):
         return Traits(
             bilinear=bilinear,
             additive=linear and not self.gate,
-            extra_steps="a gate follows it" if self.gate else "its queries, keys and values are clipped",
+            beside="a gate follows it" if self.gate else "its queries, keys and values are clipped",
             reads_by_qkv=not self.gate,
             rotated=self.rotated,
             scaled=self.score == "dot",
