@@ -161,10 +161,15 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        own = tokenizer or families.tokenizer_for(path)
+        chosen_tokenizer = tokenizer or families.tokenizer_for(path)
         ends = families.ends_of(path)
         return cls(
-            model, own, name=str(source), origin=path, ends=ends, default_prepend_bos=default_prepend_bos
+            model,
+            chosen_tokenizer,
+            name=str(source),
+            origin=path,
+            ends=ends,
+            default_prepend_bos=default_prepend_bos,
         )
 
     @public()

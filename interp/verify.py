@@ -203,7 +203,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 
 def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iterator[ContractLine]:
-    plain, own = observe(model, batch).output, SAME[model.dtype]
+    plain, tolerance = observe(model, batch).output, SAME[model.dtype]
     for clause in model.opened:
         yield ContractLine("checkpoint as opened", None, note=clause)
     yield from _against(model, reference, batch, plain)
@@ -214,13 +214,13 @@ def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iter
         if _splitting(model, mixer):
             yield _values(model, seen, mixer)
         yield _heads(model, seen, mixer)
-    yield ContractLine("fused pass = observed pass", relative(seen["output"], plain), own)
+    yield ContractLine("fused pass = observed pass", relative(seen["output"], plain), tolerance)
     for side in ("left", "right"):
         padded = partial(_padded, model, batch, side)
         yield _option(model, f"padded on the {side} = unpadded", f"{side} padding", padded)
     yield _option(model, "packed texts = each alone", "documents", lambda: _packed(model, batch))
     rows = torch.cat([observe(model, row).output for row in batch.split(1)])
-    yield ContractLine("batch row = single row", relative(plain, rows), own)
+    yield ContractLine("batch row = single row", relative(plain, rows), tolerance)
     if model.config.causal:
         stepwise = partial(_stepwise, model, batch, plain)
         yield _option(model, "steps with a cache = one pass", "cache", stepwise)

@@ -132,13 +132,13 @@ def _moved(
     for layer, vectors in found.sources.items():
         first = found.parts.index(str(Part("head", layer, 0)))
         head = pairs[:, side] - first
-        here = (head >= 0) & (head < vectors.shape[2])
+        in_range = (head >= 0) & (head < vectors.shape[2])
         each = einsum(
             vectors[side][rows, head.clamp(0, vectors.shape[2] - 1)], against, "b n k e, b n e -> b n k"
         )
         largest = each.abs().argmax(-1)
-        source = torch.where(here, largest, source)
-        moved = torch.where(here, each.gather(-1, largest[..., None])[..., 0], moved)
+        source = torch.where(in_range, largest, source)
+        moved = torch.where(in_range, each.gather(-1, largest[..., None])[..., 0], moved)
     return source, moved
 
 

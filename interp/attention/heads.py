@@ -382,8 +382,8 @@ def _copied(
         raise ValueError("head scores require one text per row, got a packed batch")
     config, real = model.config, batch.real
     place = batch.places.masked_fill(~real, -1)
-    repeats, alike = copies(batch).to(place.device), place if batch.keep is not None else place[:1]
-    back = alike[:, :, None] - alike[:, None, :]
+    repeats, places = copies(batch).to(place.device), place if batch.keep is not None else place[:1]
+    back = places[:, :, None] - places[:, None, :]
     expected = torch.Size((*place.shape, place.shape[1]))
     if repeats.shape == expected and repeats.dtype == torch.bool and batch.keep is not None:
         repeats = repeats & real[:, :, None] & real[:, None, :]
@@ -392,7 +392,7 @@ def _copied(
             f"copies must be True or False for each query and key {shape_text(expected)}, and True for earlier keys "
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
-    keys = copy_keys(repeats, alike)
+    keys = copy_keys(repeats, places)
     vias = (
         _signed_copy_scores if layer in without_shares(config) else copy_scores
         for layer in with_pattern(config)
@@ -610,7 +610,7 @@ def _of_weights(
         return {}, {"no_copying_weights": why, "no_successor": why}, None
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     others, (hits, reasons) = unlike_weights(model), _successor_hits(circuits, text)
-    copying, random, hits = against_random(circuits, without=others, beside=hits)
+    copying, random, hits = against_random(circuits, without=others, extra=hits)
     scores = {"copying_weights": Score.exact(copying, "copying score", random.mean), **_successors(hits)}
     return {name: _without(score, others) for name, score in scores.items()}, reasons, random
 

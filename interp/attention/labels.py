@@ -107,8 +107,8 @@ class Rare(Evidence):
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """The share of random heads that are less far out, on either side; 0 on the wrong one."""
         mine = cells[self.score]
-        here = (mine.value - mine.null) * self.sign > 0
-        return np.where(here | np.isnan(mine.value), 1 - mine.p, 0.0)
+        beyond_null = (mine.value - mine.null) * self.sign > 0
+        return np.where(beyond_null | np.isnan(mine.value), 1 - mine.p, 0.0)
 
 
 def sure_above(

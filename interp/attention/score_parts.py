@@ -247,8 +247,8 @@ def every_score(
     for layer in layers:
         scores, parts = upcast(trace[Read(_scores(layer))])[0], before_attention(seen, model, layer, split)
         wanted = [h for h in range(len(scores)) if heads is None or (layer, h) in heads]
-        for alike, found in _of_layer(model, batch, layer, seen, parts, scores, (masks[layer], wanted)):
-            yield layer, alike, found
+        for layer_heads, found in _of_layer(model, batch, layer, seen, parts, scores, (masks[layer], wanted)):
+            yield layer, layer_heads, found
 
 
 def _of_layer(
@@ -266,10 +266,10 @@ def _of_layer(
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
     rows = batch.rows(torch.zeros(len(both), dtype=torch.long))
     queries, keys = (end for end, _ in _taken(model, rows, layer, slice(None), both, seen, parts, factor))
-    alike: dict[bytes, list[int]] = {}
+    by_mask: dict[bytes, list[int]] = {}
     for head in wanted:
-        alike.setdefault(masks[head].numpy().tobytes(), []).append(head)
-    for heads in alike.values():
+        by_mask.setdefault(masks[head].numpy().tobytes(), []).append(head)
+    for heads in by_mask.values():
         which = to_device(heads, scores.device)[:, None]
         places = to_device(masks[heads[0]].nonzero(), scores.device)
         query, key = places.T
@@ -315,10 +315,10 @@ def _split(
     (queries, one), (keys, other) = _taken(
         model, batch, layer, slice(index, index + 1), columns, seen, parts, factor.T
     )
-    own, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
-    position, total = _position(model, own[:, 0], places, recorded[None]), recorded[None]
+    query_place, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
+    position, total = _position(model, query_place[:, 0], places, recorded[None]), recorded[None]
     if model.config.attn_softcap is not None:
-        total = _content(model, layer, own, (rows, rows), seen, factor.T) + position
+        total = _content(model, layer, query_place, (rows, rows), seen, factor.T) + position
     rounding, error = _checked(model, [head], (queries, keys), position, total, recorded[None])
     sources = _sources(model, layer, seen, batch, (one, other)) if by == "source" else {}
     q, k = queries.parts[0], keys.parts[0]
@@ -436,8 +436,8 @@ def _side(
         after = of_heads[:, slice(0, 1) if head_norm.whole else group].T
         if head_norm.norm.bias is not None:
             every = head_norm.norm.bias.to(stream)
-            own = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
-            beta = own.expand(len(bias), -1)[:, None]
+            head_bias = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
+            beta = head_bias.expand(len(bias), -1)[:, None]
     factor = factor.expand(-1, len(scale))
     constant = (bias[:, None] / after[..., None, None] + beta[:, None]) * factor[..., None, None]
     return _Side(matrix, _placed(constant, rotation), factor / (scale * after), rotation)
@@ -519,11 +519,12 @@ def _checked(
         IncompleteSumError: the parts, or the score, are beyond rounding.
     """
     query, key = ends
-    own, other = query.parts.sum(-2), key.parts.sum(-2)  # the sum over pairs is the product of the sums
-    pairs, whole = (own * other).sum(-1), (query.whole * key.whole).sum(-1)
-    every = ((own + query.rounding) * (other + key.rounding)).sum(-1)
+    # the sum over pairs is the product of the sums
+    query_sum, key_sum = query.parts.sum(-2), key.parts.sum(-2)
+    pairs, whole = (query_sum * key_sum).sum(-1), (query.whole * key.whole).sum(-1)
+    every = ((query_sum + query.rounding) * (key_sum + key.rounding)).sum(-1)
     n, most = query.parts.shape[-2] + key.parts.shape[-2] + 2, query.length * key.length
-    beside = position.abs() + total.abs()
+    terms = position.abs() + total.abs()
     tiny = torch.finfo(whole.dtype).tiny
     exact = bound(n, query.size * key.size, whole.dtype).clamp_min(tiny)
     linear, cap = (every - whole).abs(), model.config.attn_softcap
@@ -531,7 +532,7 @@ def _checked(
     if cap is not None:
         capped = cap * (whole / cap).tanh() + position
         miss = torch.maximum(miss, (capped - recorded).abs())
-    allowed = bound(model.config.d_model, most + beside, whole.dtype) + in_half(model) * (most + beside)
+    allowed = bound(model.config.d_model, most + terms, whole.dtype) + in_half(model) * (most + terms)
     allowed = allowed.clamp_min(tiny)
     over = torch.maximum(linear / exact, miss / allowed)
     split = over != miss / allowed  # the pairs are the sum that is further beyond its bound

@@ -129,9 +129,9 @@ class Ablate(Question):
         text = text_of(model)
         given = None if self.reference is None else text.batch(self.reference)
         if is_prompts(data):
-            own = self.reference is None
+            no_reference = self.reference is None
             data, given = completed(self.change, text.batch(data), given, self.groups)
-            given = followed(given, self.metric, text) if own and given is not None else given
+            given = followed(given, self.metric, text) if no_reference and given is not None else given
         return replace(self, reference=given), data
 
     def bind(self, model: Subject) -> ByRow:

@@ -203,7 +203,7 @@ class AlignedCells:
     site: str
     names: tuple[str, ...]
     """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
-    asked: tuple[str, ...]
+    caller_names: tuple[str, ...]
     """The site in each layer, as the caller named it."""
     layers: tuple[int, ...]
     dims: tuple[str, ...]
@@ -343,8 +343,8 @@ class AlignedRuns:
     ) -> tuple[Float[Tensor, "g n ... d"], Float[Tensor, "g n ... d"]]:
         """States of each of these cells in these rows' base and source runs, in float32 at least."""
         device, groups = self.model.device, len(places)
-        into, here = self.cells.into(places, len(rows), device), to_device(rows, device)
-        every = (found[name][here] for found in (self.base.values, self.source))
+        into, index = self.cells.into(places, len(rows), device), to_device(rows, device)
+        every = (found[name][index] for found in (self.base.values, self.source))
         base, source = (upcast(each.expand(groups, *each.shape)[into]) for each in every)
         return base, source
 
@@ -364,17 +364,17 @@ class AlignedRuns:
     ) -> Float[Tensor, "g b"]:
         """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
         model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
-        here = to_device(rows, model.device)
-        source = upcast(self.source[name][here].expand(groups, *[-1] * self.source[name].ndim))
+        index = to_device(rows, model.device)
+        source = upcast(self.source[name][index].expand(groups, *[-1] * self.source[name].ndim))
         into = self.cells.into(places, len(rows), model.device)
         exchange = SubspaceExchange(self.cells.into(places, len(rows), model.device, c), source[into], basis)
-        own = self.pairs.own.rows(rows)
-        batch = own.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
-        entering = self.base.entering[start][here].repeat(groups, 1, 1) if start else batch.tokens
+        prompts = self.pairs.own.rows(rows)
+        batch = prompts.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
+        entering = self.base.entering[start][index].repeat(groups, 1, 1) if start else batch.tokens
         cache = None
         if c:
             assert self.base.cache is not None
-            cache = Prefix(self.base.cache.of_rows(here), c, groups, keep=own.keep)
+            cache = Prefix(self.base.cache.of_rows(index), c, groups, keep=prompts.keep)
         tap = Tap([], [Edit(name, exchange)])
         stream = model(
             entering[:, c:], tap, start, model.config.n_layers, keep=None if batch.keep is None else batch.keep[:, c:],
@@ -408,8 +408,8 @@ class AlignedRuns:
         values, without = [], []
         bases = to_host({name: each for name, each in swapped.items() if each is not None})
         for rows in test.split(self.batch_size):
-            here = to_device(rows, self.model.device)
-            sources = {name: self.source[name][here] for name in self.cells.names}
+            index = to_device(rows, self.model.device)
+            sources = {name: self.source[name][index] for name in self.cells.names}
             variants = [
                 Variant([Edit(name, _change(sources[name], directions, layer, cell), self.cells.at(place))])
                 for directions in map(bases.get, swapped)
@@ -480,8 +480,10 @@ class DirectionSearch:
             swapped["permuted variable"] = permuted
         scores = [runs.scores(test, swapped)]
         if "re-initialised model" in wanted:
-            there = runs.of(shuffled(runs.model, self.seed), runs.cells, runs.pairs, runs.batch_size)
-            scores.append(there.scores(test, {"re-initialised model": self.found(there, train)[0]}))
+            reinitialised = runs.of(shuffled(runs.model, self.seed), runs.cells, runs.pairs, runs.batch_size)
+            scores.append(
+                reinitialised.scores(test, {"re-initialised model": self.found(reinitialised, train)[0]})
+            )
         about: dict[str, str | int | float] = {
             "method": self._name,
             "seed": self.seed,
@@ -489,16 +491,16 @@ class DirectionSearch:
         }
         if self._name == "das":
             about |= asdict(self.descent)
-        here = {("directions", 0): found, **{("fine", i): fine for i, fine in checks.flags.items()}}
+        on_host = {("directions", 0): found, **{("fine", i): fine for i, fine in checks.flags.items()}}
         for i, each in enumerate(scores):
-            here |= {("values", i): each.values, ("without", i): each.without}
-        here = to_host(here)
-        checks.settle({i: here["fine", i] for i in checks.flags})
+            on_host |= {("values", i): each.values, ("without", i): each.without}
+        on_host = to_host(on_host)
+        checks.settle({i: on_host["fine", i] for i in checks.flags})
         scores = [
-            replace(each, values=here["values", i], without=here["without", i])
+            replace(each, values=on_host["values", i], without=on_host["without", i])
             for i, each in enumerate(scores)
         ]
-        return _result(runs, scores, here["directions", 0], test, about)
+        return _result(runs, scores, on_host["directions", 0], test, about)
 
     @property
     def _name(self) -> str:
@@ -812,7 +814,7 @@ def _result(
         estimates(table, chance[0], metrics),
         dims,
         coords={
-            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
+            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.caller_names)),
             "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
         },
         attrs={**about, "site": cells.site, "rank": found.shape[-2], "interval": over("held-out pairs")},

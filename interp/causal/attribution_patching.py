@@ -182,11 +182,11 @@ def _measured(
     products = torch.stack([_product(name, own.trace, other.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     runs = pair.runs(*(run.value(metric, toward.reference) for run in (own, other)))
-    beside = own.completeness() if ends else {}
+    quality = own.completeness() if ends else {}
     if table.compared is not None:
         known = table.within_rows(effect, batch)
-        beside |= yield from _agreement(own, other, toward, cells, known, table.compared)
-    return MeasuredEffects(effect, effect != 0, runs, beside)
+        quality |= yield from _agreement(own, other, toward, cells, known, table.compared)
+    return MeasuredEffects(effect, effect != 0, runs, quality)
 
 
 def _agreement(
@@ -207,8 +207,10 @@ def _agreement(
     found = torch.full((len(batch), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
     if rows:
         index = to_device(rows, estimate.device)
-        here, there = ({name: run.trace[Read(name)][index] for name in cells.names} for run in (own, other))
-        known = {"estimate": estimate[index], "unlike": _unlike(cells, here, there)}
+        own_values, other_values = (
+            {name: run.trace[Read(name)][index] for name in cells.names} for run in (own, other)
+        )
+        known = {"estimate": estimate[index], "unlike": _unlike(cells, own_values, other_values)}
         host = to_host({name: x.reshape(len(rows), -1) for name, x in known.items()})
         ours = dict(zip(rows, host["estimate"], strict=True))
         drawn = {
@@ -262,23 +264,23 @@ ROUNDED = 8
 
 
 def _unlike(
-    cells: PatchedCells, here: Mapping[str, Tensor], there: Mapping[str, Tensor]
+    cells: PatchedCells, own_values: Mapping[str, Tensor], other_values: Mapping[str, Tensor]
 ) -> Bool[Tensor, "b ..."]:
     """Whether each cell's values differ between two runs, by more than rounding."""
     found = []
     for name in cells.names:
-        summed, one, other = _summed(name, cells.dims), upcast(here[name]), upcast(there[name])
+        summed, one, other = _summed(name, cells.dims), upcast(own_values[name]), upcast(other_values[name])
         size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
         change = _change(one, other).abs()
         change, size = (x.amax(summed) if summed else x for x in (change, size))
-        found.append(change > ROUNDED * torch.finfo(here[name].dtype).eps * size)
+        found.append(change > ROUNDED * torch.finfo(own_values[name].dtype).eps * size)
     layers = torch.stack(found, 1)
     return layers if "layer" in cells.dims else layers.any(1)
 
 
-def _change(here: Float[Tensor, "*n"], there: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+def _change(before: Float[Tensor, "*n"], after: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Difference of two values, from the first to the second; masked scores (-inf) in both are no difference."""
-    return torch.where(here == there, 0.0, there - here)
+    return torch.where(before == after, 0.0, after - before)
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:

@@ -318,14 +318,14 @@ def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens
     Raises:
         ValueError: the two differ.
     """
-    own, wanted = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
-    if own is None or wanted is None:
-        found = own if wanted is None else wanted
+    of_metric, wanted = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
+    if of_metric is None or wanted is None:
+        found = of_metric if wanted is None else wanted
         return None if found is None else replace(found, keep_wrong=True)
-    one, other = wanted.answer, own.answer
+    one, other = wanted.answer, of_metric.answer
     if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return AnswerTokens(one, own.wrong, spellings=wanted.spellings, keep_wrong=True)
+    return AnswerTokens(one, of_metric.wrong, spellings=wanted.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:
@@ -514,7 +514,7 @@ def _finish(
             f"a fact that the model knows is required: of {prompts} none has its answer as the most probable next token"
             + _first_answers(merged)
         )
-    own, coords = _per_prompt(merged, text) if isinstance(merged, Rows) else ({}, {})
+    per_prompt, coords = _per_prompt(merged, text) if isinstance(merged, Rows) else ({}, {})
     effect, variance, total = moments["by_role"], moments["role_variance"], moments["total"]
     layers = range(config.n_layers)
     restored = ["+".join(str(Part.of(site)) for site in question.restored(layer, config)) for layer in layers]
@@ -525,7 +525,7 @@ def _finish(
             "value": (CELLS, effect.mean.masked_fill(effect.count() == 0, torch.nan)),
             "spread": (CELLS, variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()),
             "changed": (CELLS, moments["role_changed"].mean > 0),
-            **own,
+            **per_prompt,
             "total": (("estimate",), torch.stack((total.mean, *total.interval(fewest=metric.fewest)))),
         },
         coords={

@@ -72,7 +72,7 @@ class MeasuredEffects:
     """Whether the intervention changed anything that can reach the metric."""
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
-    beside: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
+    quality: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
     """Numbers about the quality of estimates.
 
     Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
@@ -100,8 +100,8 @@ class MeasuredEffects:
             return found if order is None else found[to_device(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
-        beside = {name: rows(part.beside[name] for part in parts) for name in parts[0].beside}
-        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, beside)
+        quality = {name: rows(part.quality[name] for part in parts) for name in parts[0].quality}
+        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, quality)
 
 
 InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
@@ -276,7 +276,7 @@ def _rows(
     found = yield from measure(model, batch)
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
-    rows = {"effect": effect, "changed": changed, **found.runs, **found.beside}
+    rows = {"effect": effect, "changed": changed, **found.runs, **found.quality}
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
@@ -358,8 +358,8 @@ def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
     """Mean of every coefficient with the ends of its interval, via Fisher's z: correlations near 1 are skewed."""
     each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
     found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
-    there = torch.stack([moments.count() > 0 for moments in rows])
-    return found.tanh().masked_fill(~there[:, None], torch.nan)
+    counted = torch.stack([moments.count() > 0 for moments in rows])
+    return found.tanh().masked_fill(~counted[:, None], torch.nan)
 
 
 def _coefficients_text(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
@@ -468,8 +468,8 @@ def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
 
 def site_dims(names: Sequence[str]) -> list[str]:
     """The dims that tell the cells of a site apart, given its name in every layer."""
-    own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
-    return ["layer"] * names[0].startswith("blocks.") + own
+    inner_dims = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
+    return ["layer"] * names[0].startswith("blocks.") + inner_dims
 
 
 def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
@@ -490,20 +490,23 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
         >>> part_names(["blocks.0.attn.hook_z"], ("layer", "pos", "head"), model.cfg)["part"][1][0][:2]
         ['L0H0', 'L0H1']
     """
-    own = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
-    if "layer" not in dims or len(own) > 1:
+    part_axes = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
+    if "layer" not in dims or len(part_axes) > 1:
         return {}
     whole = [Part.of(name) for name in names]
-    if not own:
+    if not part_axes:
         return {"part": (("layer",), [str(part) for part in whole])}
     inner = names[0].split(".", 2)[2]
-    kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, own[0])]
+    kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, part_axes[0])]
     if not kinds:
         return {}
     kind = kinds[-1 if config.kv_heads < config.n_heads else 0]  # keys and values that heads share: by group
-    indices = range(axis_size(own[0], config))
+    indices = range(axis_size(part_axes[0], config))
     return {
-        "part": (("layer", DIMS[own[0]]), [[str(Part(kind, p.layer, i)) for i in indices] for p in whole])
+        "part": (
+            ("layer", DIMS[part_axes[0]]),
+            [[str(Part(kind, p.layer, i)) for i in indices] for p in whole],
+        )
     }
 
 

@@ -214,8 +214,8 @@ def _measured(
     shape = [counts[dim] for dim in cuts.by]
     parts = []
     for layout, some in rows.items():
-        own = batch if len(rows) == 1 else batch.rows(torch.tensor(some))
-        parts.append((yield from swept(own, metric, cuts.variants(*layout), shape)))
+        some_rows = batch if len(rows) == 1 else batch.rows(torch.tensor(some))
+        parts.append((yield from swept(some_rows, metric, cuts.variants(*layout), shape)))
     return MeasuredEffects.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
 
 

@@ -269,10 +269,10 @@ class PathRuns:
     def measured(self, metric: Metric) -> Steps[MeasuredEffects]:
         """The effect of every sender (sender x position, if by position)."""
         pair, routes = self.pair, self.routes
-        here = yield from recorded(pair.own, self.reads, final=True, exact=True)
-        there = yield from recorded(pair.other, self.reads, final=True, exact=True)
-        reference = pair.runs(here, there)["clean"].reference(metric)
-        values = {read.site: (here.trace[read], there.trace[read]) for read in self.reads}
+        own_run = yield from recorded(pair.own, self.reads, final=True, exact=True)
+        other_run = yield from recorded(pair.other, self.reads, final=True, exact=True)
+        reference = pair.runs(own_run, other_run)["clean"].reference(metric)
+        values = {read.site: (own_run.trace[read], other_run.trace[read]) for read in self.reads}
         variants, frozen = self._direct(values)
         if not routes.to_logits:
             sites = dict.fromkeys(_read_by(receiver)[0] for receiver in routes.receivers)
@@ -282,12 +282,12 @@ class PathRuns:
         changed = found.changed & self._differing(values).to(found.changed.device)
         found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
-        return MeasuredEffects.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
+        return MeasuredEffects.of(found, shape, pair.runs(found.base, other_run.value(metric, reference)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
         """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
         frozen = Variant([Edit(site, Set(values[site][0])) for site in self.routes.frozen_sites])
-        other = {site: Set(there) for site, (_, there) in values.items()}
+        other = {site: Set(other_value) for site, (_, other_value) in values.items()}
         variants = [
             Variant([Edit(part, other[part.site], at)])
             for part in self.routes.senders
@@ -307,15 +307,19 @@ class PathRuns:
 
     @property
     def _positions(self) -> list[dict[str, PositionIndex]]:
-        own = self.pair.own
-        return [{"pos": pos} for pos in cells_along("pos", own, own.tokens.shape[1])] if self.by_pos else [{}]
+        batch = self.pair.own
+        return (
+            [{"pos": pos} for pos in cells_along("pos", batch, batch.tokens.shape[1])]
+            if self.by_pos
+            else [{}]
+        )
 
     def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
         """Mask of the variants that change a value; rounding in later runs must not look like a change."""
         unlike = {}
         for site in {part.site for part in self.routes.senders}:
-            here, there = values[site]
-            differs = (here != there).any(-1)
+            own_value, other_value = values[site]
+            differs = (own_value != other_value).any(-1)
             unlike[site] = differs if self.by_pos else differs.any(1)
         each = [_of_part(part, unlike[part.site]) for part in self.routes.senders]
         return torch.cat([cell.mT for cell in each]) if self.by_pos else torch.stack(each)

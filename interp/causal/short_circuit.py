@@ -58,8 +58,8 @@ def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
         1
     """
     n_query, n_key = pattern.shape[-2:]
-    own = torch.eye(n_key, dtype=pattern.dtype, device=pattern.device)[n_key - n_query :]
-    return own.expand(pattern.shape)
+    diagonal = torch.eye(n_key, dtype=pattern.dtype, device=pattern.device)[n_key - n_query :]
+    return diagonal.expand(pattern.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +142,9 @@ def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> lis
     Returns:
         The variants, labelled, in the order of the groups.
     """
-    own = Set(identity(torch.empty(()).expand(1, n_heads, columns, columns)))
+    attend_self = Set(identity(torch.empty(()).expand(1, n_heads, columns, columns)))
     return [
-        Variant([Edit(f"blocks.{layer}.attn.hook_pattern", own) for layer in layers], label)
+        Variant([Edit(f"blocks.{layer}.attn.hook_pattern", attend_self) for layer in layers], label)
         for label, layers in groups.items()
     ]
 

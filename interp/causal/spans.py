@@ -64,12 +64,12 @@ def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> I
     each = [where] * len(batch) if isinstance(where, SpanPlace) else list(where)
     if len(each) != len(batch):
         raise ValueError(f"one subject per prompt is required, got {len(each)} for {len(batch)} prompts")
-    there, batch = batch.tokens.device, batch.host()
+    device, batch = batch.tokens.device, batch.host()
     found = [
         _columns(text, row[real].tolist(), place)
         for row, real, place in zip(batch.tokens, batch.real, each, strict=True)
     ]
-    return to_device(torch.tensor(found) + batch.real.int().argmax(1)[:, None], there)
+    return to_device(torch.tensor(found) + batch.real.int().argmax(1)[:, None], device)
 
 
 def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:

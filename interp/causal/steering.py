@@ -426,16 +426,16 @@ class SteeringCurve(Question):
     def bind(self, model: Subject) -> ByRow | Staged:
         """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
         metric, doses = as_metric(self.metric, model.text), Doses.of(self, model.transformer.config)
-        here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
+        on_prompts, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
 
         def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
-            measures = {**here, **(loss if elsewhere else {})}
+            measures = {**on_prompts, **(loss if elsewhere else {})}
             label = partial(
                 _curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._attributes
             )
             return ByRow(
                 self.name,
-                partial(_rows, doses=doses, measures=here),
+                partial(_rows, doses=doses, measures=on_prompts),
                 Means,
                 partial(label, name=self.name),
                 answers=metric.answers(model.text),

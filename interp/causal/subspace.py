@@ -69,9 +69,9 @@ class Subspace(Brief):
                 "a result that holds directions is required, such as that of `interp.causal.align`"
             )
         found = result[["directions"]].sel(cell)
-        own = [dim for dim in found.directions.dims if dim not in ("direction", "d_model")]
-        if own:
-            raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
+        cell_dims = [dim for dim in found.directions.dims if dim not in ("direction", "d_model")]
+        if cell_dims:
+            raise ValueError(f"one cell is required: name its {', '.join(map(str, cell_dims))}")
         rows = torch.from_numpy(np.atleast_2d(found.directions.values))
         places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:

@@ -304,9 +304,9 @@ def _by_kind(
     values: Float[Tensor, "b n"], count: int, change: Callable[[Tensor], Tensor] | None = None
 ) -> Float[Tensor, "b kind f"]:
     """Values of every kind of circuit, random ones averaged over the draws; `change` is applied before."""
-    own, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
-    own, drawn = (own, drawn) if change is None else (change(own), change(drawn))
-    return torch.stack((own, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
+    of_circuit, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
+    of_circuit, drawn = (of_circuit, drawn) if change is None else (change(of_circuit), change(drawn))
+    return torch.stack((of_circuit, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,11 +356,11 @@ def _checked(
     removed, alone = knocked.removed, list(knocked.alone)
     k, n, draws = len(removed), len(alone), question.draws
     rest = k * n if question.deeper else 0
-    own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, rest], 1)
+    of_circuit, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, rest], 1)
     kinds = KINDS if draws else KINDS[:1]
     nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
     faithful, score = _rows(shares, draws, n + k), partial(Score.of, unit=SHARE, fewest=fewest)
-    minimality = torch.cat((nothing, own - single, own - some), 1)
+    minimality = torch.cat((nothing, of_circuit - single, of_circuit - some), 1)
     difference = torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)
     table = {
         "faithfulness": score(Moments.of(faithful), null=_random_first(faithful) if draws else torch.nan),
@@ -373,12 +373,12 @@ def _checked(
     gone = torch.cat((torch.zeros(len(kinds), len(every)).bool(), one, removed))
     names = [*kinds, *(f"without {every[i]}" for i in alone), *(f"without K{i + 1}" for i in range(k))]
     needed, estimate = torch.full((2, len(every)), torch.nan, dtype=shares.dtype)
-    needed[alone] = _needed((own - single).mean(0), some.mean(0), deeper.mean(0), removed[:, alone])
+    needed[alone] = _needed((of_circuit - single).mean(0), some.mean(0), deeper.mean(0), removed[:, alone])
     notes = []
     if "estimate" in merged.rows:
         effect = (each[:, 0] - each[:, 1]).double().mean()
         estimate = -merged.rows["estimate"].cpu().double().mean(0) / effect.cpu()
-        notes.append(_of_estimate(estimate[alone], (own - single).mean(0), len(every)))
+        notes.append(_of_estimate(estimate[alone], (of_circuit - single).mean(0), len(every)))
     found = scored(
         question.name,
         table,
@@ -403,9 +403,11 @@ def _checked(
 
 def _rows(values: Float[Tensor, "b n"], draws: int, others: int) -> Float[Tensor, "b circuit"]:
     """The circuits of the result: the found one, random ones averaged over their draws, and so many others."""
-    own, drawn, left, _ = values.split([1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1)
+    of_circuit, drawn, left, _ = values.split(
+        [1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1
+    )
     random = rearrange(drawn, "b (d k) -> b k d", k=2).mean(2) if draws else drawn
-    return torch.cat((own, random, left), 1)
+    return torch.cat((of_circuit, random, left), 1)
 
 
 def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[int, ...]:

@@ -561,11 +561,11 @@ def _means(ask: MaskEvaluation, kept: Bool[Tensor, "c sender receiver"]) -> Floa
 def _changes(ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
     """The edges of a circuit, and the change of the mean metric when each is dropped from it."""
     cells = kept.nonzero()
-    here = _means(ask, kept[None])
-    found = [here[:0]]
+    current = _means(ask, kept[None])
+    found = [current[:0]]
     for some in cells.split(MASKS):
         masks = torch.stack([_without(kept, cell[None]) for cell in some])
-        found.append(_means(ask, masks) - here)
+        found.append(_means(ask, masks) - current)
     return cells, torch.cat(found)
 
 

@@ -241,10 +241,13 @@ def _scores(
         toward = TowardMetric(metric, pair.runs(own, other)["clean"].reference(metric))
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
         found = yield from along(PairedRuns(pair, own, other, rules), toward, line, graph)
-    here, there = (run.value(metric, toward.reference) for run in (own, other))
+    own_value, other_value = (run.value(metric, toward.reference) for run in (own, other))
     if line.method == "eap-ig-inputs":
-        error = {MISSED: (found[:, 0].sum(-1) - (there - here)).abs(), MOVED: (there - here).abs()}
-    return MeasuredEffects(found, found != 0, pair.runs(here, there), error)
+        error = {
+            MISSED: (found[:, 0].sum(-1) - (other_value - own_value)).abs(),
+            MOVED: (other_value - own_value).abs(),
+        }
+    return MeasuredEffects(found, found != 0, pair.runs(own_value, other_value), error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,8 +339,8 @@ def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
     yield Sublayer(START, slice(0, 1), range(n), mlps)
     for layer in range(n):
         later = range(layer + 1, n)
-        own = layer if graph.mlp and not graph.parallel else layer + 1
-        yield Sublayer(f"blocks.{layer}.hook_attn_out", graph.heads(layer), later, mlps[own:])
+        first_mlp = layer if graph.mlp and not graph.parallel else layer + 1
+        yield Sublayer(f"blocks.{layer}.hook_attn_out", graph.heads(layer), later, mlps[first_mlp:])
         if graph.mlp:
             place = graph.mlp_sender(layer)
             yield Sublayer(f"blocks.{layer}.hook_mlp_out", slice(place, place + 1), later, mlps[layer + 1 :])

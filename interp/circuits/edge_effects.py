@@ -185,11 +185,13 @@ def _measured(
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
     both = list(dict.fromkeys((*reads, *map(Read, read.values()))))
-    here = yield from recorded(pair.own, both, final=True, exact=True)
-    there = yield from recorded(pair.other, reads, final=True, exact=True)
-    reference = pair.runs(here, there)["clean"].reference(metric)
+    own_run = yield from recorded(pair.own, both, final=True, exact=True)
+    other_run = yield from recorded(pair.other, reads, final=True, exact=True)
+    reference = pair.runs(own_run, other_run)["clean"].reference(metric)
     b, p = batch.tokens.shape
-    change = SenderChange.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
+    change = SenderChange.between(model, own_run.trace, other_run.trace).vectors(
+        graph, slice(0, b), slice(0, p)
+    )
     found = change.new_zeros(b, *graph.exists.shape)
     changed = torch.zeros_like(found, dtype=torch.bool)
     with tqdm(total=int(wanted.sum()), desc="edges", delay=1, leave=False) as bar:
@@ -197,7 +199,7 @@ def _measured(
             cells = wanted[:, receivers].nonzero()
             if not len(cells):
                 continue
-            stream = upcast(here.trace[Read(read[site])])
+            stream = upcast(own_run.trace[Read(read[site])])
             variants = _variants(
                 site, stream, change, cells, receivers.stop - receivers.start if heads else 0
             )
@@ -206,15 +208,15 @@ def _measured(
             found[:, place[:, 0], receivers.start + place[:, 1]] = (done.values - done.base).mT.to(found)
             changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
             bar.update(len(cells))
-    runs = pair.runs(*(run.value(metric, reference) for run in (here, there)))
+    runs = pair.runs(*(run.value(metric, reference) for run in (own_run, other_run)))
     return MeasuredEffects(found, changed, runs)
 
 
 def _read(site: str, edited: set[str]) -> str:
     """Site where the stream that an input reads can be recorded once, without a copy for every head."""
     block, _, name = site.rpartition(".")
-    own = not name.startswith(("hook_q", "hook_k", "hook_v")) or site in edited
-    return site if own else f"{block}.hook_resid_pre"
+    at_site = not name.startswith(("hook_q", "hook_k", "hook_v")) or site in edited
+    return site if at_site else f"{block}.hook_resid_pre"
 
 
 def _variants(

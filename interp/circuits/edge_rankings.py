@@ -108,15 +108,17 @@ def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, 
     from scipy.stats import mannwhitneyu
 
     values = torch.from_numpy(abs(scores.value).values)
-    here = torch.zeros(values.shape, dtype=torch.bool)
+    is_planted = torch.zeros(values.shape, dtype=torch.bool)
     for edge in planted:
         sender, receiver = str(Edge.of(edge)).split("->")
-        here[scores.indexes["sender"].get_loc(sender), scores.indexes["receiver"].get_loc(receiver)] = True
+        is_planted[scores.indexes["sender"].get_loc(sender), scores.indexes["receiver"].get_loc(receiver)] = (
+            True
+        )
     known = ~values.isnan()
-    n, m = int((here & known).sum()), int((~here & known).sum())
+    n, m = int((is_planted & known).sum()), int((~is_planted & known).sum())
     if not n or not m or n < len(set(planted)):
         raise ValueError(f"planted edges among others are required, got {n} of {n + m} edges")
-    found = mannwhitneyu(values[here & known], values[~here & known], alternative="greater")
+    found = mannwhitneyu(values[is_planted & known], values[~is_planted & known], alternative="greater")
     return float(found.statistic) / (n * m), float(found.pvalue)
 
 

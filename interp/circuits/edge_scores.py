@@ -91,8 +91,8 @@ class SenderChange:
             return upcast(other[Read(site)]) - upcast(own[Read(site)])
 
         def heads(layer: int) -> Tensor:
-            there, here = (z_over_scale(model, run, layer) for run in (other, own))
-            return there - here
+            other_z, own_z = (z_over_scale(model, run, layer) for run in (other, own))
+            return other_z - own_z
 
         mlp = [change(f"blocks.{layer}.hook_mlp_out") for layer in layers if model.config.mlp is not None]
         return cls(model, change(START), tuple(heads(layer) for layer in layers), tuple(mlp))

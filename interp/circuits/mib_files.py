@@ -96,8 +96,8 @@ def write_mib(
     chosen = chosen & graph.exists
     if not bool(values[graph.exists].isfinite().all()):
         raise ValueError("scores must be finite numbers for every edge, some are NaN or infinite")
-    there = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
-    record = _as_json(layout, config, *there) if kind == ".json" else _as_tensors(layout, config, *there)
+    arrays = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
+    record = _as_json(layout, config, *arrays) if kind == ".json" else _as_tensors(layout, config, *arrays)
     if kind == ".json":
         text = json.dumps(record)
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
@@ -277,10 +277,10 @@ def _check_shape(path: Path | str, record: object, keys: tuple[str, ...], config
     if not isinstance(record, Mapping) or any(key not in record for key in keys):
         raise ValueError(f"{path} is no file of MIB: the keys {', '.join(keys)} are required")
     given = record["cfg"]
-    for name, own in _cfg(config).items():
-        theirs = given.get(name, own) if isinstance(given, Mapping) else None
-        if theirs != own:
-            raise ValueError(f"{path} is of another model: its {name} is {theirs!r}, this one's {own!r}")
+    for name, ours in _cfg(config).items():
+        theirs = given.get(name, ours) if isinstance(given, Mapping) else None
+        if theirs != ours:
+            raise ValueError(f"{path} is of another model: its {name} is {theirs!r}, this one's {ours!r}")
 
 
 def _of_json(path: Path | str, record: object, layout: _Layout) -> tuple[Tensor, Tensor]:

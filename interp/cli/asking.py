@@ -160,9 +160,9 @@ def asking(
         hint = tuple[str, ...] if name == "data" else str
         default: object = dataclasses.MISSING if needs_data(kind) else ()
         every.append(_field(name, hint, DATA[name], default, positional=True))
-    hints, own = _hints(kind), {each.name for each in dataclasses.fields(base)}
+    hints, field_names = _hints(kind), {each.name for each in dataclasses.fields(base)}
     for each in dataclasses.fields(kind):
-        if each.name in own and base is not Asking:
+        if each.name in field_names and base is not Asking:
             continue
         if each.name == "metric":
             every += _of_metric("answer" in hints) if positional else []

@@ -47,8 +47,8 @@ def over_steps(result: "xr.Dataset", scores: Sequence[str] = ()) -> Iterator[str
     for step in one.step.values:
         row: dict[str, object] = {"step": int(step)}
         for name in names:
-            here = _of_score(one, name).sel(step=step)
-            best = here.isel(here.value.argmax(...))
+            values = _of_score(one, name).sel(step=step)
+            best = values.isel(values.value.argmax(...))
             row[name] = f"{_place(best)} {_cell(best)}"
         rows.append(row)
     yield pd.DataFrame(rows).to_string(index=False)
@@ -78,13 +78,13 @@ def _scores(result: "xr.Dataset", names: Sequence[str]) -> list[str]:
     """The scores to print. KeyError for one that the result does not have."""
     from interp.core.wording import nearest
 
-    there = [str(name) for name in result.score.values]
+    known = [str(name) for name in result.score.values]
     for name in names:
-        if name not in there:
+        if name not in known:
             raise KeyError(
-                f"this result has no score {name!r}; {nearest(name, there)}; it has {', '.join(there)}"
+                f"this result has no score {name!r}; {nearest(name, known)}; it has {', '.join(known)}"
             )
-    return list(names) or there
+    return list(names) or known
 
 
 def _of_score(result: "xr.Dataset", name: str) -> "xr.Dataset":

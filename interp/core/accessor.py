@@ -89,8 +89,8 @@ class Result:
         lines = [f"{self.analysis} [{sizes}]", *(f"  note: {text}" for text in self.notes)]
         lines += [f"  {name}: {text}" for name, text in self.facts.items()]
         names = [str(name) for name in self._dataset.data_vars]
-        own = [name for name in names if name == "value" or name not in results.ESTIMATE]
-        lines.append(f"  values: {', '.join(own)}")
+        shown = [name for name in names if name == "value" or name not in results.ESTIMATE]
+        lines.append(f"  values: {', '.join(shown)}")
         return "\n".join([viewer.fitted(lines), *self._numbers()])
 
     def _numbers(self) -> list[str]:
@@ -104,20 +104,20 @@ class Result:
             return ["  no values"]
         dims = [str(dim) for dim in self._dataset["value"].dims]
         if not dims:
-            own = [
+            estimates = [
                 name for name in results.ESTIMATE if name in self._dataset and not self._dataset[name].dims
             ]
-            return [f"  {name}: {self._dataset[name].item():.4g}" for name in own]
+            return [f"  {name}: {self._dataset[name].item():.4g}" for name in estimates]
         chosen, title = np.argsort(-size, kind="stable")[: min(LARGEST, known)], f"the largest of {known}"
         if "score" in dims and value.shape[dims.index("score")] > 1:  # of different units
             chosen = _one_of_each(size.reshape(value.shape), dims.index("score"))
             title = "the largest of a score"
-        table, own = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
+        table, estimates = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
         named = [name for name in table.columns if name in NAMES]
         alone = [dim for dim in dims if self._dataset.sizes[dim] == 1]
-        variables = [*named, *own, *alone, *(COUNTED if named else ())]
+        variables = [*named, *estimates, *alone, *(COUNTED if named else ())]
         others = [dim for dim in dims if dim in table.columns and dim not in variables]
-        shown = table[[*named, *others, *own]].dropna(axis=1, how="all")
+        shown = table[[*named, *others, *estimates]].dropna(axis=1, how="all")
         text = shown.to_string(index=False, float_format=lambda x: f"{x:.4g}", max_colwidth=24)
         title = title if len(chosen) < known else "all of it"
         return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]
@@ -128,16 +128,16 @@ class Result:
         if not set(AFTER_EACH) <= set(found.sizes) or not {"word", "top_prob"} <= set(found.data_vars):
             return []
         first = found.isel({dim: 0 for dim in ("prompt", "rank") if dim in found.dims})
-        there = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)
-        if not there.size:
+        filled = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)
+        if not filled.size:
             return []
-        last = first.isel(pos=int(there[-1]))
+        last = first.isel(pos=int(filled[-1]))
         known = bool(last["target_prob"].notnull().any()) if "target_prob" in last else False
         dims = [name for name in BY_DEPTH if name in last and (known or not name.startswith("target"))]
         table = last[["word", *dims]].to_dataframe()[["word", *dims]]
         table["word"] = table.word.map(repr)
         token = f" after {str(last.token.item())!r}" if "token" in last else ""
-        place = f", the last of {len(there)} positions" if len(there) > 1 else ""
+        place = f", the last of {len(filled)} positions" if len(filled) > 1 else ""
         whose = " of the first prompt" if found.sizes.get("prompt", 1) > 1 else ""
         text = table.to_string(float_format=lambda x: f"{x:.4g}", index_names=False)
         lines = (f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())
@@ -146,9 +146,9 @@ class Result:
     def _rows(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
         """The cells at these places as a table, and the names of what they estimate."""
         points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
-        own = [name for name in results.ESTIMATE if name in self._dataset]
-        own = [name for name in own if set(self._dataset[name].dims) <= set(places)]
-        return self._dataset[own].isel(points).to_dataframe().reset_index(drop=True), own
+        estimates = [name for name in results.ESTIMATE if name in self._dataset]
+        estimates = [name for name in estimates if set(self._dataset[name].dims) <= set(places)]
+        return self._dataset[estimates].isel(points).to_dataframe().reset_index(drop=True), estimates
 
     def _ranges(self) -> list[str]:
         lines = []
@@ -170,14 +170,14 @@ def _one_of_each(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
     places = np.moveaxis(np.arange(size.size).reshape(size.shape), axis, 0).reshape(rows.shape)
     best = rows.argmax(1)
     every = np.arange(len(rows))
-    there = every[rows[every, best] >= 0][:LARGEST]
-    return places[there, best[there]]
+    rows_with_place = every[rows[every, best] >= 0][:LARGEST]
+    return places[rows_with_place, best[rows_with_place]]
 
 
 def dataset_html(dataset: xr.Dataset) -> str:
     """The HTML of a Dataset in a notebook: xarray's own view, below a card for results of this package."""
-    own = dataset._repr_html_()
-    return own if named(dataset) is None else viewer.card(dataset) + own
+    plain = dataset._repr_html_()
+    return plain if named(dataset) is None else viewer.card(dataset) + plain
 
 
 def _tell_notebook() -> None:

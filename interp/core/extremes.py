@@ -81,10 +81,10 @@ class TopRows:
         tokens = None if self.context is None else named(values, self.context)
         axes = value.ndim - self.cells
         if axes not in (1, 2) or (tokens is not None and tokens.shape != value.shape[:axes]):
-            beside = "" if tokens is None else f" beside tokens of shape {shape_text(tokens.shape)}"
+            tokens_text = "" if tokens is None else f" beside tokens of shape {shape_text(tokens.shape)}"
             raise ValueError(
                 f"{self.value} requires an axis of rows, perhaps one of positions, and {self.cells} of cells, "
-                f"got shape {shape_text(value.shape)}{beside}"
+                f"got shape {shape_text(value.shape)}{tokens_text}"
             )
         return value if axes == 2 else value[:, None], tokens
 

@@ -41,11 +41,11 @@ class Several:
 
     def load(self, tensors: Mapping[str, Tensor]) -> "Parts":
         """The partial results that were saved as these `tensors`."""
-        own: dict[str, dict[str, Tensor]] = {name: {} for name in self.reductions}
+        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.reductions}
         for path, value in tensors.items():
             name, _, rest = path.partition("/")
-            named(own, name)[rest] = value
-        return Parts({name: each.load(own[name]) for name, each in self.reductions.items()})
+            named(by_name, name)[rest] = value
+        return Parts({name: each.load(by_name[name]) for name, each in self.reductions.items()})
 
 
 @dataclass(frozen=True)

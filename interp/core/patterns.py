@@ -63,10 +63,10 @@ def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "#b q"]) -> Floa
         "first_token": (place == 0)[:, None, :],
         "local": (back >= 0) & (back < NEAR) & later[:, None, :],
     }
-    there = later[:, :, None] & (place >= 0)[:, None, :]
+    sees_copy = later[:, :, None] & (place >= 0)[:, None, :]
     found = torch.empty(len(copies), len(keys), *copies.shape[1:], device=copies.device)
     for i, name in enumerate(SCORES[:-1]):  # each is written once, as numbers
-        found[:, i] = keys[name] & there
+        found[:, i] = keys[name] & sees_copy
     return found
 
 

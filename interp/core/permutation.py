@@ -210,8 +210,10 @@ def _checked(
     if second is None and not paired:
         raise ValueError("an unpaired test requires a second condition, got one")
     shapes = [shape_text(x.shape) for x in given]
-    alike = slice(0 if paired else 1, None)
-    if any(x.numel() == 0 for x in given) or any(x.shape[alike] != first.shape[alike] for x in given):
+    shared_axes = slice(0 if paired else 1, None)
+    if any(x.numel() == 0 for x in given) or any(
+        x.shape[shared_axes] != first.shape[shared_axes] for x in given
+    ):
         wanted = "one shape" if paired else "one shape up to the number of rows"
         raise ValueError(
             f"conditions of {wanted}, none of them empty, are required, got {' and '.join(shapes)}"

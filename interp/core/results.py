@@ -63,11 +63,13 @@ class MergeTree(Generic[T]):
     def put_node(self, level: int, index: int, value: T | None) -> None:
         """Take in a whole node, merged elsewhere; ValueError if any of its parts is in already."""
         first = index << level
-        there = [first] if first in self else []
+        merged_before = [first] if first in self else []
         if level:
-            there += [i << low for low, i in self.nodes if low < level and i >> (level - low) == index]
-        if there:
-            raise ValueError(f"part {min(there)} was merged already")
+            merged_before += [
+                i << low for low, i in self.nodes if low < level and i >> (level - low) == index
+            ]
+        if merged_before:
+            raise ValueError(f"part {min(merged_before)} was merged already")
         while (sibling := (level, index ^ 1)) in self.nodes:
             other = self.nodes.pop(sibling)
             value = self._joined(other, value) if index & 1 else self._joined(value, other)
@@ -136,9 +138,10 @@ def labelled(
             return {}
         return {"unit": units if isinstance(units, str) else (units or {}).get(name, "1")}
 
-    here = to_host({name: value for name, (_, value) in values.items()})
+    on_host = to_host({name: value for name, (_, value) in values.items()})
     variables = {
-        name: (tuple(dims), host(here[name]), unit_of(name, value)) for name, (dims, value) in values.items()
+        name: (tuple(dims), host(on_host[name]), unit_of(name, value))
+        for name, (dims, value) in values.items()
     }
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
     sizes = {
@@ -243,11 +246,12 @@ def scored(
     """
     where = (*dims, "score")
     parts = ("value", "low", "high", "null", "n")
-    here = to_host({(name, part): getattr(s, part) for name, s in scores.items() for part in parts})
+    on_host = to_host({(name, part): getattr(s, part) for name, s in scores.items() for part in parts})
     values = {
-        part: (where, torch.stack([here[name, part].double() for name in scores], -1)) for part in parts[:-1]
+        part: (where, torch.stack([on_host[name, part].double() for name in scores], -1))
+        for part in parts[:-1]
     }
-    counts = torch.stack([here[name, "n"] for name in scores], -1)
+    counts = torch.stack([on_host[name, "n"] for name in scores], -1)
     listed = ("score", [score.unit for score in scores.values()])
     every = {**values, "n": (where, counts), **(others or {})}
     of_scores = {name: "see the coordinate unit" for name, (its, _) in every.items() if "score" in its}

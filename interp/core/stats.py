@@ -174,10 +174,10 @@ def share_interval(
         (0.0, 0.3694, 0.3694)
     """
     given = {"m": mean, "n": torch.as_tensor(n)} | ({} if variance is None else {"v": variance})
-    here = {name: value.double() for name, value in to_host(given).items()}
-    m, count = torch.broadcast_tensors(here["m"].clamp(0.0, 1.0), here["n"])
+    on_host = {name: value.double() for name, value in to_host(given).items()}
+    m, count = torch.broadcast_tensors(on_host["m"].clamp(0.0, 1.0), on_host["n"])
     most = m * (1 - m)
-    spread = torch.minimum(here["v"], most) if "v" in here else most
+    spread = torch.minimum(on_host["v"], most) if "v" in on_host else most
     low, high = _lower_end(m, count, spread), 1 - _lower_end(1 - m, count, spread)
     return torch.minimum(low, m).to(mean), torch.maximum(high, m).to(mean)
 

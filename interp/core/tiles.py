@@ -66,8 +66,8 @@ def entry_ranks(
     """How many entries of each row of `a @ b` are larger than its entry in one column; 0 = none is."""
     columns, found = columns.to(a.device), []
     for first, rows in row_tiles(a, b):
-        own = rows.gather(1, columns[first : first + len(rows), None])
-        found.append((rows > own).sum(1))
+        entries = rows.gather(1, columns[first : first + len(rows), None])
+        found.append((rows > entries).sum(1))
     return torch.cat(found)
 
 
@@ -89,9 +89,9 @@ def top_entries(
             continue
         width = block.shape[1]
         found, flat = block[hot].flatten().topk(min(k, len(hot) * width))
-        here = torch.stack((hot[flat // width] + row, flat % width + column))
+        new_places = torch.stack((hot[flat // width] + row, flat % width + column))
         values, order = torch.cat((values, found)).topk(min(k, len(values) + len(found)))
-        places = torch.cat((places, here), 1)[:, order]
+        places = torch.cat((places, new_places), 1)[:, order]
     return values * sign, places[0], places[1]
 
 
@@ -105,8 +105,8 @@ def row_top(
     columns = torch.empty(len(a), k, dtype=torch.int64, device=a.device)
     for first, tile in row_tiles(a, b):
         found = tile.topk(k, -1, largest)
-        here = slice(first, first + len(tile))
-        values[here], columns[here] = found.values, found.indices
+        tile_rows = slice(first, first + len(tile))
+        values[tile_rows], columns[tile_rows] = found.values, found.indices
     return values, columns
 
 
@@ -119,13 +119,13 @@ def diagonal_ranks(a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"]) -> Int[
             f"{shape_text((a.shape[0], b.shape[1]))}"
         )
     ranks = torch.zeros(len(a), dtype=torch.int64, device=a.device)
-    own = upcast(a).new_empty(0, 1)
+    diagonal = upcast(a).new_empty(0, 1)
     for row, column, block in blocks(a, b):
         if column == row:
-            own = block.diagonal()[: len(block), None].clone()
+            diagonal = block.diagonal()[: len(block), None].clone()
         # Ones and zeros in the block's own memory and dtype: 1.1x the products alone (`experiments/bench/copying.py`);
         # booleans and their sum take nearly as long as the products themselves.
-        larger = block.gt_(own).sum(-1)
+        larger = block.gt_(diagonal).sum(-1)
         ranks[row : row + len(block)] += larger.long()
     return ranks
 

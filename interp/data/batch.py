@@ -96,12 +96,12 @@ class Batch(Brief):
         lengths = [len(row) for row in rows]
         if not rows or min(lengths) == 0:
             raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
-        width, own = max(lengths), np.array(lengths)[:, None]
+        width, row_lengths = max(lengths), np.array(lengths)[:, None]
         places = np.arange(width)
-        there = places < own if side == "right" else places >= width - own
+        real = places < row_lengths if side == "right" else places >= width - row_lengths
         tokens = np.full((len(rows), width), pad_id, np.int64)
-        tokens[there] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
-        keep = None if min(lengths) == width else torch.from_numpy(there)
+        tokens[real] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
+        keep = None if min(lengths) == width else torch.from_numpy(real)
         return cls(torch.from_numpy(tokens), keep, bos)
 
     @classmethod
@@ -158,11 +158,11 @@ class Batch(Brief):
         kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
         if self.keep is None and self.documents is None:
             return kept
-        there, text, place = self.real, self.text_numbers, self.places
+        is_real, text, place = self.real, self.text_numbers, self.places
         found = values.new_full(
-            (int(text.max()) + 1, int(place[there].max()) + 1, *values.shape[2:]), nothing
+            (int(text.max()) + 1, int(place[is_real].max()) + 1, *values.shape[2:]), nothing
         )
-        found[text[there], place[there]] = kept[there]
+        found[text[is_real], place[is_real]] = kept[is_real]
         return found
 
     @property
@@ -232,9 +232,9 @@ class Batch(Brief):
             return answer[:, None], torch.ones_like(answer, dtype=torch.bool)[:, None]
         columns = self.answer_columns()
         steps = torch.arange(columns.shape[1], device=columns.device)
-        there, final = steps <= self.forced[:, None], steps == self.forced[:, None]
+        present, final = steps <= self.forced[:, None], steps == self.forced[:, None]
         following = self.tokens.gather(1, (columns + 1).clamp_max(self.tokens.shape[1] - 1))
-        return torch.where(final, answer[:, None], following).where(there, answer[:, None]), there
+        return torch.where(final, answer[:, None], following).where(present, answer[:, None]), present
 
     def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
         """The batch with each row followed by the first tokens of its answer; padding on the right.
@@ -253,13 +253,13 @@ class Batch(Brief):
         steps = torch.arange(width, device=tokens.device)
         place = steps - batch.lengths[:, None]
         mine = (place >= 0) & (place < counts[:, None])
-        own = tokens.gather(1, place.clamp(0, tokens.shape[1] - 1))
+        new_tokens = tokens.gather(1, place.clamp(0, tokens.shape[1] - 1))
         grown = batch._columns(lambda x: F.pad(x, (0, max(0, width - x.shape[1])))[:, :width])
         keep = mine | (grown.real & (steps < batch.lengths[:, None]))
         return replace(
             grown,
-            tokens=own.where(mine, grown.tokens),
-            corrupt=None if grown.corrupt is None else own.where(mine, grown.corrupt),
+            tokens=new_tokens.where(mine, grown.tokens),
+            corrupt=None if grown.corrupt is None else new_tokens.where(mine, grown.corrupt),
             keep=None if bool(keep.all()) else keep,
             forced=counts,
         )
@@ -292,8 +292,8 @@ class Batch(Brief):
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
-        here = to_host(given)
-        tokens, keep, answer, wrong, forced, documents, types, corrupt = (here.get(name) for name in names)
+        on_host = to_host(given)
+        tokens, keep, answer, wrong, forced, documents, types, corrupt = (on_host.get(name) for name in names)
         assert tokens is not None
         found = Batch(
             tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced,
@@ -325,8 +325,8 @@ class Batch(Brief):
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """The batch of some rows in this order, one several times if need be; of the same width."""
-        here = to_device(index, self.tokens.device)
-        found = self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
+        on_device = to_device(index, self.tokens.device)
+        found = self._each(lambda x: x[on_device.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")
         return found if known is None or not index.is_cpu else found._with_host(known.rows(index))
 
@@ -414,12 +414,12 @@ class Batch(Brief):
         Raises:
             PositionError: (an IndexError and ValueError) for a row that is too short, naming it.
         """
-        here, positions = self.host(), several(pos)
-        numbers = here.identities()
+        on_host, positions = self.host(), several(pos)
+        numbers = on_host.identities()
         if isinstance(positions, PerRow) and numbers is not None:
             positions = positions.of(numbers.tolist())
-        rows, columns = here.tokens.shape
-        return here.layout.find(positions, (rows, columns))
+        rows, columns = on_host.tokens.shape
+        return on_host.layout.find(positions, (rows, columns))
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:

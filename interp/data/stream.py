@@ -406,9 +406,9 @@ class PromptBatches(GivenBatches):
     @classmethod
     def of(cls, prompts: Batch, most: int) -> PromptBatches:
         """Batches of at most so many rows, and of `TOKENS` columns times rows or a single row."""
-        here = prompts.host().right_aligned()
-        runs = of_like_lengths(here.lengths.tolist(), TOKENS, most)
-        return cls([here.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
+        aligned = prompts.host().right_aligned()
+        runs = of_like_lengths(aligned.lengths.tolist(), TOKENS, most)
+        return cls([aligned.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
 
     def as_given(self) -> GivenBatches:
         """The rows in their order and columns, for edits that tell the rows of a batch apart."""
@@ -416,12 +416,12 @@ class PromptBatches(GivenBatches):
 
     def in_order(self) -> GivenBatches:
         """The rows in their order, as many at a time as `TOKENS` and `most` allow, for values that are saved."""
-        here = self.prompts.host().right_aligned()
+        aligned = self.prompts.host().right_aligned()
         found, start, longest = [], 0, 0
-        for i, n in enumerate([*here.lengths.tolist(), TOKENS]):
+        for i, n in enumerate([*aligned.lengths.tolist(), TOKENS]):
             rows, longest = i - start, max(longest, n)
-            if rows and (i == len(here) or rows == self.most or (rows + 1) * longest > TOKENS):
-                found.append(here.rows(torch.arange(start, i)).trimmed())
+            if rows and (i == len(aligned) or rows == self.most or (rows + 1) * longest > TOKENS):
+                found.append(aligned.rows(torch.arange(start, i)).trimmed())
                 start, longest = i, n
         return GivenBatches(found)
 

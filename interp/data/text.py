@@ -126,16 +126,16 @@ class Text:
     def end_ids(self) -> frozenset[int]:
         """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
         tokenizer = self._tokenizer
-        own = () if tokenizer is None else (tokenizer.eos_id,)
-        own = (*own, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else own
+        end_tokens = () if tokenizer is None else (tokenizer.eos_id,)
+        end_tokens = (*end_tokens, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else end_tokens
         stated = {i for i in map(self._within, self._ends) if i is not None}
-        return frozenset(stated or {i for i in map(self._within, own) if i is not None})
+        return frozenset(stated or {i for i in map(self._within, end_tokens) if i is not None})
 
     @property
     def pad_id(self) -> int:
         """The id at padding, which no result depends on: the tokenizer's, or another that the model has a row for."""
-        own = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
-        return next((i for i in (own, self.eos_id, self.bos_id) if i is not None), 0)
+        tokenizer_pad = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
+        return next((i for i in (tokenizer_pad, self.eos_id, self.bos_id) if i is not None), 0)
 
     def _within(self, token: int | None) -> int | None:
         """The id, or None if the model has no row for it."""
@@ -232,10 +232,10 @@ class Text:
                 "prepend_bos=False leaves it out"
             )
         elif theirs != ours:
-            here, there = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
+            our_pieces, their_pieces = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
             note(
-                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens "
-                "that are not added to texts: give what the tokenizer returns as the prompt to have them"
+                f"the text 'a' is {our_pieces} here; this model's own tokenizer makes {their_pieces} of it, with "
+                "special tokens that are not added to texts: give what the tokenizer returns as the prompt to have them"
             )
 
     def outside(self, token: int) -> str:

@@ -260,8 +260,8 @@ def _solved(
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
         # of the host, which has them already
-        here = curvature[name].eigenvalues.to(matrix.eigenvalues.dtype)
-        solved[name] = matrix.solved(x, delta, damping * float(here.mean()))
+        eigenvalues = curvature[name].eigenvalues.to(matrix.eigenvalues.dtype)
+        solved[name] = matrix.solved(x, delta, damping * float(eigenvalues.mean()))
     return solved
 
 

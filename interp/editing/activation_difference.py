@@ -117,12 +117,12 @@ def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other,
         counted = torch.zeros_like(batch.real).scatter(1, batch.last()[:, None], value=True)
     found: dict[str, list[Tensor]] = {"difference": [], "length": [], "square": [], "relative": []}
     for read in reads:
-        own = upcast(trace[read])
-        step = upcast(given[read]) - own
+        value = upcast(trace[read])
+        step = upcast(given[read]) - value
         if not bool((step.isfinite().all(-1) | ~batch.real).all()):
             raise NotFiniteError(f"the difference of the two models at {read.site} is NaN or infinite")
         length = step.norm(dim=-1)
-        relative = (length / own.norm(dim=-1)).masked_fill(length == 0, 0.0)
+        relative = (length / value.norm(dim=-1)).masked_fill(length == 0, 0.0)
         found["difference"].append(_mean(step.mT, batch, counted))
         found["length"].append(_mean(length, batch, counted))
         found["relative"].append(_mean(relative, batch, counted))
@@ -132,8 +132,8 @@ def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other,
 
 def _mean(value: Float[Tensor, "b *d p"], batch: Batch, counted: Tensor) -> Float[Tensor, "n *d"]:
     """The mean over the tokens of every row that count."""
-    there = counted if value.ndim == 2 else counted[:, None]
-    return value.double().masked_fill(~there, 0.0).sum(-1) / there.sum(-1)
+    mask = counted if value.ndim == 2 else counted[:, None]
+    return value.double().masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1)
 
 
 def _finish(

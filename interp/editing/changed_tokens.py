@@ -122,8 +122,8 @@ changed_tokens = of_data(ChangedTokens)
 def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     """Divergence and losses at every token of each text, and their sums."""
     tuned, config = other.on_device_of(model), model.config
-    own = (yield from recorded(batch, [], final=True)).end
-    streams = own, (yield from recorded(batch, [], final=True, model=tuned)).end
+    base_end = (yield from recorded(batch, [], final=True)).end
+    streams = base_end, (yield from recorded(batch, [], final=True, model=tuned)).end
     size = that_fit(model, 32 * config.n_outputs * batch.tokens.shape[1])
     parts = [
         _of_rows(batch.rows(rows), (model, streams[0][rows]), (tuned, streams[1][rows]))
@@ -133,11 +133,12 @@ def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     if not bool((kl.isfinite() | ~batch.real).all()):
         raise NotFiniteError("the divergence of the two models is NaN or infinite after some token")
     counted = predicted(batch.keep, batch.documents)
-    there = torch.zeros_like(batch.real)
-    there[:, :-1] = True if counted is None else counted
+    counted_places = torch.zeros_like(batch.real)
+    counted_places[:, :-1] = True if counted is None else counted
     each = {"tokens": batch.tokens, "kl": kl.masked_fill(~batch.real, torch.nan)}
     each |= {
-        name: x.masked_fill(~there, torch.nan) for name, x in (("loss", loss), ("tuned_loss", tuned_loss))
+        name: x.masked_fill(~counted_places, torch.nan)
+        for name, x in (("loss", loss), ("tuned_loss", tuned_loss))
     }
     found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
     return found | _sums(found) | {"kl": found["kl"][..., None]}  # one cell

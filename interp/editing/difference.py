@@ -386,7 +386,7 @@ def _analysis(exchange: _Exchange, model: Subject) -> ByRow:
 class _Pair:
     """The runs of both models on some prompts: the one that receives parts, and the one that they come from."""
 
-    asked: _Exchange
+    exchange: _Exchange
     batch: Batch
     into: Transformer
     source: Transformer
@@ -409,24 +409,24 @@ class _Pair:
     @property
     def columns(self) -> Tensor | None:
         """The columns that the metric needs; None = all."""
-        return self.asked.metric.columns(self.batch)
+        return self.exchange.metric.columns(self.batch)
 
     @property
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
         """The reference of a metric that compares: the tuned model's final stream, and that model."""
-        run = self.given if self.asked.direction == "denoise" else self.own
-        return run.final_at(self.asked.metric), run.model
+        run = self.given if self.exchange.direction == "denoise" else self.own
+        return run.final_at(self.exchange.metric), run.model
 
     def value(self, model: Transformer, seen: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
         """The metric of a final stream that this model reads out."""
-        return MetricOfVariants(self.asked.metric, self.batch, model, *self.reference).value(seen, 1)[0]
+        return MetricOfVariants(self.exchange.metric, self.batch, model, *self.reference).value(seen, 1)[0]
 
     def with_weights(self, cell: ExchangedCell) -> Float[Tensor, "b"]:
         """The metric of the model with these weights exchanged."""
         model = exchanged(self.into, self.source, cell.pieces)
         n, batch = model.config.n_layers, self.batch
         if cell.start == n:
-            return self.value(model, self.own.final_at(self.asked.metric))
+            return self.value(model, self.own.final_at(self.exchange.metric))
         begin = self.own.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
         stream = model(
             begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
@@ -436,21 +436,21 @@ class _Pair:
 
     def by_weights(self, without: Float[Tensor, "b"]) -> tuple[Tensor, Tensor]:
         """The effect of every cell's weights, and whether they differ `[b c]`."""
-        cells = self.asked.cells.every
+        cells = self.exchange.cells.every
         effect = [self.with_weights(c) - without if c.changed else torch.zeros_like(without) for c in cells]
         changed = to_device(torch.tensor([cell.changed for cell in cells]), without.device)
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
     def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
         """The effect of the activations of every cell, and whether they differ `[b c]`; 0 if a cell writes nothing."""
-        put = {site: Set(self.given.trace[Read(site)]) for site in self.asked.cells.sites}
+        put = {site: Set(self.given.trace[Read(site)]) for site in self.exchange.cells.sites}
         variants = [
             Variant([Edit(site, put[site], at) for site, at in cell.written])
-            for cell in self.asked.cells.every
+            for cell in self.exchange.cells.every
         ]
         reference, model = self.reference
         found = yield from swept(
-            self.batch, variants, self.asked.metric, reference=reference, reference_model=model, model=self.into
+            self.batch, variants, self.exchange.metric, reference=reference, reference_model=model, model=self.into
         )  # fmt: skip
         return (found.values - found.base).mT, found.changed.mT
 

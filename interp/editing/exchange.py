@@ -197,9 +197,11 @@ def changes(
         its = its.to(mine.device)
         found[piece, False] = (mine != its).any()
         found[piece, True] = _squares(mine, its)
-    here = to_host(found)
+    on_host = to_host(found)
     return {
-        piece: PieceChange(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares
+        piece: PieceChange(bool(on_host[piece, False]), on_host[piece, True])
+        for piece, squares in on_host
+        if squares
     }
 
 
@@ -209,8 +211,8 @@ def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
     tiles = zip(torch.atleast_1d(mine).split(rows), torch.atleast_1d(its).split(rows), strict=True)
     total = torch.zeros(2, dtype=torch.float64, device=mine.device)
     for one, other in tiles:
-        own = one.double()
-        total += torch.stack(((other - own).square().sum(), own.square().sum()))
+        before = one.double()
+        total += torch.stack(((other - before).square().sum(), before.square().sum()))
     return total
 
 

@@ -156,9 +156,9 @@ class Mend(Brief):
             m, u = len(group), torch.empty(2, min(rank, f), f)
             for each in u:
                 nn.init.xavier_uniform_(each, generator=generator)
-            own = ones(m, 2, f), zeros(m, 2, f), alpha * ones(m)
+            scales = ones(m, 2, f), zeros(m, 2, f), alpha * ones(m)
             v, bias, mean, std = zeros(u.mT.shape), zeros(f), zeros(f), ones(f)
-            made.append(GradientNetwork(tuple(group), u.to(like), v, bias, *own, mean, std))
+            made.append(GradientNetwork(tuple(group), u.to(like), v, bias, *scales, mean, std))
         return cls(tuple(made), sample_of(network))
 
     @property
@@ -256,8 +256,8 @@ def mend_edit(
     network = subject.transformer
     mend.check(network)
     batch = posed(subject, data, answer, prepend_bos=prepend_bos)
-    here = replace(mend, networks=tuple(each.on(network.device) for each in mend.networks))
-    changes = here.changes(network, factors_of(network, batch, mend.names))
+    on_device = replace(mend, networks=tuple(each.on(network.device) for each in mend.networks))
+    changes = on_device.changes(network, factors_of(network, batch, mend.names))
     return [WeightEdit(name, change) for name, change in changes.items()]
 
 

@@ -267,9 +267,9 @@ def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
     try:
         with torch.no_grad(), _silent():
             before = _answer(network)
-            separate, alike = _own_matrices(network, kinds), _changed_alike(network)
+            separate, same_change = _own_matrices(network, kinds), _changed_alike(network)
             plain = _plain(network)
-            untied = _untied(plain, separate, alike)
+            untied = _untied(plain, separate, same_change)
             after = _answer(plain)
     except Exception as cause:  # code of many kinds of adapters
         raise ValueError(
@@ -427,16 +427,16 @@ def _rounding_apart(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= allowed)
 
 
-def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> tuple[str, ...]:
+def _untied(network: nn.Module, shared: Sequence[nn.Parameter], same_change: bool) -> tuple[str, ...]:
     """The sentence about embeddings that the base ties and the adapter has made two; its config is changed too.
 
     Args:
-        alike: whether it changes both by the same matrix; then they are one again.
+        same_change: whether it changes both by the same matrix; then they are one again.
     """
     first, last = network.get_input_embeddings(), network.get_output_embeddings()  # type: ignore[operator]
     if last is None or not any(first.weight is each or last.weight is each for each in shared):
         return ()
-    if torch.equal(first.weight, last.weight) or (alike and _rounding_apart(first.weight, last.weight)):
+    if torch.equal(first.weight, last.weight) or (same_change and _rounding_apart(first.weight, last.weight)):
         last.weight = first.weight
         return ()
     config = network.config

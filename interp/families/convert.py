@@ -280,9 +280,9 @@ def _account(
             f"{family.name}: the checkpoint lacks {len(missing)} of {len(used)} tensors, first {missing[0]!r}; "
             f"{nearest(missing[0], names)}"
         )
-    beside = set(names) - used - set(duplicates)
-    unused = sorted(n for n in beside if any(re.fullmatch(p, n) for p in (*family.unused, VALUE_HEADS)))
-    extra = {n for n in beside - set(unused) if not any(re.fullmatch(p, n) for p in family.buffers)}
+    unread = set(names) - used - set(duplicates)
+    unused = sorted(n for n in unread if any(re.fullmatch(p, n) for p in (*family.unused, VALUE_HEADS)))
+    extra = {n for n in unread - set(unused) if not any(re.fullmatch(p, n) for p in family.buffers)}
     if extra:
         raise ValueError(
             f"{family.name}: {len(extra)} tensors are not understood, first {sorted(extra)[0]!r}"

@@ -34,9 +34,9 @@ def head_rules(
     if not config.unembed:
         return ()
     table = modules({"mlm_head.dense": dense, "mlm_head.norm": norm})
-    own, other = f"{unembed}.bias", bias or f"{unembed}.bias"
+    layer_bias, other = f"{unembed}.bias", bias or f"{unembed}.bias"
     if config.tied:
         return (*table, TensorRule("unembed.bias", (other,)))
     # untied, the reference adds the layer's own bias and never reads the other
-    stored = TensorRule("unembed.bias", (own,), otherwise=TensorRule("unembed.bias", (other,)))
+    stored = TensorRule("unembed.bias", (layer_bias,), otherwise=TensorRule("unembed.bias", (other,)))
     return (*table, TensorRule("unembed.weight", (f"{unembed}.weight",)), stored)

@@ -104,10 +104,14 @@ def fill(made: ParameterPlan, tensors: Tensors) -> Tensor:
             _require_finite_parts(made.parts, view, tensors)
             return view.view(made.shape)
     if made.layout is same and len(made.parts) == 1:
-        own = tensors.taken(made.parts[0])
-        if own is not None and (own.dtype, own.device, own.shape) == (made.dtype, made.device, made.shape):
-            require_finite(made.parts[0], (own[rows] for rows in row_slices(own)))
-            return own
+        stored = tensors.taken(made.parts[0])
+        if stored is not None and (stored.dtype, stored.device, stored.shape) == (
+            made.dtype,
+            made.device,
+            made.shape,
+        ):
+            require_finite(made.parts[0], (stored[rows] for rows in row_slices(stored)))
+            return stored
     return _copied(made, tensors)
 
 

@@ -202,10 +202,10 @@ class GgufTensors(Tensors):
         self._mapping = _names(file, shapes, self._processor)
         self._last: tuple[str, Tensor] | None = None
         self._sources: dict[str, list[str]] = defaultdict(list)
-        self._own = {name: own for name in shapes if (own := own_layout(file, name)) is not None}
-        for name, own in self._own.items():
-            self._sources[name] += own.sources
-        ours, unknown = {source for own in self._own.values() for source in own.sources}, []
+        self._own = {name: layout for name in shapes if (layout := own_layout(file, name)) is not None}
+        for name, layout in self._own.items():
+            self._sources[name] += layout.sources
+        ours, unknown = {source for layout in self._own.values() for source in layout.sources}, []
         for name in file.tensors.keys() - ours - {*rope_tensors(file)}:
             theirs = self._mapping.get(name) or self._mapping.get(re.sub(r"(_exps)\.weight$", r"\1", name))
             if theirs is None and name == "output.weight":
@@ -244,13 +244,13 @@ class GgufTensors(Tensors):
         return self._last[1]
 
     def _made(self, name: str) -> Tensor:
-        own, made = self._own.get(name), dict[str, Tensor]()
-        if own is not None:
-            parts = [torch.from_numpy(dequantised(self._file, source)) for source in own.sources]
+        layout, made = self._own.get(name), dict[str, Tensor]()
+        if layout is not None:
+            parts = [torch.from_numpy(dequantised(self._file, source)) for source in layout.sources]
             with suppress(RuntimeError, ValueError, EinopsError, IndexError):  # of other shapes: said below
-                made[name] = own.made(parts, self._file.config)
+                made[name] = layout.made(parts, self._file.config)
         parsed = {"config": dict(self._file.parsed), "tensors": made}
-        for source in () if own is not None else self._sources[name]:
+        for source in () if layout is not None else self._sources[name]:
             result = self._processor.process(
                 weights=dequantised(self._file, source),
                 name=source,

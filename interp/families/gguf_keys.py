@@ -445,16 +445,16 @@ def agrees(contents: GgufContents, config: AnyConfig) -> None:
     if not isinstance(config, ModelConfig):
         return
     for name, ours in CHECKED.items():
-        value, here = contents.key(name), ours(config)
+        value, our_value = contents.key(name), ours(config)
         if isinstance(value, bool | int | float) and (
-            here is None or abs(float(value) - float(here)) > 1e-6 * abs(value)
+            our_value is None or abs(float(value) - float(our_value)) > 1e-6 * abs(value)
         ):
-            no_window = value == 0 or (here is None and value >= config.n_ctx)
+            no_window = value == 0 or (our_value is None and value >= config.n_ctx)
             if name == "attention.sliding_window" and no_window:
                 continue  # a window as long as the context is none
             raise ValueError(
                 f"{contents.path}: {contents.architecture}.{name} is {value!r}, and the config made of this file "
-                f"says {here!r}"
+                f"says {our_value!r}"
             )
 
 

@@ -100,8 +100,8 @@ def at_revision(folder: Path, revision: str | None) -> Path:
     for name in (revision, f"checkpoint-{revision.removeprefix('step')}"):
         if (folder / name / "config.json").is_file():
             return folder / name
-    there = sorted(file.parent.name for file in folder.glob("*/config.json"))
-    raise ValueError(f"{folder} has no checkpoint {revision!r}; it has {', '.join(there) or 'none'}")
+    revisions = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    raise ValueError(f"{folder} has no checkpoint {revision!r}; it has {', '.join(revisions) or 'none'}")
 
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

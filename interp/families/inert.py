@@ -65,14 +65,14 @@ def _sources(kind: str) -> tuple[Path, ...]:
     root = _root()
     if folder is None or root is None:
         return ()
-    own, seen = [folder], {folder}
-    for each in own:  # grows: code may come from other models' files
+    folders, seen = [folder], {folder}
+    for each in folders:  # grows: code may come from other models' files
         for name in sorted(set(_imported(each))):
             other = root / "models" / name
             if other not in seen and other.is_dir():
-                own.append(other)
+                folders.append(other)
                 seen.add(other)
-    files = [path for each in own for path in _files(each)]
+    files = [path for each in folders for path in _files(each)]
     some = [shared for word, shared in SOME.items() if any(word in _text(path) for path in files)]
     return (*files, *(path for pattern in (*SHARED, *some) for path in sorted(root.glob(pattern))))
 

@@ -497,10 +497,10 @@ def base_of(folder: Path, adapter: Mapping[str, object]) -> Path:
     try:
         return located(name, None if revision is None else str(revision), "an adapter needs its base")
     except (ValueError, FileNotFoundError) as cause:
-        beside = (folder / "config.json").is_file()
+        has_weights = (folder / "config.json").is_file()
         remedy = (
             "; to open the weights beside it without it, give their own path, or move adapter_config.json away"
-            if beside
+            if has_weights
             else "; write its path under base_model_name_or_path"
         )
         raise ValueError(

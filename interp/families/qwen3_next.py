@@ -97,7 +97,7 @@ def hybrid_rules(config: ModelConfig, into: Sequence[TensorRule]) -> tuple[Tenso
         *modules({"read_norm": "norm", "out": "out_proj"}, ours=OURS, theirs=DELTA, bias=False),
     )
     table = llama_like.attention_rules(config)
-    own = tuple(rule for rule in table if ".attn." not in rule.ours)
+    of_table = tuple(rule for rule in table if ".attn." not in rule.ours)
     shared = tuple(rule for rule in table if ".attn." in rule.ours)
     gated = tuple(
         replace(rule, layout=_without_gates) if rule.ours.startswith(f"{OURS}qkv") else rule
@@ -109,7 +109,7 @@ def hybrid_rules(config: ModelConfig, into: Sequence[TensorRule]) -> tuple[Tenso
         for kind in kinds
     )
     places = {GatedDelta: delta, Softmax: gated}
-    found = own
+    found = of_table
     for kind, some in places.items():
         found += in_layers(some, [i for i, mixer in enumerate(config.mixers) if isinstance(mixer, kind)])
     return found

@@ -106,8 +106,8 @@ def _table(
         raise UnsupportedError(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
-    own = nested.get(part, {"rope_type": "default"})
-    return f"rope_parameters.{part}", own if part == "sliding_attention" else {**own, **scaling}
+    part_rule = nested.get(part, {"rope_type": "default"})
+    return f"rope_parameters.{part}", part_rule if part == "sliding_attention" else {**part_rule, **scaling}
 
 
 def _share(
@@ -121,8 +121,8 @@ def _share(
     """
     key = "partial_rotary_factor"
     if default is not None:
-        beside = default if outside is None else settings.real(outside, default)
-        return rule.real(key, beside)
+        fallback = default if outside is None else settings.real(outside, default)
+        return rule.real(key, fallback)
     share = rule.peek(key) if rule.peek(key) is not None else settings.peek(key)
     if kind != "default" and share not in (None, 1.0):
         raise ValueError(
@@ -195,11 +195,13 @@ def _yarn(rule: Settings, original: int, stretch: int | float, truncate: bool) -
     """YaRN; without `attention_factor` it follows from the factor and DeepSeek's two `mscale` numbers."""
     factor = rule.real("factor", stretch)
     tops = [rule.real(key, 0.0) for key in ("mscale", "mscale_all_dim")]
-    own = _mscale(factor, tops[0]) / _mscale(factor, tops[1]) if all(tops) else _mscale(factor, 1.0)
+    default_factor = (
+        _mscale(factor, tops[0]) / _mscale(factor, tops[1]) if all(tops) else _mscale(factor, 1.0)
+    )
     return YarnScaling(
         factor=factor,
         original_n_ctx=original,
-        attention_factor=rule.real("attention_factor", own),
+        attention_factor=rule.real("attention_factor", default_factor),
         beta_fast=rule.real("beta_fast", 0.0) or 32.0,
         beta_slow=rule.real("beta_slow", 0.0) or 1.0,
         truncate=truncate,
@@ -223,5 +225,5 @@ def _long(rule: Settings, original: int, stretch: int | float, dim: int) -> Long
         raise ValueError(
             f"rope_parameters: original_max_position_embeddings of at least 2 is required, got {original}"
         )
-    own = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return LongScaling(lists[0], lists[1], original, rule.real("attention_factor", own))
+    default_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongScaling(lists[0], lists[1], original, rule.real("attention_factor", default_factor))

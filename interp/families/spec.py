@@ -281,8 +281,8 @@ class Family(Generic[C]):
 
     def table(self, config: AnyConfig) -> tuple[tuple[TensorRule, ...], Mapping[str, str]]:
         """Rules and duplicates for a config that this family made."""
-        own = cast(C, config)
-        return self.rules(own), self.duplicates(own)
+        typed = cast(C, config)
+        return self.rules(typed), self.duplicates(typed)
 
 
 AnyFamily = Family[ModelConfig] | Family[EncoderDecoderConfig] | Family[AnyConfig]

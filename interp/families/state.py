@@ -65,8 +65,8 @@ def load_state(
         raise ValueError(f"the model has no parameter {unknown[0]!r}; {nearest(unknown[0], ours)}")
     family = Family(
         name="load_state", model_types=(), config=_no_config,
-        rules=lambda own: tuple(_rule(name, rename) for name in parameters), prefix="", buffers=tuple(ignore),
-        duplicates=lambda own: {"unembed.weight": _rule("embed.weight", rename).theirs[0]} if own.tied else {},
+        rules=lambda config: tuple(_rule(name, rename) for name in parameters), prefix="", buffers=tuple(ignore),
+        duplicates=lambda config: {"unembed.weight": _rule("embed.weight", rename).theirs[0]} if config.tied else {},
     )  # fmt: skip
     model = to_model(family, config, LiveTensors(tensors), dtype=dtype, devices=(torch.device(device),))
     assert isinstance(model, Transformer)

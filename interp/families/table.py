@@ -44,7 +44,9 @@ def norm_rules(
 def unembedding(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The rules of `lm_head`: a matrix unless it is the embedding's, and a bias where there is one."""
     kinds = {"weight": not config.tied, "bias": config.unembed_bias}
-    return tuple(TensorRule(f"unembed.{kind}", (f"lm_head.{kind}",)) for kind, own in kinds.items() if own)
+    return tuple(
+        TensorRule(f"unembed.{kind}", (f"lm_head.{kind}",)) for kind, has_one in kinds.items() if has_one
+    )
 
 
 def tied_to(embedding: str) -> Callable[[ModelConfig], Mapping[str, str]]:

@@ -267,9 +267,9 @@ class SAE(nn.Module):
         return self.decode(self.encode(x), x)
 
     def _check_device(self, given: Tensor) -> None:
-        if given.device != (own := self.W_enc.device):
+        if given.device != (device := self.W_enc.device):
             raise ValueError(
-                f"an autoencoder on the device of what it reads, {given.device}, is required; this one is on {own}: "
+                f"an autoencoder on the device of what it reads, {given.device}, is required; this one is on {device}: "
                 f"sae.to({str(given.device)!r})"
             )
 

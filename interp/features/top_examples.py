@@ -364,8 +364,8 @@ def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
     found = text.worded(
         result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
     )
-    marked, here, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
-    marked[..., here] = open_ + marked[..., here] + close
+    marked, is_top, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
+    marked[..., is_top] = open_ + marked[..., is_top] + close
     texts = marked.sum(-1)
     texts[result.row.to_numpy() < 0] = ""
     return found.assign(text=(result.row.dims, texts))

@@ -387,8 +387,8 @@ class GradientCosines(_OfGradients):
     ) -> Mapping[str, Float[Tensor, "b l ..."]]:
         """The cosines of all pairs of layers at the last token."""
         last = found.batch.last()
-        here = torch.arange(len(last), device=last.device)
-        vectors = torch.stack([upcast(found.in_stream(layer, matrix)[here, last]) for layer in layers], 1)
+        rows = torch.arange(len(last), device=last.device)
+        vectors = torch.stack([upcast(found.in_stream(layer, matrix)[rows, last]) for layer in layers], 1)
         unit = vectors / vectors.norm(dim=-1, keepdim=True)
         return {"value": unit @ unit.mT}
 
@@ -439,9 +439,9 @@ def _read_off(
     for first, logits in row_tiles(_projected(vectors, model, question.projection), weights.W_U):
         if bias is not None:
             logits += bias
-        here = slice(first, first + len(logits))
-        best[here], worst[here] = logits.topk(top).indices, logits.topk(top, largest=False).indices
-        rank[here] = (logits > logits.gather(1, answers[here, None])).sum(-1)
+        block = slice(first, first + len(logits))
+        best[block], worst[block] = logits.topk(top).indices, logits.topk(top, largest=False).indices
+        rank[block] = (logits > logits.gather(1, answers[block, None])).sum(-1)
     return {"target_rank": rank, "top_token": best, "bottom_token": worst}
 
 

@@ -404,9 +404,9 @@ class FittedJacobianLens:
         sizes = self.sizes.cpu().double()
         counts = torch.zeros(resamples, g, dtype=torch.float64)
         counts.scatter_add_(1, drawn, torch.ones_like(counts))
-        weights, own = counts * sizes, sizes / sizes.sum()
+        weights, shares = counts * sizes, sizes / sizes.sum()
         weights = weights / weights.sum(1, keepdim=True)
-        return own + (g / (g - 1)) ** 0.5 * (weights - own)
+        return shares + (g / (g - 1)) ** 0.5 * (weights - shares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -459,8 +459,8 @@ def _with_ranks(
         raise ValueError("resampled ranks require one text per row, this batch is packed")
     row, place = real.nonzero(as_tuple=True)
     rank = torch.arange(tokens.shape[-1], device=tokens.device).double()
-    for name, own in {"low": rank, "high": rank, "stays": torch.ones_like(rank)}.items():
-        values[name][row, -1, place] = own
+    for name, ranks in {"low": rank, "high": rank, "stays": torch.ones_like(rank)}.items():
+        values[name][row, -1, place] = ranks
     for depth, site in enumerate(sites[:-1]):
         state = trace[Read(site)][row, columns[row, place]]
         found = lens_ranks(model, lens, site, state, tokens[row, depth, place], weights)
@@ -490,8 +490,12 @@ def lens_ranks(
     size = max(1, CHUNK // len(weights))
     for some, listed in zip(mixed.split(size), tokens.split(size), strict=True):
         logits = model.read_out(upcast(some))
-        own = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
-        found.append(torch.stack([(logits > own[..., [i]]).sum(-1) for i in range(own.shape[-1])], -1))
+        listed_logits = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
+        found.append(
+            torch.stack(
+                [(logits > listed_logits[..., [i]]).sum(-1) for i in range(listed_logits.shape[-1])], -1
+            )
+        )
     return torch.cat(found).double()
 
 

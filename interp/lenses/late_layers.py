@@ -339,8 +339,8 @@ def _answer_statistics(
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """Log probability and rank of each row's answer."""
     logp = upcast(logits).log_softmax(-1)
-    own = logp.gather(-1, answer[:, None, None].expand(-1, logp.shape[1], 1))
-    return own[..., 0], (logp > own).sum(-1)
+    answer_logp = logp.gather(-1, answer[:, None, None].expand(-1, logp.shape[1], 1))
+    return answer_logp[..., 0], (logp > answer_logp).sum(-1)
 
 
 def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b h"]:

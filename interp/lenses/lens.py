@@ -158,11 +158,11 @@ def statistics(
         logits = tiles.tile(t)
         used = slice(0, logits.shape[1])
         space, other = scratch[:, used], reference.weights[t, :, used]
-        own = other if is_reference else weight[:, used]
+        exponentials = other if is_reference else weight[:, used]
         above += torch.gt(logits, of_target, out=space).sum(-1)
-        torch.exp(logits.sub_(largest), out=own)
-        total += own.sum(-1)
-        dot += torch.mul(own, logits, out=space).sum(-1)
+        torch.exp(logits.sub_(largest), out=exponentials)
+        total += exponentials.sum(-1)
+        dot += torch.mul(exponentials, logits, out=space).sum(-1)
         if not is_reference:
             products = torch.mul(other, logits.unflatten(0, several), out=space.unflatten(0, several))
             cross += products.sum(-1).flatten()
@@ -172,8 +172,8 @@ def statistics(
         reference.entropy.copy_(entropy)
         kl = torch.zeros_like(entropy)
     else:
-        own, shared = (x.unflatten(0, several) for x in (total.log(), cross))
-        kl = (own - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
+        log_total, shared = (x.unflatten(0, several) for x in (total.log(), cross))
+        kl = (log_total - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,
@@ -368,11 +368,11 @@ def _compute(
     top: int,
 ) -> Mapping[str, Tensor]:
     columns, real = columns_of(batch.host(), positions)
-    flat, there = real.flatten().nonzero()[:, 0], batch.tokens.device
+    flat, device = real.flatten().nonzero()[:, 0], batch.tokens.device
     cells, row, column = to_device(
-        torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), there
+        torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), device
     )
-    columns, real = to_device(columns, there), to_device(real, there)
+    columns, real = to_device(columns, device), to_device(real, device)
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))
@@ -441,7 +441,7 @@ def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n
     found = batch.tokens_at(positions)
     return found.columns, torch.ones_like(
         found.columns, dtype=torch.bool
-    ) if found.there is None else found.there
+    ) if found.present is None else found.present
 
 
 def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:

@@ -177,9 +177,11 @@ def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transforme
             f"a source that every prompt has is required, the shortest has {int(length.min())} tokens; got {source}"
         )
     pattern, value = _moving(part, model)
-    here = (batch.real & (batch.places == source % length)).to(trace[value])
+    at_source = (batch.real & (batch.places == source % length)).to(trace[value])
     z = trace[Read(part.site)].clone()
-    z[:, :, part.index] = torch.einsum("bqk, bk, bke -> bqe", trace[pattern].to(here), here, trace[value])
+    z[:, :, part.index] = torch.einsum(
+        "bqk, bk, bke -> bqe", trace[pattern].to(at_source), at_source, trace[value]
+    )
     return Trace({**trace, Read(part.site): z})
 
 
@@ -204,16 +206,16 @@ def spoken(
     unembedding = Weights(model).W_U
     chunks: list[dict[str, Tensor]] = []
     for first, logits in row_tiles(written * model.config.logit_scale, unembedding):
-        own = target[first : first + len(logits)]
+        targets = target[first : first + len(logits)]
         mean = logits.mean(-1, keepdim=True)
         logits -= mean
         best, worst = logits.topk(top), logits.topk(top, largest=False)
-        of_target = logits.gather(1, own.clamp_min(0)[:, None])[:, 0]
+        of_target = logits.gather(1, targets.clamp_min(0)[:, None])[:, 0]
         chunks.append(
             {
                 "top_token": best.indices, "top_logit": best.values,
                 "bottom_token": worst.indices, "bottom_logit": worst.values,
-                "vocabulary_mean": mean[:, 0], "target_logit": of_target.masked_fill(own < 0, torch.nan),
+                "vocabulary_mean": mean[:, 0], "target_logit": of_target.masked_fill(targets < 0, torch.nan),
             }
         )  # fmt: skip
     found = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}

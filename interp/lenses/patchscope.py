@@ -216,10 +216,10 @@ def _read_out(
         for group in torch.arange(len(mine), device=own.device).split(CHUNK):
             tiles.fill(mine[group])
             who = prompt[group]
-            beside = ReferenceDistribution(
+            reference_end = ReferenceDistribution(
                 reference.weights[:, who], reference.total[who], reference.entropy[who]
             )
-            found.append(statistics(tiles, token[who], top, beside))
+            found.append(statistics(tiles, token[who], top, reference_end))
         each = {name: torch.cat([one[name] for one in found]) for name in found[0]}
         parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in each.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -65,28 +65,28 @@ def _differs_by_row(edit: Edit, span: Span) -> bool:
     if not named:
         return False
     layout = span.source if named == ["s"] else span.layout
-    own = any(isinstance(edit.cells[axis], PerRow | str) for axis in named)
+    per_row = any(isinstance(edit.cells[axis], PerRow | str) for axis in named)
     trimmed = span.only is not None and sites.is_late(edit.site)
-    return own or trimmed or not layout.uniform or layout.ends_early
+    return per_row or trimmed or not layout.uniform or layout.ends_early
 
 
 def _written(edit: Edit, part: Tensor, index: CellIndex, span: Span) -> Tensor:
     """The private copy with some of its cells changed."""
     whole = len(index) == 1
     cells = part if whole else part[index].clone()
-    own = own_values(edit, part.shape, index, span)
-    new = _changed(edit, cells, own, span)
+    values = own_values(edit, part.shape, index, span)
+    new = _changed(edit, cells, values, span)
     if whole:
         return new.clone() if isinstance(edit.change, Set) else new
     part[index] = new.to(part.dtype)
     return part
 
 
-def _changed(edit: Edit, cells: Tensor, own: Tensor | None, span: Span) -> Tensor:
-    """The new values of some cells, as the change makes them; own: the values that it brings for them."""
+def _changed(edit: Edit, cells: Tensor, values: Tensor | None, span: Span) -> Tensor:
+    """The new values of some cells, as the change makes them; values: those that it brings for them."""
     change = edit.change
     if isinstance(change, Ready):
-        return _fitting(edit, lambda: change(cells, own), cells)
+        return _fitting(edit, lambda: change(cells, values), cells)
     if isinstance(change, Mean | Resample):
         raise ValueError(
             f"{type(change).__name__}() at {edit.name} stands for values that only a model and reference prompts give: "
@@ -166,13 +166,13 @@ class _Cells:
     """The row of each text, `[t]`."""
     columns: tuple[Tensor | None, ...]
     """Columns that are meant, by axis, `[t or 1, n]` as the pass counts them; None: all of an axis."""
-    own: tuple[Tensor | None, ...]
+    batch_columns: tuple[Tensor | None, ...]
     """Columns that are meant, as whole values of the batch count them."""
     places: tuple[Tensor | None, ...]
     """Columns that are meant, as whole values of a single row count them: by the tokens before."""
     kept: tuple[int, ...]
     """Axes that the cells keep, even where a single index is meant."""
-    there: Tensor
+    present: Tensor
     """True where a cell is in this pass, `[t, n or 1]`."""
 
     def mesh(
@@ -202,31 +202,31 @@ def _edited_tokens(edit: Edit, value: Tensor, span: Span) -> Tensor:
     """The value after an edit of tokens, wherever they stand in their rows."""
     part = value.clone()
     for cells in _token_cells(edit, value.shape, span):
-        if bool(cells.there.any()):
+        if bool(cells.present.any()):
             part = _write_tokens(edit, part, cells, span)
     return part.to(value.dtype)
 
 
 def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor:
     """The private copy with these cells changed, those that are not there left as they are."""
-    here = part.device
-    index = cells.mesh(cells.columns, to_device(cells.rows, here), part.shape)
+    device = part.device
+    index = cells.mesh(cells.columns, to_device(cells.rows, device), part.shape)
     block = part[index]
-    own = _own_of_tokens(edit, part.shape, cells, span)
-    new = _changed(edit, block.squeeze(cells.squeezed), own, span).to(part.dtype).reshape(block.shape)
-    if bool(cells.there.all()):
+    values = _own_of_tokens(edit, part.shape, cells, span)
+    new = _changed(edit, block.squeeze(cells.squeezed), values, span).to(part.dtype).reshape(block.shape)
+    if bool(cells.present.all()):
         part[index] = new
         return part
     axis = next(
         (i + 1 for i, each in enumerate(cells.columns) if each is not None and each.shape[1] > 1), None
     )
     for j in range(
-        cells.there.shape[1]
+        cells.present.shape[1]
     ):  # one position at a time: those that are not there share a column with others
-        texts = to_device(cells.there[:, j].nonzero()[:, 0], here)
+        texts = to_device(cells.present[:, j].nonzero()[:, 0], device)
         if not len(texts):
             continue
-        one = slice(None) if cells.there.shape[1] == 1 or axis is None else slice(j, j + 1)
+        one = slice(None) if cells.present.shape[1] == 1 or axis is None else slice(j, j + 1)
         some = tuple(x[texts if len(x) > 1 else slice(None)][_along(axis, one, x)] for x in index)
         part[some] = new[texts][_along(axis, one, new)]
     return part
@@ -250,13 +250,13 @@ def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) 
     if values.ndim < len(shape):
         return values
     columns, rows = (
-        (cells.places if len(values) == 1 else cells.own),
+        (cells.places if len(values) == 1 else cells.batch_columns),
         _value_rows(edit, values, shape[0])[cells.rows],
     )
     named = [each is not None for each in columns]
     sizes = zip(letters, values.shape[1:], shape[1:], named, strict=True)
     beyond = [
-        each is not None and bool((each.expand(cells.there.shape)[cells.there] >= size).any())
+        each is not None and bool((each.expand(cells.present.shape)[cells.present] >= size).any())
         for each, size in zip(columns, values.shape[1:], strict=True)
     ]
     wide = [
@@ -334,7 +334,7 @@ def _cells(
     """The cells of some texts; one: which of several are meant, by axis."""
     rows, chosen = texts
     kept = tuple(i for i, axis in enumerate(letters) if edit.cells.get(axis) == NEW)
-    there = torch.ones(len(chosen), 1, dtype=torch.bool)
+    all_present = torch.ones(len(chosen), 1, dtype=torch.bool)
     each: list[
         tuple[Tensor | None, Tensor | None, Tensor | None]
     ] = []  # columns here, in the batch, and places
@@ -343,20 +343,22 @@ def _cells(
         if index is None:
             each.append((None, None, None))
         elif isinstance(index, TextTokens):
-            own = index.columns[chosen][:, which]
-            here, present = _within_pass(edit.site, axis, own, rows[chosen], span)
-            present = present if index.there is None else present & index.there[chosen][:, which]
+            batch_columns = index.columns[chosen][:, which]
+            pass_columns, present = _within_pass(edit.site, axis, batch_columns, rows[chosen], span)
+            present = present if index.present is None else present & index.present[chosen][:, which]
             place = index.places[chosen][:, which]
             if i in kept:  # of the tokens that are generated, those that this pass computes
                 mine = present.any(0)
-                here, own, place, present = (x[:, mine] for x in (here, own, place, present))
-            there = there & present
-            each.append((here, own, place))
+                pass_columns, batch_columns, place, present = (
+                    x[:, mine] for x in (pass_columns, batch_columns, place, present)
+                )
+            all_present = all_present & present
+            each.append((pass_columns, batch_columns, place))
         else:
             same = torch.tensor(index)[None, which]
             each.append((same, same, same))
     columns, owns, places = zip(*each, strict=True)
-    return _Cells(rows[chosen], columns, owns, places, kept, there)
+    return _Cells(rows[chosen], columns, owns, places, kept, all_present)
 
 
 def _tokens(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTokens | list[int]:
@@ -369,12 +371,12 @@ def _tokens(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTo
     if axis not in POSITIONS or (axis == "k" and layout.keep is not None and layout.keep.shape[1] != width):
         return _present(edit, axis, shape[1], span)
     if isinstance(given, PerRow) and edit.rows is not None:
-        own: list[int | None] = [None] * shape[0]
+        by_row: list[int | None] = [None] * shape[0]
         if len(given) != len(edit.rows):
             raise ValueError(f"one position for each of {len(edit.rows)} rows is required, got {len(given)}")
         for row, place in zip(edit.rows, given.places, strict=True):
-            own[row] = place
-        given = PerRow(own)
+            by_row[row] = place
+        given = PerRow(by_row)
     try:
         return layout.find(given, (shape[0], width))
     except PositionError as cause:
@@ -412,8 +414,8 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     trimmed = span.only is not None and sites.is_late(site)
     width = span.width if trimmed else span.past + value.shape[axis]
     found = span.layout.find(several(pos), (len(value), width))
-    columns, there = _within_pass(site, axes[axis], found.columns, found.rows, span)
-    if found.there is not None or not bool(there.all()):
+    columns, present = _within_pass(site, axes[axis], found.columns, found.rows, span)
+    if found.present is not None or not bool(present.all()):
         raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}")
     index = [to_device(found.rows, value.device).view(-1, *[1] * axis)]
     index += [

@@ -71,9 +71,9 @@ class GatedDelta(Mixer):
 
     def check(self, config: ModelConfig) -> None:
         """ValueError unless value heads are runs of the config's heads, and key heads of value heads."""
-        own, theirs = self.value_heads * self.d_value, config.n_heads * config.head_width
+        width, theirs = self.value_heads * self.d_value, config.n_heads * config.head_width
         requires(
-            own == theirs, f"value_heads * d_value = n_heads * d_head = {theirs} under {self}, got {own}"
+            width == theirs, f"value_heads * d_value = n_heads * d_head = {theirs} under {self}, got {width}"
         )
         whole = config.head_width % self.d_value == 0
         requires(whole, f"d_value to divide d_head = {config.head_width} under {self}, got {self.d_value}")

@@ -344,18 +344,18 @@ def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor
 
 
 def _checked_index(dim: str, index: object) -> PositionIndex:
-    own = dim in [sites.WORDS[axis] for axis in POSITIONS]
+    of_positions = dim in [sites.WORDS[axis] for axis in POSITIONS]
     if isinstance(index, int) and not isinstance(index, bool):
         return index
-    if own and isinstance(index, PerRow):
+    if of_positions and isinstance(index, PerRow):
         return index
-    if own and index == NEW:
+    if of_positions and index == NEW:
         return NEW
     if isinstance(index, Sequence | Tensor | range) and not isinstance(index, str):
         found = tuple(int(i) for i in index)
         if found and len(set(found)) == len(found):
             return found[0] if len(found) == 1 else found
-    more = ', PerRow([...]) with one for each row, or "new"' if own else ""
+    more = ', PerRow([...]) with one for each row, or "new"' if of_positions else ""
     raise ValueError(f"{dim!r} requires an index, or several that differ{more}, got {index!r}")
 
 

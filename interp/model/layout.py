@@ -116,7 +116,7 @@ class TextTokens:
     """The column of each token; of one that is not there, some column of the row."""
     places: Int[Tensor, "t n"]
     """Number of tokens of the text before each."""
-    there: Bool[Tensor, "t n"] | None = None
+    present: Bool[Tensor, "t n"] | None = None
     """True where the token exists; None: all do."""
 
 
@@ -192,19 +192,19 @@ class Layout:
                 raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
             none = [each is None for each in pos.places]
             wanted = torch.tensor([0 if each is None else each for each in pos.places])[:, None]
-            there = ~torch.tensor(none)[:, None]
+            present = ~torch.tensor(none)[:, None]
         else:
             wanted = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
-            there = torch.ones(wanted.shape, dtype=torch.bool)
+            present = torch.ones(wanted.shape, dtype=torch.bool)
         places = torch.where(wanted < 0, ends[:, None] + wanted, wanted)
         short = places >= lengths[:, None]
-        wrong = there & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
+        wrong = present & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
         if bool(wrong.any()):
             _refuse(wrong, wanted, ends, self.numbers)
-        there = there & ~short
+        present = present & ~short
         places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
         columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
-        return TextTokens(rows, columns, places, None if bool(there.all()) else there)
+        return TextTokens(rows, columns, places, None if bool(present.all()) else present)
 
     def _new(self, shape: tuple[int, int]) -> TextTokens:
         """The generated tokens."""
@@ -214,8 +214,8 @@ class Layout:
             )
         columns = torch.arange(self.prompt, shape[1]).expand(shape[0], -1)
         keep = torch.ones(shape, dtype=torch.bool) if self._on_host[0] is None else self._on_host[0]
-        there, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
-        return TextTokens(torch.arange(shape[0]), columns, places, None if bool(there.all()) else there)
+        present, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
+        return TextTokens(torch.arange(shape[0]), columns, places, None if bool(present.all()) else present)
 
     def _texts(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The row and length of each text, where its tokens begin among all, and the place of each in the batch."""

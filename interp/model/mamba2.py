@@ -237,8 +237,8 @@ def state_space(
     v = F.pad(v, (0, 0, 0, fill)).unflatten(2, (-1, c)).unflatten(1, (groups, -1))
     log_decay = F.pad(log_decay, (0, fill)).unflatten(2, (-1, c)).unflatten(1, (groups, -1))
     later = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1)
-    own = torch.eye(c, dtype=torch.bool, device=q.device)
-    sums = log_decay[..., None].masked_fill(later | own, 0).cumsum(-2)
+    diagonal = torch.eye(c, dtype=torch.bool, device=q.device)
+    sums = log_decay[..., None].masked_fill(later | diagonal, 0).cumsum(-2)
     left = sums.masked_fill(later, -torch.inf).exp()
     within = ((q @ k.mT) * left) @ v
     written = k.mT @ (v * left[..., -1, :, None])

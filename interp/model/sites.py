@@ -261,17 +261,17 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """
     match = _BLOCK_NAME.fullmatch(name)
     layer, short = (int(match[1]), match[2]) if match else (None, name)
-    there = layer is not None and 0 <= layer < config.n_layers
+    has_layer = layer is not None and 0 <= layer < config.n_layers
     if layer is None:
         site = _found((row for row in MODEL_SITES if _there(row, config)), short)
     else:
-        site = _found(block_rows(config.at_layer(layer)), short) if there else None
+        site = _found(block_rows(config.at_layer(layer)), short) if has_layer else None
     if site is None:
         any_row = _found(MODEL_SITES if layer is None else block_rows(), short)
         if any_row is not None and layer is not None and not config.n_layers:
             why = config.block.why_not("blocks")
             raise KeyError(f"{name!r}: this model has no blocks{why and f': {why}'}")
-        if any_row is not None and layer is not None and not there:
+        if any_row is not None and layer is not None and not has_layer:
             raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
         hint = nearest(name, names(config, on_demand=True))
         if any_row is None:

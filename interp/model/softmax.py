@@ -96,8 +96,8 @@ class Chunks(Sparsity):
         self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."]:
         """Whether a key is in the chunks from that of the first query to that of the last."""
-        begin, end, own = (torch.div(x, self.size, rounding_mode="floor") for x in (first, last, key))
-        return (begin <= own) & (own <= end)
+        begin, end, key_chunk = (torch.div(x, self.size, rounding_mode="floor") for x in (first, last, key))
+        return (begin <= key_chunk) & (key_chunk <= end)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Softmax(Mixer):
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
         """The sites of smeared keys, of the pattern before a refinement, and of a gate, where they exist."""
         has = (self.smeared_keys, self.refinement is not None, self.gate)
-        return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
+        return tuple(site for site, present in zip(self.own_sites, has, strict=True) if present)
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
         """Operations of four maps and two products per pair.

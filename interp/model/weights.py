@@ -210,8 +210,12 @@ class Weights:
     @property
     def _unembed(self) -> nn.Linear:
         if self.model.unembed is None:
-            there = self.config.unembed
-            what = f"its output layer is {self.config.output}" if there else "it ends in its residual stream"
+            has_unembed = self.config.unembed
+            what = (
+                f"its output layer is {self.config.output}"
+                if has_unembed
+                else "it ends in its residual stream"
+            )
             raise AttributeError(f"this model has no W_U: {what}")
         return self.model.unembed
 

@@ -33,7 +33,7 @@ def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str
 
 
 def ablation(
-    found: Mapping[str, "xr.Dataset"], here: "xr.Dataset", there: "xr.Dataset | None"
+    found: Mapping[str, "xr.Dataset"], after_prompt: "xr.Dataset", after_corrupted: "xr.Dataset | None"
 ) -> pd.DataFrame:
     """One row per change and part, layer by layer, heads before the MLP: the answers to `ablations`.
 
@@ -46,8 +46,10 @@ def ablation(
             it adds after the corrupted prompt minus what it adds after the prompt (resample; each run with its own
             norm scale).
     """
-    added, every = _added(here), []
-    direct = {"zero": -added} | ({} if there is None else {"resample": _added(there) - added})
+    added, every = _added(after_prompt), []
+    direct = {"zero": -added} | (
+        {} if after_corrupted is None else {"resample": _added(after_corrupted) - added}
+    )
     for change, straight in direct.items():
         rows = [_rows(each, straight) for name, each in found.items() if name.split()[0] == change]
         whole = pd.concat(rows).sort_values(["layer", "head"], kind="stable", na_position="last")

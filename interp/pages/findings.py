@@ -312,14 +312,14 @@ def _route(report: Report, contrast: TokenContrast) -> Finding | None:
         return None
     more = [f"{len(places) - NAMED} more tokens"] if len(places) > NAMED + 1 else []
     start = _listed([_at(token, pos) for pos, token in (places[:NAMED] if more else places)] + more)
-    there = [layer for layer in range(len(share)) if (share[layer:, -1] >= HALF).all()]
+    above_half = [layer for layer in range(len(share)) if (share[layer:, -1] >= HALF).all()]
     words = f"What differs starts at {start}"
-    if not there:
+    if not above_half:
         return Finding(f"{words}; only the last layer brings most of it to the last token.", "patching")
-    words += f" and is at the last token from layer {there[0]} on"
+    words += f" and is at the last token from layer {above_half[0]} on"
     elsewhere = np.ones(len(tokens), dtype=bool)
     elsewhere[[-1, *(pos for pos, _ in places)]] = False
-    between = np.where(elsewhere, share[: there[0]], 0.0)
+    between = np.where(elsewhere, share[: above_half[0]], 0.0)
     if between.size and between.max() >= HALF:
         layer, pos = divmod(int(between.argmax()), len(tokens))
         words += f", by way of {_at(tokens[pos], pos)} in layer {layer}"

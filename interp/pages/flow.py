@@ -118,11 +118,11 @@ def neurons(model: Transformer, trace: Trace, result: xr.Dataset, names: Sequenc
         of_all = (proximity / proximity.sum(-1, keepdim=True).clamp_min(1e-30))[:, :-1]
         top = of_all.topk(min(NEURONS, of_all.shape[1]))
         best |= {(layer, "values"): top.values, (layer, "indices"): top.indices}
-    here = to_host(best)
+    on_host = to_host(best)
     for layer in layers:
-        value = here[layer, "values"].float().numpy() * whole_share[layer][:, None]
+        value = on_host[layer, "values"].float().numpy() * whole_share[layer][:, None]
         query, rank = np.nonzero(value > 0)
-        chosen = here[layer, "indices"].numpy()[query, rank]
+        chosen = on_host[layer, "indices"].numpy()[query, rank]
         for name, column in zip(
             columns, (np.full(len(query), layer), query, rank, chosen, value[query, rank]), strict=True
         ):
@@ -138,8 +138,8 @@ def neurons(model: Transformer, trace: Trace, result: xr.Dataset, names: Sequenc
 
 def _neuron_reads(config: ModelConfig, layer: int) -> list[Read]:
     """Reads of the neurons, of the stream after them, and of the scale of their output's norm."""
-    own = (f"blocks.{layer}.{name}" for name in ("mlp.hook_post", "hook_resid_post"))
-    return [Read(site) for site in (*own, *output_scale(config, layer, "mlp_out"))]
+    site_names = (f"blocks.{layer}.{name}" for name in ("mlp.hook_post", "hook_resid_post"))
+    return [Read(site) for site in (*site_names, *output_scale(config, layer, "mlp_out"))]
 
 
 def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "q n"]:
@@ -153,11 +153,11 @@ def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]
     found = torch.zeros_like(active)
     step = max(1, CHUNK // (len(active) * whole.shape[-1]))
     for first in range(0, len(out), step):
-        here = slice(first, first + step)
-        written = rearrange(active[:, here, None] * out[here], "q n d -> n 1 q d")
+        block = slice(first, first + step)
+        written = rearrange(active[:, block, None] * out[block], "q n d -> n 1 q d")
         last = first + step >= len(out)
         arrived = norm.split(written, with_beta=-1) if last else norm.through(written)
-        found[:, here] = closer_(rearrange(arrived, "n 1 q d -> q n d").contiguous(), whole[:, None])
+        found[:, block] = closer_(rearrange(arrived, "n 1 q d -> q n d").contiguous(), whole[:, None])
     return found
 
 

@@ -75,7 +75,7 @@ def influence_page(
     text = text_of(model)
     values = result.value.to_numpy()
     texts = _texts(rows.batch, text)
-    asked = [
+    shown = [
         _query_rows(i, query, values[:, i], texts, top)
         for i, query in enumerate(_texts(queries.batch, text)[:most])
     ]
@@ -86,8 +86,8 @@ def influence_page(
             ("queries", count(sizes[1])),
             ("method", str(result.attrs.get("method", "exact"))),
         ],
-        asked=asked,
-        left_out=sizes[1] - len(asked),
+        asked=shown,
+        left_out=sizes[1] - len(shown),
         unit=harmless(str(result.attrs.get("unit", result.value.attrs.get("unit", "")))),
         exact="method" not in result.attrs,
     )  # fmt: skip

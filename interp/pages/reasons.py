@@ -79,17 +79,17 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
     layers = sorted({layer for layer, _ in chosen})
     largest: list[_Largest] = []
     with checks_together() as checks:
-        for layer, alike, scores in every_score(model, batch, layers, trace, chosen):
-            names = [str(Part("head", layer, head)) for head in alike]
+        for layer, layer_heads, scores in every_score(model, batch, layers, trace, chosen):
+            names = [str(Part("head", layer, head)) for head in layer_heads]
             largest.append(_Largest.of(layer, names, scores))
     numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
-    here = to_host({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
-    checks.settle({i: here[-1, i] for i in checks.flags})
+    on_host = to_host({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
+    checks.settle({i: on_host[-1, i] for i in checks.flags})
     sides = {layer: sides_of(config, layer, heads=True) for layer in layers}
     return [
         reason
         for i, each in enumerate(largest)
-        for reason in each.reasons(here[i, "values"], here[i, "places"], sides[each.layer])
+        for reason in each.reasons(on_host[i, "values"], on_host[i, "places"], sides[each.layer])
     ]
 
 

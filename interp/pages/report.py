@@ -422,10 +422,10 @@ def _questions_of_sections(
 
 def _lens_matrices(config: ModelConfig) -> tuple[LensMatrix, ...]:
     """The matrices of the backward lens: one that writes to the stream and one that reads it, of MLPs if possible."""
-    there = present(config)
+    has = present(config)
     of_mlps: tuple[LensMatrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
-    shown: tuple[LensMatrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
-    return tuple(matrix for matrix in shown if matrix in there)
+    shown: tuple[LensMatrix, ...] = of_mlps if "W_out" in has else ("W_O", "W_V")
+    return tuple(matrix for matrix in shown if matrix in has)
 
 
 def _about_logits(
@@ -450,12 +450,12 @@ def _about_interventions(
     corrupt = question.corrupt_tokens
 
     def ablated() -> pd.DataFrame:
-        there = (
+        corrupted = (
             None
             if corrupt is None
             else attribute(model, corrupt, answered.answer, answered.wrong, parts="head")
         )
-        return ablation(found["ablation"], found["attribution"]["attribution"], there)
+        return ablation(found["ablation"], found["attribution"]["attribution"], corrupted)
 
     work = {"ablation": ablated}
     if corrupt is not None:
@@ -573,8 +573,8 @@ def _pass(
     steps = stages.stage_reads(network, stages.staged(network))
     seen = observe(network, batch, [*patterns, *scores, *steps, *flow_reads(network, absent)])
     every = {"pattern": torch.stack([seen.trace[read][0] for read in patterns])} if patterns else {}
-    here = to_host({"output": seen.output[0], **every})
-    return here["output"], here.get("pattern"), seen.trace
+    on_host = to_host({"output": seen.output[0], **every})
+    return on_host["output"], on_host.get("pattern"), seen.trace
 
 
 def _answers(model: Subject, question: ReportQuestion, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:

@@ -76,11 +76,11 @@ class HeadStages:
 def staged(model: Transformer) -> list[int]:
     """The layers with heads that have all stages: one product of queries and keys, a softmax, and moved values."""
     config = model.config
-    there = set(names(config))
+    site_names = set(names(config))
     return [
         layer
         for layer in splitting(config)
-        if config.mixers[layer].traits.additive and there.issuperset(sites_of(model, layer))
+        if config.mixers[layer].traits.additive and site_names.issuperset(sites_of(model, layer))
     ]
 
 
@@ -133,8 +133,8 @@ def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[s
 def _on_host(stages: Mapping[int, HeadStages]) -> dict[int, dict[str, np.ndarray]]:
     """The stages of every layer and the factors of their queries, fetched in one copy."""
     kept = ("products", "scaled", "scores", "weighted", "factor")
-    here = to_host({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})
-    return {layer: {name: here[layer, name].numpy() for name in kept} for layer in stages}
+    fetched = to_host({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})
+    return {layer: {name: fetched[layer, name].numpy() for name in kept} for layer in stages}
 
 
 def _stage_values(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[dict[str, object]]:

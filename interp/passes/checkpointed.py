@@ -61,8 +61,8 @@ def differentiated_in_runs(
         runs: all blocks, in at least two parts.
     """
     end = Read(final_stream(model.config), grad=True)
-    own, batch = [read for read in reads if read != end], batch.to(model.device)
-    places = {*(read.site for read in own), *(edit.site for edit in edits)}
+    site_reads, batch = [read for read in reads if read != end], batch.to(model.device)
+    places = {*(read.site for read in site_reads), *(edit.site for edit in edits)}
     assert places <= set(EMBEDDING_SITES), "only the first run has reads and edits"
     first, *later = runs
     entering = [observe(model, batch, (), edits, stop=first.stop).output]
@@ -81,7 +81,7 @@ def differentiated_in_runs(
     def along(stream: Tensor) -> Float[Tensor, ""]:
         return (upcast(stream) * upcast(gradient)).sum()
 
-    trace = observe(model, batch, own, edits, stop=first.stop, metric=along).trace
+    trace = observe(model, batch, site_reads, edits, stop=first.stop, metric=along).trace
     return Trace({**trace, end: slope}), final.detach()
 
 

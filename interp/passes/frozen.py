@@ -148,8 +148,8 @@ def gradient_before(
 
 def output_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:
     """The site of the scale of `output_norm`, if it has one."""
-    there = sublayer in OUTPUT_NORMS and config.norm_place in ("sandwich", "output")
-    return _scale(config, f"blocks.{layer}.{OUTPUT_NORMS[sublayer]}") if there else ()
+    has_norm = sublayer in OUTPUT_NORMS and config.norm_place in ("sandwich", "output")
+    return _scale(config, f"blocks.{layer}.{OUTPUT_NORMS[sublayer]}") if has_norm else ()
 
 
 def sum_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:

@@ -410,9 +410,9 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     answers = _answers(outcome)
     if outcome.batch.forced is None:
         return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
-    tokens, there = (x.to(answers.device) for x in outcome.batch.answer_tokens())
+    tokens, present = (x.to(answers.device) for x in outcome.batch.answer_tokens())
     losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
-    return -(losses.view_as(tokens) * there).sum(1)
+    return -(losses.view_as(tokens) * present).sum(1)
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:

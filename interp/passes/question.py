@@ -307,20 +307,20 @@ BatchValues = Mapping[str, Values]
 class Questions:
     """Several questions that are answered batch by batch, from shared passes."""
 
-    asked: tuple[ByRow, ...]
+    every: tuple[ByRow, ...]
 
     @classmethod
-    def of(cls, asked: Sequence[ByRow], config: ModelConfig) -> Questions:
+    def of(cls, questions: Sequence[ByRow], config: ModelConfig) -> Questions:
         """Questions of distinct names about a model of this configuration.
 
         Raises:
             ValueError: none, or two of one name.
             KeyError: a site that the model does not have.
         """
-        names = [each.name for each in asked]
+        names = [each.name for each in questions]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"questions of distinct names are required, got {names}")
-        found = cls(tuple(asked))
+        found = cls(tuple(questions))
         for site in dict.fromkeys(read.site for each in found.readings for read in each.reads):
             sites.find(site, config)
         return found
@@ -328,7 +328,7 @@ class Questions:
     @property
     def readings(self) -> list[Reading | ReadingThen]:
         """The questions that begin with one pass; its memory can be predicted."""
-        return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
+        return [each.rows for each in self.every if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
         """The values of every question for a batch.
@@ -341,13 +341,13 @@ class Questions:
             home = home.right_aligned()
         check_tokens(model, home)
         batch = home.to(model.device)
-        if lonely := [each.name for each in self.asked if each.pairs and batch.corrupt is None]:
+        if lonely := [each.name for each in self.every if each.pairs and batch.corrupt is None]:
             raise ValueError(
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
                 "got prompts alone"
             )
-        answered = zip(self.asked, self._with_answers(model, home, batch), strict=True)
-        return answer_together(model, {each.name: each.rows(model, own) for each, own in answered})
+        answered = zip(self.every, self._with_answers(model, home, batch), strict=True)
+        return answer_together(model, {each.name: each.rows(model, rows) for each, rows in answered})
 
     def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
         """The batch of each question; questions with equal answers get one batch.
@@ -356,19 +356,21 @@ class Questions:
             home: the batch on the host, where answers are looked up.
         """
         known: list[tuple[Batch, Batch]] = [(home, batch)]
-        for each in self.asked:
-            here = home if each.answers is None else each.answers.on(home)
-            if here.forced is not None:
-                _check_followed(model.config, here)
-            there = next((moved for own, moved in known if _same_answers(own, here)), None)
-            if there is None:
-                there = here.to(batch.tokens.device)
-                known.append((here, there))
-            yield there
+        for each in self.every:
+            on_host = home if each.answers is None else each.answers.on(home)
+            if on_host.forced is not None:
+                _check_followed(model.config, on_host)
+            on_device = next(
+                (moved for known_batch, moved in known if _same_answers(known_batch, on_host)), None
+            )
+            if on_device is None:
+                on_device = on_host.to(batch.tokens.device)
+                known.append((on_host, on_device))
+            yield on_device
 
     def notes(self, batch: Batch) -> tuple[tuple[str, str], ...]:
         """The sentences about a batch that belong to a result, each after the name of its question."""
-        answered = ((each.name, each.answers) for each in self.asked if each.answers is not None)
+        answered = ((each.name, each.answers) for each in self.every if each.answers is not None)
         return tuple((name, text) for name, answers in answered for text in answers.notes(batch))
 
     def reduced(self, values: BatchValues, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
@@ -395,23 +397,25 @@ class Questions:
         if fine.is_cpu and not bool(fine):
             checks.settle(to_host(checks.flags))
             return None
-        made = {each.name: each.keep.of(values[each.name], rows) for each in self.asked}
+        made = {each.name: each.keep.of(values[each.name], rows) for each in self.every}
         flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
         flags = {("", str(i)): flag for i, flag in checks.flags.items()}
-        here = to_host({**flat, ("", "fine"): fine, **flags})
-        checks.settle({i: here.pop(("", str(i))) for i in checks.flags})
-        if not bool(here.pop(("", "fine"))):
+        on_host = to_host({**flat, ("", "fine"): fine, **flags})
+        checks.settle({i: on_host.pop(("", str(i))) for i in checks.flags})
+        if not bool(on_host.pop(("", "fine"))):
             return None
         if all(x.is_cpu for x in flat.values()):
             return made
-        own = {name: {key: x for (whose, key), x in here.items() if whose == name} for name in made}
-        return {each.name: each.keep.load(own[each.name]) for each in self.asked}
+        by_question = {
+            name: {key: x for (whose, key), x in on_host.items() if whose == name} for name in made
+        }
+        return {each.name: each.keep.load(by_question[each.name]) for each in self.every}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
         """Whether no question needs more rows than these."""
         if partial is None:
             return False
-        return all(each.enough is not None and each.enough(partial[each.name]) for each in self.asked)
+        return all(each.enough is not None and each.enough(partial[each.name]) for each in self.every)
 
 
 def _check_followed(config: ModelConfig, batch: Batch) -> None:

@@ -191,9 +191,12 @@ def _slopes(
         for name, p in model.named_parameters()
         if _is_bias(name, model.config)
     }
-    own = sites.names(model.config)
+    site_names = sites.names(model.config)
     summands = ("blocks.0.hook_resid_pre",) if model.config.block.proven else SUMMANDS
-    tap, batch = Tap([Read(site, grad=True) for site in summands if site in own]), batch.to(model.device)
+    tap, batch = (
+        Tap([Read(site, grad=True) for site in summands if site in site_names]),
+        batch.to(model.device),
+    )
     with torch.enable_grad():
         stream = model.with_parameters(leaves)(
             batch.tokens, tap, stop=model.config.n_layers, keep=batch.keep, documents=batch.documents,

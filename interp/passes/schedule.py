@@ -176,8 +176,8 @@ def _passed(networks: _Networks, needed: Mapping[str, Pass], bases: _Bases) -> d
             trace, final = bases.pass_of(some, paths[group[0]]) or one_pass(network, some)
             one = Recorded(network, some[0].batch, trace, final)
             for name, need in zip(group, some, strict=True):
-                own = Trace({read: trace[read] for read in need.reads})
-                found[name] = replace(one, batch=need.batch, trace=own)
+                own_trace = Trace({read: trace[read] for read in need.reads})
+                found[name] = replace(one, batch=need.batch, trace=own_trace)
     return {name: found[name] for name in needed}
 
 

@@ -429,8 +429,8 @@ class SweepPass:
     def _edits(self, layer: int, slots: Sequence[int]) -> list[Edit]:
         """The common edits, then each variant's own."""
         everybody = [(i, edit) for i in range(len(slots)) for edit in self._common.get(layer, ())]
-        own = [(i, edit) for i, slot in enumerate(slots) for edit in self._own[slot].get(layer, ())]
-        return changes([*everybody, *own], len(slots), len(self.batch), self.pack.column)
+        of_variants = [(i, edit) for i, slot in enumerate(slots) for edit in self._own[slot].get(layer, ())]
+        return changes([*everybody, *of_variants], len(slots), len(self.batch), self.pack.column)
 
     def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
         """Write what was read of the first variants, columns from the pack's on."""
@@ -690,8 +690,8 @@ class Sweep:
 
     def _placed(self, variant: Variant) -> tuple[PlacedEdit, ...]:
         found = placed(variant, self._network.config, self._batch.host())
-        there = partial(on_device, device=self._network.device, moved=self._moved)
-        return tuple(each._replace(change=there(each.change)) for each in found)
+        move = partial(on_device, device=self._network.device, moved=self._moved)
+        return tuple(each._replace(change=move(each.change)) for each in found)
 
     @cached_property
     def _moved(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -736,8 +736,10 @@ class MetricOfVariants:
         found = []
         for rows, some in zip(stream.split(size), example.split(size), strict=True):
             whole = len(some) == len(example) == len(self.batch)
-            here = torch.arange(len(some), device=stream.device) if whole else to_device(some, stream.device)
+            reference_rows = (
+                torch.arange(len(some), device=stream.device) if whole else to_device(some, stream.device)
+            )
             mine = self.batch if whole else self.batch.rows(some)
-            outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
+            outcome = Outcome(self.model, rows, mine, reference_rows, self.reference, self.reference_model)
             found.append(upcast(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))

@@ -210,7 +210,7 @@ def _of_examples(
         tokens = layout.find(pos, shape)
     except PositionError as cause:
         raise PositionError(f"the edit of {edit.name}: {cause}") from cause
-    columns = tokens.columns if tokens.there is None else tokens.columns.masked_fill(~tokens.there, -1)
+    columns = tokens.columns if tokens.present is None else tokens.columns.masked_fill(~tokens.present, -1)
     each = tuple(columns[:, 0].tolist())
     return each[0] if len(set(each)) == 1 and each[0] >= 0 else each
 
@@ -226,8 +226,8 @@ def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tenso
         return change
     if values.device == device or values.device.type != "cpu":
         return change
-    there, _ = moved.setdefault(id(values), (to_device(values, device), values))
-    return replace(change, values=there)
+    moved_values, _ = moved.setdefault(id(values), (to_device(values, device), values))
+    return replace(change, values=moved_values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +252,8 @@ def changes(edits: Sequence[tuple[int, PlacedEdit]], copies: int, examples: int,
         if all(np.max(each.at.get(axis, start)) >= start for axis in COLUMNS):
             by_site[each.site].append((slot, each))
     found: list[Edit] = []
-    for site, here in by_site.items():
-        for waves, free in _turns(here):
+    for site, at_site in by_site.items():
+        for waves, free in _turns(at_site):
             if waves:
                 letters = sites.axes_of(site).split()[1:]
                 found.append(Edit(site, _written(waves, letters, copies, examples, start)))
@@ -318,7 +318,7 @@ def _write(
     ]
     examples = torch.arange(n, device=device)
     into: list[Tensor | slice] = [slots, examples]
-    there: Tensor | None = None
+    covered: Tensor | None = None
     for letter in letters:
         if letter not in wave.axes:
             into.append(slice(None))
@@ -328,34 +328,34 @@ def _write(
         place = to_device([[i] if single else np.broadcast_to(i, n).tolist() for i in each], device)
         first = start if letter in COLUMNS else 0
         if not single:
-            here = place >= first
-            there = here if there is None else there & here
+            reached = place >= first
+            covered = reached if covered is None else covered & reached
         into.append(place - first)
-    own = _own(wave, letters, start, into[2:], firsts, examples)
-    if there is not None and not bool(there.all()):
-        _write_some(cells, wave, into, own, there)
+    new_values = _own(wave, letters, start, into[2:], firsts, examples)
+    if covered is not None and not bool(covered.all()):
+        _write_some(cells, wave, into, new_values, covered)
     elif isinstance(wave.change, Set):
-        assert own is not None
-        cells[tuple(into)] = to_device(own, device).to(cells.dtype)
+        assert new_values is not None
+        cells[tuple(into)] = to_device(new_values, device).to(cells.dtype)
     else:
-        cells[tuple(into)] = wave.change(cells[tuple(into)], own).to(cells.dtype)
+        cells[tuple(into)] = wave.change(cells[tuple(into)], new_values).to(cells.dtype)
 
 
 def _write_some(
     cells: Shaped[Tensor, "copies examples ..."],
     wave: _Wave,
     into: Sequence[Tensor | slice],
-    own: Tensor | None,
-    there: Shaped[Tensor, "n examples"],
+    new_values: Tensor | None,
+    covered: Shaped[Tensor, "n examples"],
 ) -> None:
     """The assignment for those examples that have the tokens."""
-    spread = [i if isinstance(i, slice) else i.expand(there.shape) for i in into]
-    index = tuple(i if isinstance(i, slice) else i[there] for i in spread)
-    if own is not None:
+    spread = [i if isinstance(i, slice) else i.expand(covered.shape) for i in into]
+    index = tuple(i if isinstance(i, slice) else i[covered] for i in spread)
+    if new_values is not None:
         shape = cells[tuple(i if isinstance(i, slice) else i.clamp_min(0) for i in spread)].shape
-        own = to_device(own, cells.device).expand(shape)[there]
+        new_values = to_device(new_values, cells.device).expand(shape)[covered]
     old = cells[index]
-    new = own if isinstance(wave.change, Set) else wave.change(old, own)
+    new = new_values if isinstance(wave.change, Set) else wave.change(old, new_values)
     assert new is not None
     cells[index] = new.to(cells.dtype)
 

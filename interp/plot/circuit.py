@@ -236,10 +236,10 @@ def _explain(ax: Axes, found: Circuit, reach: float) -> None:
     unit = "" if how is None else f" {how.unit}"
     done = "corrupting it" if _removed(found) else "its clean value"
     scores = found.scores.values()
-    here = {"lowers": min(scores, default=0.0), "raises": max(scores, default=0.0)}
+    largest = {"lowers": min(scores, default=0.0), "raises": max(scores, default=0.0)}
     handles = [
         Line2D([], [], color=_colour(found, score), linewidth=THICK, label=f"{done} {does} {metric}")
-        for does, score in here.items()
+        for does, score in largest.items()
         if (score > 0) == (does == "raises")
     ]
     title = f"widest: {reach:.3g}{unit}"

@@ -76,16 +76,16 @@ def patching(
 def _by_layer(result: xr.Dataset) -> xr.Dataset:
     """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for missing ones."""
     parts = [Part.of(str(name)) for name in result.part.values]
-    own = [part.index if part.kind == "head" else part.kind for part in parts]
+    labels = [part.index if part.kind == "head" else part.kind for part in parts]
     columns = [
-        *sorted(i for i in set(own) if isinstance(i, int)),
-        *dict.fromkeys(k for k in own if isinstance(k, str)),
+        *sorted(i for i in set(labels) if isinstance(i, int)),
+        *dict.fromkeys(k for k in labels if isinstance(k, str)),
     ]
     layers = sorted({part.layer or 0 for part in parts})
     found = {}
     for name in ("value", "normalised", "changed"):
         cells = np.full((len(layers), len(columns)), np.nan)
-        for part, which, number in zip(parts, own, result[name].to_numpy(), strict=True):
+        for part, which, number in zip(parts, labels, result[name].to_numpy(), strict=True):
             cells[layers.index(part.layer or 0), columns.index(which)] = number
         found[name] = (("layer", "part"), cells)
     coords = {"layer": layers, "part": [str(each) for each in columns]}

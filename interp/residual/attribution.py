@@ -228,7 +228,7 @@ def _elsewhere(model: Transformer, batch: Batch, pos: int | PerRow, rows: Readin
     column = places_of(whole, pos) + whole.tokens.shape[1] - whole.lengths
     moved = {read: _there(read, column) for read in rows.reads}
     seen = (yield from recorded(whole, list(moved.values()))).trace
-    return rows.compute(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
+    return rows.compute(Trace({read: seen[moved_read] for read, moved_read in moved.items()}), whole, model)
 
 
 def _there(read: Read, column: Int[Tensor, "b"]) -> Read:
@@ -257,7 +257,7 @@ def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
         ValueError: another number of positions than of rows.
         PositionError: a position that a row lacks.
     """
-    there, batch = batch.tokens.device, batch.host()
+    device, batch = batch.tokens.device, batch.host()
     column, keep = places_of(batch, pos), batch.real
     keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
     aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
@@ -269,7 +269,7 @@ def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
         keep=None if bool(keep.all()) else keep,
         types=None if types is None else types[:, -width:],
     )
-    return cut.to(there)
+    return cut.to(device)
 
 
 def _from_the_first_token(

@@ -429,8 +429,8 @@ def before_attention(cache: Cache, model: Transformer, layer: int, split: PartSp
 def places_before_attention(config: ModelConfig, layer: int) -> list[tuple[int, str]]:
     """Layer and name of every sublayer that wrote to the stream which attention of block `layer` reads."""
     order = config.sublayers
-    own = order[: order.index("attn_out")]
-    return [*((i, each) for i in range(layer) for each in order), *((layer, each) for each in own)]
+    before = order[: order.index("attn_out")]
+    return [*((i, each) for i in range(layer) for each in order), *((layer, each) for each in before)]
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
@@ -538,8 +538,11 @@ def _collected(
         parts |= pieces
         norm = sum_norm(model, i, sublayer)
         if norm.norm is not None:
-            there = norm.recorded(cache)
-            parts, left = _behind(there, parts, Part(f"{norm.norm.name}_bias", i)), there.through(left)
+            recorded_norm = norm.recorded(cache)
+            parts, left = (
+                _behind(recorded_norm, parts, Part(f"{norm.norm.name}_bias", i)),
+                recorded_norm.through(left),
+            )
     whole = stream(cache, model, n) if whole is None else whole
     what = f"parts before depth {n}"
     rounding, missed = rounded_off(cache, model, places, whole, what)

@@ -444,14 +444,16 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
     logits = model.uncapped(upcast(frozen.final[:, -1:]))[:, 0].to(last)
     answers = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
-    own, exact = logits.gather(1, answers), end.of(frozen.again)[:, 0] + constant.to(last)
-    whole = own[:, 0] if batch.wrong is None else own[:, 0] - own[:, 1]
+    answer_logits, exact = logits.gather(1, answers), end.of(frozen.again)[:, 0] + constant.to(last)
+    whole = answer_logits[:, 0] if batch.wrong is None else answer_logits[:, 0] - answer_logits[:, 1]
     frozen.check("paths")
     read = frozen.ending.size(frozen.size)[:, -1].norm(dim=-1) * direction.to(values).norm(dim=-1)
-    size = read + constant.to(values).abs() + exact.abs() + own.abs().sum(1)
+    size = read + constant.to(values).abs() + exact.abs() + answer_logits.abs().sum(1)
     check_sum(values.mT, exact, "paths", size=size)
     rounding = whole - values.sum(1)
-    largest = torch.cat((values.abs(), own.abs()), 1).amax(1).clamp_min(torch.finfo(whole.dtype).tiny)
+    largest = (
+        torch.cat((values.abs(), answer_logits.abs()), 1).amax(1).clamp_min(torch.finfo(whole.dtype).tiny)
+    )
     error = rounding.abs() / largest
     return {"value": values, "total": whole, "rounding": rounding, "error": error, **_half(model, error)}
 

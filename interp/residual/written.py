@@ -87,14 +87,14 @@ def check_arrives(part: Part, model: Transformer) -> None:
     config, sublayer = model.config, sublayer_of(part)
     order = names(config, on_demand=True)
     after = order[order.index(part.site) + 1 :]
-    own = {
+    own_sites = {
         f"blocks.{part.layer}.{s}"
         for s in (f"hook_{sublayer}", f"{OUTPUT_NORMS.get(sublayer)}.hook_normalized", "attn.hook_result")
     }
     stream = {site for site in after if site.rpartition(".")[2] in STREAM}
     if config.norm_place == "post":
         stream |= {f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _later(part, config)}
-    acting = [edit for edit in model.edits if edit.site in stream | (own & set(after))]
+    acting = [edit for edit in model.edits if edit.site in stream | (own_sites & set(after))]
     if acting := [edit for edit in acting if not isinstance(edit.change, Add)]:
         raise ValueError(
             f"what {part} wrote is changed on its way to the logits by the edit of {acting[0].name} "

@@ -82,8 +82,8 @@ def as_dataset(value: object) -> "xr.Dataset":
 def main_variables(result: "xr.Dataset") -> list[str]:
     """Names of the variables that are no interval, null, error or count of another one."""
     names = [str(name) for name in result.data_vars]
-    beside = {_variable_of(name, what) for name in names for what in BESIDE}
-    return [name for name in names if name not in beside]
+    secondary = {_variable_of(name, what) for name in names for what in BESIDE}
+    return [name for name in names if name not in secondary]
 
 
 def headline(result: "xr.Dataset", name: str) -> str:
@@ -108,8 +108,8 @@ def headline(result: "xr.Dataset", name: str) -> str:
     at = _places(np.asarray(np.abs(numbers)), 1)[0]
     if values.ndim == 0:
         return str(_estimate(result, name, at))
-    mean, there = float(np.nanmean(numbers)), int((~np.isnan(numbers)).sum())
-    return f"largest {_estimate(result, name, at)} at {_where(values, at)}; mean {mean:.4g} of {there}"
+    mean, count = float(np.nanmean(numbers)), int((~np.isnan(numbers)).sum())
+    return f"largest {_estimate(result, name, at)} at {_where(values, at)}; mean {mean:.4g} of {count}"
 
 
 def compared(

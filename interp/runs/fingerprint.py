@@ -93,12 +93,12 @@ class _Walk:
         return self._object(value) if wrapped is None else self.of(wrapped)
 
     def _record(self, value: "DataclassInstance") -> object:
-        own = {f.name: getattr(value, f.name) for f in fields(value)}
+        values = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, ByRow):
             return self.each(
-                {name: each for name, each in own.items() if name != "result"}
+                {name: each for name, each in values.items() if name != "result"}
             )  # labels no number
-        return self._kind(type(value)) | self.each(own)
+        return self._kind(type(value)) | self.each(values)
 
     def _container(self, value: Mapping[str, object] | Iterable[object]) -> object:
         if isinstance(value, Mapping):
@@ -157,9 +157,13 @@ class _Walk:
         if id(kind) in self.told or _is_installed(kind.__module__):
             return {"of": name}
         self.told.add(id(kind))
-        own: dict[str, object] = {n: each for n, each in vars(kind).items() if isinstance(each, _FUNCTIONS)}
-        own |= {n: x for n, x in vars(kind).items() if isinstance(x, _CONSTANTS) and not n.startswith("__")}
-        opened = {n: _function(each) for n, each in own.items()}
+        members: dict[str, object] = {
+            n: each for n, each in vars(kind).items() if isinstance(each, _FUNCTIONS)
+        }
+        members |= {
+            n: x for n, x in vars(kind).items() if isinstance(x, _CONSTANTS) and not n.startswith("__")
+        }
+        opened = {n: _function(each) for n, each in members.items()}
         bases = [self._class(base) for base in kind.__bases__ if not _is_installed(base.__module__)]
         methods = {n: each for n, each in opened.items() if not _generated(each)}
         return {"of": name, "class": self.each(methods), **({"bases": bases} if bases else {})}

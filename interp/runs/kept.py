@@ -108,8 +108,8 @@ def content(model: Transformer) -> str:
         in_bytes = map(in_memory, state.values())
         sums = [hash(bytes(each[i : i + GROUP])) for each in in_bytes for i in range(0, len(each), GROUP)]
     else:
-        here = to_host({i: _hashed(group) for i, group in enumerate(_groups(state))})
-        sums = [int(each) for each in here.values()]
+        hashes = to_host({i: _hashed(group) for i, group in enumerate(_groups(state))})
+        sums = [int(each) for each in hashes.values()]
     found = [shapes, *map(str, sums)]
     return hashlib.sha256(" ".join(found).encode()).hexdigest()
 

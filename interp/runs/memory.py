@@ -169,7 +169,7 @@ def _looks_up(questions: Questions, config: ModelConfig) -> bool:
     """Whether no block runs: every question reads embeddings alone."""
     readings = questions.readings
     reads = [read.site for each in readings for read in each.reads]
-    return len(readings) == len(questions.asked) and bool(reads) and deepest(reads, config) == 0
+    return len(readings) == len(questions.every) and bool(reads) and deepest(reads, config) == 0
 
 
 def _ghost_peak(questions: Questions, ghost: Transformer, batch: Batch) -> int:

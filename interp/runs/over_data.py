@@ -107,7 +107,9 @@ def kept_of(
             )
     work = _Work(shared, network, source, place)
     if folder is not None:
-        return _journalled(work, folder, partial(_sized, data, shared, subject), begun=before is not None)
+        return _journalled(
+            work, folder, partial(_sized, data, shared, subject), has_progress=before is not None
+        )
     progress = Progress()
     work.go(progress.due, progress, progress.add)
     return work.kept(progress)
@@ -158,7 +160,7 @@ class _Work:
         """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
         if of_columns(self.model):
             return prompts.as_given()
-        return prompts.in_order() if any(each.enough for each in self.questions.asked) else prompts
+        return prompts.in_order() if any(each.enough for each in self.questions.every) else prompts
 
     @property
     def share(self) -> Shard | None:
@@ -176,7 +178,7 @@ class _Work:
         """Do every window that is due, or as many as are enough, and hand over each batch's part."""
         if self.enough(progress):
             return
-        names = [each.name for each in self.questions.asked]
+        names = [each.name for each in self.questions.every]
         title = f"{len(names)} questions" if len(names) > MOST_NAMED else ", ".join(names)
         with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
@@ -191,7 +193,7 @@ class _Work:
         Several would stop wherever each of them happens to be, so they do all windows.
         """
         tree = progress.tree
-        if self._several or not all(each.enough for each in self.questions.asked):
+        if self._several or not all(each.enough for each in self.questions.every):
             return False
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
@@ -237,16 +239,16 @@ def _nothing_usable(rejected: Sequence[Rejected]) -> str:
 
 
 def _journalled(
-    work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, begun: bool
+    work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, has_progress: bool
 ) -> KeptPartials:
     """The reductions, with the progress in a folder; `sized` gives the data as the run there cuts them.
 
     Args:
-        begun: whether the folder holds progress already.
+        has_progress: whether the folder holds progress already.
     """
     questions, model = work.questions, work.model
     about_work = work_of(questions, model, about(work.source))
-    if begun or work.share is not None:
+    if has_progress or work.share is not None:
         check_comparable(about_work)
     with one_after_another(model):
         stored = WORK.claim(folder, about_work)
@@ -254,9 +256,9 @@ def _journalled(
         work = replace(work, source=sized(stored))
         about_work = {**about_work, "data": about(work.source)}
     WORK.agree(folder, stored, about_work)
-    with opened(folder, questions, model, work.share) as here:
-        work.go(here.due, here.journal.progress, here.take)
-        return work.kept(here.together())
+    with opened(folder, questions, model, work.share) as session:
+        work.go(session.due, session.journal.progress, session.take)
+        return work.kept(session.together())
 
 
 def _sized(

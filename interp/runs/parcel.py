@@ -145,13 +145,13 @@ def packed(
         AttributeError, TypeError: a function without a name of its own.
     """
     _, model, _ = work
-    own = [*model.parameters(), *model.buffers()]
+    model_tensors = [*model.parameters(), *model.buffers()]
     places = _places(model) if by_path else {}
     pieces: list[TensorPiece] = []
     known: dict[int, int] = {}
 
     def index(given: object) -> int | None:
-        if not isinstance(given, Tensor) or (id(given) not in places and not _apart(given, own)):
+        if not isinstance(given, Tensor) or (id(given) not in places and not _apart(given, model_tensors)):
             return None
         if id(given) not in known:
             trained = given.requires_grad if isinstance(given, nn.Parameter) else None
@@ -182,7 +182,7 @@ def as_bytes(tensor: Tensor) -> UInt8[np.ndarray, "n"]:
     return found
 
 
-def _apart(tensor: Tensor, own: Iterable[Tensor]) -> bool:
+def _apart(tensor: Tensor, model_tensors: Iterable[Tensor]) -> bool:
     """Whether a tensor's numbers are handed over apart from the pickle: those on a GPU if they are the model's."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not plain or tensor.is_meta or not tensor.is_contiguous() or vars(tensor):
@@ -190,7 +190,7 @@ def _apart(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     if tensor.requires_grad and not tensor.is_leaf:
         return False
     if tensor.device.type != "cpu":
-        return any(tensor is each for each in own)
+        return any(tensor is each for each in model_tensors)
     return tensor.nbytes >= SMALL or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 

@@ -118,7 +118,7 @@ class Progress:
 
     def so_far(self) -> Tally:
         """Counts of all batches, those of unfinished windows included."""
-        return Tally.of([*self.tallies, *(begun.tally for begun in self.open.values())])
+        return Tally.of([*self.tallies, *(started.tally for started in self.open.values())])
 
     def total(self) -> Partials | None:
         """The partial results over all finished windows."""
@@ -129,8 +129,8 @@ class Progress:
         found: ValueGroups = {}
         for (level, index), value in self.tree.nodes.items():
             found |= named(f"node {level} {index}", value)
-        for window, begun in self.open.items():
-            found |= named(f"open {window}", begun.folded)
+        for window, started in self.open.items():
+            found |= named(f"open {window}", started.folded)
         return found
 
     def account(self) -> Json:
@@ -138,7 +138,7 @@ class Progress:
         return {
             "nodes": list(self.tree.nodes),
             "finished": asdict(self.finished),
-            "open": [(w, begun.batches, asdict(begun.tally)) for w, begun in self.open.items()],
+            "open": [(w, started.batches, asdict(started.tally)) for w, started in self.open.items()],
         }
 
     @classmethod

@@ -70,7 +70,7 @@ def done_by_ray(
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )
-    reductions = {each.name: each.keep for each in questions.asked}
+    reductions = {each.name: each.keep for each in questions.every}
     for row in found.iter_rows():
         yield unpacked_done(row["done"], reductions)
 
@@ -80,8 +80,8 @@ def _other_hosts() -> bool:
     import ray
     import ray.util
 
-    here = ray.util.get_node_ip_address()
-    return any(node["Alive"] and node["NodeManagerAddress"] != here for node in ray.nodes())
+    address = ray.util.get_node_ip_address()
+    return any(node["Alive"] and node["NodeManagerAddress"] != address for node in ray.nodes())
 
 
 def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:

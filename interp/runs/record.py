@@ -226,13 +226,13 @@ class Record(Shown):
             OSError: a result that cannot be written, which leaves no part of it.
         """
         self._claim("step", name)
-        there = self._run.steps.get(name)
-        if there is not None:
-            self.say(f"step {name}: loaded, computed at {there.written}")
+        stored = self._run.steps.get(name)
+        if stored is not None:
+            self.say(f"step {name}: loaded, computed at {stored.written}")
             return cast("T", self.result(name))
-        begun = time.monotonic()
+        start = time.monotonic()
         found = encoded(compute())
-        seconds = round(time.monotonic() - begun, 3)
+        seconds = round(time.monotonic() - start, 3)
         files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
         for path, data in zip(files, found.files.values(), strict=True):
             write_bytes(self.folder / path, data)

@@ -39,8 +39,8 @@ class _Asked:
     @property
     def question(self) -> ByRow:
         """The question, with a name that no other asker's has."""
-        own = self.ask.question
-        return replace(own, name=f"{self.asker}.{own.name}" if self.ask.whole else self.asker)
+        inner = self.ask.question
+        return replace(inner, name=f"{self.asker}.{inner.name}" if self.ask.whole else self.asker)
 
 
 @dataclass(eq=False)

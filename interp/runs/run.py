@@ -290,12 +290,12 @@ def answered(
 def answer_of(question: Askable, model: Model, data: DataSource | Data | Pairs | None = None) -> xr.Dataset:
     """`answered`, of arguments that were looked at already."""
     subject = _subject([question], model, ())
-    here = WorkPlace()
+    work_place = WorkPlace()
     if data is None:
-        return _found([question], subject, None, here)[question.name]
+        return _found([question], subject, None, work_place)[question.name]
     rows = getattr(question, "rows_together", ROWS)
     source = prompt_source(data, subject.text, batch_size=rows)
-    found = _found([question], subject, source, here)
+    found = _found([question], subject, source, work_place)
     if isinstance(source, GivenBatches) and len(found.rejected):
         bad = found.rejected.iloc[0]
         raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")

@@ -43,7 +43,7 @@ class RunSession:
     @classmethod
     def begun(cls, command: str | None, file: Path | None) -> "RunSession":
         """This process at work on an experiment file, from now on; command: what was typed (None: as Python saw it)."""
-        here = None if file is None else file.resolve().parent
+        folder = None if file is None else file.resolve().parent
         return cls(
             command=shlex.join(sys.argv) if command is None else command,
             started=now(),
@@ -52,8 +52,8 @@ class RunSession:
             host=platform.node(),
             platform=platform.platform(),
             versions=dict(versions()),
-            git_revision=git_revision(here),
-            git_dirty=git_dirty(here),
+            git_revision=git_revision(folder),
+            git_dirty=git_dirty(folder),
             file_sha256=None if file is None else file_hash(file),
         )
 

@@ -515,10 +515,10 @@ def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int
     differ = torch.stack([stored[name] != tables[name] for name in TABLES]).any(0)
     if bool(differ.any()):
         i = int(differ.int().argmax())
-        here, there = ({name: int(t[name][i]) for name in TABLES} for t in (tables, stored))
+        new_entry, stored_entry = ({name: int(t[name][i]) for name in TABLES} for t in (tables, stored))
         raise ValueError(
             f"the batches that were stored are required, in their order, to go on with {store.folder}: "
-            f"entry {start + i} is {here}, stored {there}"
+            f"entry {start + i} is {new_entry}, stored {stored_entry}"
         )
 
 

@@ -180,9 +180,9 @@ class Cut:
         parts = whole.detach().split(list(self.sections), self.axis)
         return torch.cat([self.team.own(part, self.axis) for part in parts], self.axis)
 
-    def whole(self, own: Shaped[Tensor, "*own"]) -> Shaped[Tensor, "*whole"]:
+    def whole(self, piece: Shaped[Tensor, "*own"]) -> Shaped[Tensor, "*whole"]:
         """The weight itself, from what each process has."""
-        every = self.team.gathered(own.detach()[None], 0)
+        every = self.team.gathered(piece.detach()[None], 0)
         sections = every.split([n // len(every) for n in self.sections], self.axis + 1)
         return torch.cat([part for section in sections for part in section], self.axis)
 
@@ -246,14 +246,14 @@ class SpreadAttention(Attention):
         with torch.device("meta"):
             super().__init__(config, whole.layer)
             own_heads = replace(config, n_heads=config.n_heads // n, n_kv_heads=config.kv_heads // n)
-            own = Attention(own_heads, whole.layer)
+            local = Attention(own_heads, whole.layer)
         self.team = team
         widths = [count * self.d_head for count in self.heads]
         self.qkv = into = Joined(whole.qkv, Cut(team, 0, widths))
         self.out = out = Joined(whole.out, Cut(team, 1, widths[:1]))
-        self.q_norm, self.k_norm = own.q_norm, own.k_norm = whole.q_norm, whole.k_norm
-        own.qkv, own.out = into.own, out.own
-        self._own = (own,)  # in a tuple: its modules are registered above, under names of this one
+        self.q_norm, self.k_norm = local.q_norm, local.k_norm = whole.q_norm, whole.k_norm
+        local.qkv, local.out = into.own, out.own
+        self._own = (local,)  # in a tuple: its modules are registered above, under names of this one
 
     def forward(
         self,
@@ -278,12 +278,12 @@ class SpreadFeedForward(FeedForward):
         d_model = whole.into.in_features
         with torch.device("meta"):
             super().__init__(kind, d_model)
-            own = FeedForward(replace(kind, d_mlp=kind.d_mlp // team.mesh.size()), d_model)
+            local = FeedForward(replace(kind, d_mlp=kind.d_mlp // team.mesh.size()), d_model)
         self.team = team
         self.into = into = Joined(whole.into, Cut(team, 0, [kind.d_mlp] * (2 if kind.gated else 1)))
         self.out = out = Joined(whole.out, Cut(team, 1, [kind.d_mlp]))
-        own.into, own.out = into.own, out.own
-        self._own = (own,)  # as in attention
+        local.into, local.out = into.own, out.own
+        self._own = (local,)  # as in attention
 
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
         """The MLP's output, summed over the neurons of all processes."""

@@ -88,7 +88,7 @@ class WorkFolder:
 
 def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
-    fingerprints = {each.name: fingerprint(each) for each in questions.asked}
+    fingerprints = {each.name: fingerprint(each) for each in questions.every}
     network = {
         "model_sha256": model_hash(model),
         "dtype": str(model.dtype),
@@ -118,7 +118,7 @@ def opened(
         ValueError: while another process is working on the same share.
     """
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
-    reductions = {each.name: each.keep for each in questions.asked}
+    reductions = {each.name: each.keep for each in questions.every}
     first = writes(model)
     with _share(folder, name) if first else nullcontext():
         with one_after_another(model):

@@ -115,7 +115,7 @@ class Worker:
         good: Tensor | None = None
         culprits = []
         fine_already = to_host({name: finite(each.values()) for name, each in values.items()})
-        for each in self.questions.asked:
+        for each in self.questions.every:
             if bool(fine_already[each.name]):
                 continue
             strict = getattr(each.keep, "refuses_nan", False)
@@ -224,7 +224,7 @@ def done_by_processes(
             f"what runs in several processes must be picklable, functions by their names: {cause}"
         ) from cause
     crew = _Crew(parcel, devices)
-    reductions = {each.name: each.keep for each in questions.asked}
+    reductions = {each.name: each.keep for each in questions.every}
     waiting = iter(windows)
     try:
         while True:

@@ -216,9 +216,9 @@ def _last(pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
     """
     found = {site: torch.cat((value, pair.edited.at[site])) for site, value in pair.clean.at.items()}
     patched = [edit for edit in edits if isinstance(edit.change, Resample)]
-    here = [part_of(edit).layer or 0 for edit in patched if _covers(edit, "resid", pair)]
-    since = max(here, default=0)
-    if here and pair.donor is not None:
+    patched_layers = [part_of(edit).layer or 0 for edit in patched if _covers(edit, "resid", pair)]
+    since = max(patched_layers, default=0)
+    if patched_layers and pair.donor is not None:
         for site in found:
             if _before(site, since):
                 found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))

@@ -45,7 +45,7 @@ IndexField = Annotated[int, Field(ge=0, lt=1_000_000)]
 Indices = Annotated[tuple[IndexField, ...], Field(min_length=1, max_length=MAX_TOKENS)]
 OneOrMore = Annotated[
     Annotated[IndexField, Tag("one")] | Annotated[Indices, Tag("several")],
-    Discriminator(lambda held: "several" if isinstance(held, list | tuple) else "one"),
+    Discriminator(lambda given: "several" if isinstance(given, list | tuple) else "one"),
 ]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]

@@ -60,8 +60,8 @@ def entry(edit: Edit) -> tuple[int, int, int]:
 
 def renormalises(config: ModelConfig, layer: int) -> bool:
     """Whether a layer's pattern is the softmax of its scores, so that a score of -inf cuts an entry."""
-    there = sites.names(config)
-    return f"blocks.{layer}.{SCORES}" in there and f"blocks.{layer}.attn.hook_first_pattern" not in there
+    names = sites.names(config)
+    return f"blocks.{layer}.{SCORES}" in names and f"blocks.{layer}.attn.hook_first_pattern" not in names
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

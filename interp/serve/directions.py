@@ -77,10 +77,10 @@ def at_random(edits: Sequence[Edit], columns: int) -> list[Edit]:
 
 def _at_random(edit: Edit, columns: int, draw: torch.Generator) -> Edit:
     assert isinstance(edit.change, Add) and isinstance(edit.change.values, Tensor)
-    own = edit.change.values
-    noise = torch.randn(RANDOM, len(own), generator=draw, dtype=torch.float64)
-    noise *= own.double().norm().cpu() / noise.norm(dim=-1, keepdim=True)
-    rows = noise.to(own)[:, None].expand(-1, columns, -1)
+    direction = edit.change.values
+    noise = torch.randn(RANDOM, len(direction), generator=draw, dtype=torch.float64)
+    noise *= direction.double().norm().cpu() / noise.norm(dim=-1, keepdim=True)
+    rows = noise.to(direction)[:, None].expand(-1, columns, -1)
     return replace(edit, change=replace(edit.change, values=rows))
 
 
@@ -92,8 +92,8 @@ def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> dic
         if not isinstance(edit.change, Add) or not isinstance(part, Part) or (part.layer or 0) < since:
             continue
         at = edit.at.get("pos")
-        here = range(columns) if at is None else at if isinstance(at, tuple) else (at,)
-        if position in here and edit.site.rpartition(".")[2] in WRITTEN:
+        edited_columns = range(columns) if at is None else at if isinstance(at, tuple) else (at,)
+        if position in edited_columns and edit.site.rpartition(".")[2] in WRITTEN:
             assert isinstance(edit.change.values, Tensor)
             mine = edit.change.scale * edit.change.values.double()
             found[edit.site] = found[edit.site] + mine if edit.site in found else mine

@@ -122,8 +122,8 @@ class Session:
     @cached_property
     def with_patterns(self) -> tuple[int, ...]:
         """Layers with attention patterns."""
-        there = set(sites.names(self.config))
-        return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.{PATTERN}" in there)
+        site_names = set(sites.names(self.config))
+        return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.{PATTERN}" in site_names)
 
     @cached_property
     def staged(self) -> Mapping[int, tuple[str, str, str, str]]:
@@ -188,8 +188,8 @@ class Session:
         todo = [clean is None, edited is None and bool(edits)]
         if any(todo):
             rows = (sum(todo) - 1,)
-            here = [replace(edit, rows=rows) for edit in edits] if todo[1] else []
-            seen = self._pass(tokens.expand(sum(todo), -1), position, here, stop)
+            row_edits = [replace(edit, rows=rows) for edit in edits] if todo[1] else []
+            seen = self._pass(tokens.expand(sum(todo), -1), position, row_edits, stop)
             clean = seen[0] if todo[0] else clean
             edited = seen[-1] if todo[1] else edited
         assert clean is not None
@@ -211,8 +211,8 @@ class Session:
         """The logits with random directions in place of those that edits add, one row for each."""
         rows = tokens.expand(directions.RANDOM, -1)
         columns = torch.full((len(rows), 1), position, device=self.model.transformer.device)
-        here = [*directions.at_random(edits, len(tokens)), *self._watches(stop)]
-        seen = observe(self.model.transformer, Batch(rows.clone()), [], here, logits_at=columns)
+        row_edits = [*directions.at_random(edits, len(tokens)), *self._watches(stop)]
+        seen = observe(self.model.transformer, Batch(rows.clone()), [], row_edits, logits_at=columns)
         return seen.output[:, 0]
 
     def continuations(self, ask: Continue, stop: Event) -> tuple[list[int], list[int]]:
@@ -260,9 +260,9 @@ class Session:
 
     def _in_blocks(self, names: Sequence[str]) -> list[str]:
         """Full names of these sites in every block that has them."""
-        there = set(sites.names(self.config))
+        site_names = set(sites.names(self.config))
         every = [f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in names]
-        return [name for name in every if name in there]
+        return [name for name in every if name in site_names]
 
     @torch.no_grad()
     def _pass(
@@ -275,13 +275,15 @@ class Session:
         found: dict[str, Tensor] | None = None,
     ) -> list[Seen]:
         """Every row of one pass; `found` takes the answers of `more`."""
-        here = {name: Read(name, _watched(_column(name, position), stop)) for name in self._at_position}
+        at_position = {
+            name: Read(name, _watched(_column(name, position), stop)) for name in self._at_position
+        }
         means = {name: Read(name, _watched(_mean, stop)) for name in self._in_blocks(AVERAGED)}
         patterns = {i: Read(f"blocks.{i}.{PATTERN}", _watched(_same, stop)) for i in self.with_patterns}
         columns = torch.full((len(tokens), 1), position, device=self.model.transformer.device)
         steps = {i: self._step_reads(names, position, stop) for i, names in self.staged.items()}
         each_step = [read for four in steps.values() for read in four]
-        reads = [*here.values(), *means.values(), *patterns.values(), *each_step, *more]
+        reads = [*at_position.values(), *means.values(), *patterns.values(), *each_step, *more]
         seen = observe(self.model.transformer, Batch(tokens.clone()), reads, edits, logits_at=columns)
         if found is not None:
             found |= {read.site: seen.trace[read] for read in more}
@@ -295,7 +297,7 @@ class Session:
             Seen(
                 seen.output[row, 0],
                 {layer: seen.trace[read][row] for layer, read in patterns.items()},
-                {name: seen.trace[read][row : row + 1] for name, read in here.items()},
+                {name: seen.trace[read][row : row + 1] for name, read in at_position.items()},
                 {name: seen.trace[read][row] for name, read in means.items()},
                 {i: _steps(*(seen.trace[read][row] for read in four)) for i, four in steps.items()},
             )
@@ -317,10 +319,12 @@ class Session:
         parts = () if isinstance(self.attribution, str) else self.attribution.reads
         names = dict.fromkeys([*(read.site for read in parts), *self.streams])
         if self.neurons:
-            own = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
+            block_sites = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
             mlps = [name for name in self.config.sublayers if name in MLPS]
-            own += [f"{name.removesuffix('_out')}.hook_post" for name in mlps]
-            names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
+            block_sites += [f"{name.removesuffix('_out')}.hook_post" for name in mlps]
+            names |= dict.fromkeys(
+                f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in block_sites
+            )
         return tuple(names)
 
 

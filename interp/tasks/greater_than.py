@@ -96,13 +96,13 @@ def _endings(tokenizer: Tokenizer) -> dict[str, int]:
 
 def _years(tokenizer: Tokenizer, century: str, endings: Mapping[str, int]) -> list[str]:
     """Last two digits, 02 to 98, of the years of a century that are two tokens of two digits; 01 must be one too."""
-    begun = tokens_after(tokenizer, "the year", f" {century}")
-    if len(begun) != 1 or not spells(tokenizer, begun, century):
+    prefix = tokens_after(tokenizer, "the year", f" {century}")
+    if len(prefix) != 1 or not spells(tokenizer, prefix, century):
         return []
     split = [
         year
         for year, ending in endings.items()
-        if tokens_after(tokenizer, "the year", f" {century}{year}") == [*begun, ending]
+        if tokens_after(tokenizer, "the year", f" {century}{year}") == [*prefix, ending]
     ]
     return [year for year in split if year in YEARS[2:99]] if "01" in split else []
 

@@ -82,11 +82,11 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[
             f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
             f"{edits[0].name}: ask about the last token of prompts of one length"
         )
-    there = replace(home, keep=keep).left_aligned().to(model.device)
+    on_device = replace(home, keep=keep).left_aligned().to(model.device)
     by_source = attribution(model.config, "source")
     reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
-    seen = yield from recorded(there, reads, last_only=True)
-    found = credited(model, there, seen.trace, by_source)
+    seen = yield from recorded(on_device, reads, last_only=True)
+    found = credited(model, on_device, seen.trace, by_source)
     order = to_device(keep.int().argsort(dim=1, stable=True), found["value"].device)
     return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
 

@@ -205,16 +205,16 @@ class BlockShares:
         whole = middle + mlp if parallel and mlp is not None else middle
         heads = head_proximity(split, whole, causal=causal)
         bias, stream = closer_(torch.stack((split.constant, split.stream)), whole)
-        beside = closer_(mlp.clone(), whole) if parallel and mlp is not None else None
-        total = heads.sum((1, 3)) + bias + stream + (0 if beside is None else beside)
+        mlp_closeness = closer_(mlp.clone(), whole) if parallel and mlp is not None else None
+        total = heads.sum((1, 3)) + bias + stream + (0 if mlp_closeness is None else mlp_closeness)
         nobody = total == 0
         total = total.masked_fill(nobody, 1)
         moved = heads / rearrange(total, "b q -> b 1 q 1")
         bias, resid = bias / total, (stream / total).masked_fill(nobody, 1)
         if mlp is None:
             return cls(moved, bias, resid)
-        if beside is not None:
-            return cls(moved, bias, resid, beside / total)
+        if mlp_closeness is not None:
+            return cls(moved, bias, resid, mlp_closeness / total)
         kept, added = closer_(torch.stack((middle, mlp)), middle + mlp)
         total = kept + added
         share = (kept / total).masked_fill(total == 0, 1)
@@ -239,10 +239,10 @@ def head_proximity(
     weight = split.pattern / rearrange(split.scale, "b q 1 -> b 1 q 1")
     found = torch.zeros_like(weight)
     for first in range(0, n, step):
-        here, since = slice(first, first + step), first if causal else 0
-        moved = einsum(split.value[:, here], split.out, "b k h e, h e d -> b h k d")
-        part = weight[:, :, since:, here, None] * moved[:, :, None]
-        found[:, :, since:, here] = closer_(part, whole[:, None, since:, None])
+        block, since = slice(first, first + step), first if causal else 0
+        moved = einsum(split.value[:, block], split.out, "b k h e, h e d -> b h k d")
+        part = weight[:, :, since:, block, None] * moved[:, :, None]
+        found[:, :, since:, block] = closer_(part, whole[:, None, since:, None])
     return found
 
 

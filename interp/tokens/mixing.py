@@ -136,8 +136,8 @@ class SourceSplit:
     @cached_property
     def kept(self) -> Float[Tensor, "b q d"]:
         """Vector that attention moved from each position to itself."""
-        own = rearrange(self.pattern.diagonal(dim1=-2, dim2=-1), "b h q -> b q h 1")
-        return einsum(own * self.value, self.out, "b q h e, h e d -> b q d") / self.scale
+        diagonal = rearrange(self.pattern.diagonal(dim1=-2, dim2=-1), "b h q -> b q h 1")
+        return einsum(diagonal * self.value, self.out, "b q h e, h e d -> b q d") / self.scale
 
     @property
     def output(self) -> Float[Tensor, "b q d"]:
@@ -181,10 +181,10 @@ class SourceSplit:
         y, columns = self.output, []
         for first, moved in self._by_source():
             n = moved.shape[1]
-            here = self.pattern[..., first : first + n]
-            part = einsum(here, moved, "b h q k, b k h d -> b q k d") / self.scale[:, :, None]
-            own = torch.arange(n, device=y.device)
-            part[:, first + own, own] += self.stream[:, first + own]
+            block = self.pattern[..., first : first + n]
+            part = einsum(block, moved, "b h q k, b k h d -> b q k d") / self.scale[:, :, None]
+            index = torch.arange(n, device=y.device)
+            part[:, first + index, index] += self.stream[:, first + index]
             columns.append(closer_(part, y[:, :, None]))
         return torch.cat(columns, -1)
 

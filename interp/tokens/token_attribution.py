@@ -342,8 +342,8 @@ def _mixed(
     if how.across != "flow":
         return {"value": rolled_row(layers, to_device(at, layers[0].device))}
     stacked = torch.stack(layers, 1)
-    here = to_host({"layers": stacked})["layers"]  # the search goes from edge to edge
-    flows = [flow(row, i) for row, i in zip(here, at.tolist(), strict=True)]
+    on_host = to_host({"layers": stacked})["layers"]  # the search goes from edge to edge
+    flows = [flow(row, i) for row, i in zip(on_host, at.tolist(), strict=True)]
     return {"value": shares(to_device(torch.stack(flows), stacked.device))}
 
 

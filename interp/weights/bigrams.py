@@ -182,9 +182,9 @@ def _log_softmax_at(
     """log softmax of the rows of `a @ b` at some entries (sorted by row), and each row's spread; by tiles."""
     chosen, spreads = [], []
     for start, tile in row_tiles(a, b):
-        here = (index >= start) & (index < start + len(tile))
+        in_tile = (index >= start) & (index < start + len(tile))
         tile.sub_(tile.logsumexp(-1, keepdim=True))
-        chosen.append(tile[(index[here] - start).to(tile.device), column[here].to(tile.device)])
+        chosen.append(tile[(index[in_tile] - start).to(tile.device), column[in_tile].to(tile.device)])
         spreads.append(_spread(tile.exp_()))
     return torch.cat(chosen).double().cpu(), torch.cat(spreads).double().cpu()
 

@@ -100,8 +100,8 @@ def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Ten
 def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:
     """4 a / (a + S) - 1 of every row of logits: a the positive part of the diagonal entry, S of the whole row."""
     raised = logits.relu()
-    own, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
-    return torch.where(total > 0, 4 * own / (own + total) - 1, chance)
+    diagonal, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
+    return torch.where(total > 0, 4 * diagonal / (diagonal + total) - 1, chance)
 
 
 def chance_copying(n: int) -> float:
@@ -334,13 +334,15 @@ def _matching(
             small["core", layer] = qk.core()
         values = einsum(weight[layer], upcast(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(upcast(ov.B), "h e d -> (h e) d")
-    here = to_host(small)
+    on_host = to_host(small)
     random = RandomHeads.several(
-        {layer: (back, _spectra([here["core", layer]])) for layer, back in through.items()}, circuits, draws
+        {layer: (back, _spectra([on_host["core", layer]])) for layer, back in through.items()},
+        circuits,
+        draws,
     )
     none = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
     return [
-        (positivity(torch.linalg.eigvals(here["cycled", layer])), random[layer])
+        (positivity(torch.linalg.eigvals(on_host["cycled", layer])), random[layer])
         if layer in random
         else (none, RandomHeads(torch.empty(0, dtype=gram.dtype)))
         for layer in range(config.n_layers)
@@ -422,8 +424,8 @@ def _random_products(
     read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
     read, written = (to_device(each, device).to(spectra.dtype) for each in (read, written))
     written = back(written.mT)
-    own = to_device(spectra[order % len(spectra)][:, None], device)
-    return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
+    values = to_device(spectra[order % len(spectra)][:, None], device)
+    return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 
 @functools.lru_cache(maxsize=4)
@@ -476,26 +478,26 @@ def against_random(
     circuits: HeadCircuits,
     *,
     without: Bool[Tensor, "l h"] | None = None,
-    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    extra: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
     """`eigenvalue_scores` and `random_copying`, both on the host, from one transfer.
 
     Args:
         circuits: of the model.
         without: heads whose spectra do not count.
-        beside: other tensors to fetch in the same transfer; they come last.
+        extra: other tensors to fetch in the same transfer; they come last.
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
     every = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
-    here = to_host(
+    on_host = to_host(
         {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
         | {("core", layer): ov.core() for layer, ov in every.items()}
-        | {("beside", name): each for name, each in beside.items()}
+        | {("extra", name): each for name, each in extra.items()}
     )
-    random = _random_of(circuits, [here["core", layer] for layer in layers], None, 0, without)
-    scores = _positivities([here["cycled", layer] for layer in layers], circuits.config)
-    return scores, random, {name: here["beside", name] for name in beside}
+    random = _random_of(circuits, [on_host["core", layer] for layer in layers], None, 0, without)
+    scores = _positivities([on_host["cycled", layer] for layer in layers], circuits.config)
+    return scores, random, {name: on_host["extra", name] for name in extra}
 
 
 def _random_of(
@@ -628,7 +630,7 @@ class _Screen:
     sources: Int[Tensor, "n"]
     rows: Float[Tensor, "n d"]
     """Embeddings of the tokens."""
-    own: Float[Tensor, "d n"]
+    token_outputs: Float[Tensor, "d n"]
     """W_U of the tokens themselves."""
     others: Float[Tensor, "d m"]
     """W_U of the sampled outputs."""
@@ -657,13 +659,13 @@ class _Screen:
         """Whether each token is first among all outputs, its rank, and whether the circuit is zero on all tokens."""
         written = self.rows @ ov.A  # [n e]
         carried = self.circuits.before_unembedding(ov.B)  # [e d]
-        own = torch.einsum("ne,en->n", written, carried @ self.own)
+        own_logit = torch.einsum("ne,en->n", written, carried @ self.token_outputs)
         logits = (written @ (carried @ self.others)).masked_fill(self.itself, -torch.inf)
-        above = (logits > own[:, None]).sum(1)
+        above = (logits > own_logit[:, None]).sum(1)
         size = (~self.itself).sum(1)
         ranks = above.double() * (self.circuits.config.d_vocab - 1) / size
-        slack = 16 * torch.finfo(own.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
-        left = (logits <= (own + slack)[:, None]).all(1).nonzero()[:, 0]
+        slack = 16 * torch.finfo(own_logit.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
+        left = (logits <= (own_logit + slack)[:, None]).all(1).nonzero()[:, 0]
         top = torch.zeros_like(above, dtype=torch.bool)
         if len(left):
             columns = upcast(self.circuits.bare_unembedding)

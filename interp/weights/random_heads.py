@@ -59,8 +59,8 @@ def with_random_heads(model: Transformer, seed: int) -> Transformer:
     In a model whose head weights are isotropic Gaussian draws that nobody trained, the heads of a layer and the random
     ones in their place are exchangeable, whatever the rest of the model is.
     """
-    own = {name: value.clone() for name, value in model.named_parameters() if ".attn." in name}
-    found = model.with_parameters(own)
+    copies = {name: value.clone() for name, value in model.named_parameters() if ".attn." in name}
+    found = model.with_parameters(copies)
     d = model.config.d_model
     turns = haar_frames(4, d, d, torch.Generator().manual_seed(seed), torch.float32)
     for layer in range(model.config.n_layers):

@@ -181,11 +181,11 @@ def all_singular_values(
     Returns:
         [*n r] for each, descending, in float32 at least.
     """
-    alike: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
+    same_shape: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
     for i, matrix in enumerate(matrices):
-        alike.setdefault((_shape(matrix), _outer(matrix).dtype), []).append(i)
+        same_shape.setdefault((_shape(matrix), _outer(matrix).dtype), []).append(i)
     found: dict[int, Tensor] = {}
-    for (shape, _), numbers in alike.items():
+    for (shape, _), numbers in same_shape.items():
         leads = {i: matrices[i].shape[:-2] for i in numbers}
         size = max(1, at_once // (max(lead.numel() for lead in leads.values()) * prod(shape)))
         for first in range(0, len(numbers), size):

@@ -138,8 +138,8 @@ def matched(
     if gave.shape[1] < wanted.shape[1]:
         return None
     sizes = [x.double().norm(dim=0).clamp_min(torch.finfo(torch.float32).tiny) for x in (gave, wanted)]
-    there, here = (x.double() / size for x, size in zip((gave, wanted), sizes, strict=True))
-    near, which = torch.cdist(here.T, there.T).topk(min(2, gave.shape[1]), largest=False)
+    gave_scaled, wanted_scaled = (x.double() / size for x, size in zip((gave, wanted), sizes, strict=True))
+    near, which = torch.cdist(wanted_scaled.T, gave_scaled.T).topk(min(2, gave.shape[1]), largest=False)
     factors = sizes[1] / sizes[0][which[:, 0]]
     factor = float(factors.median())
     same = near[:, 0] <= 5 * COMPUTED

@@ -290,11 +290,11 @@ class _Proof:
         """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
         laws = [*self._sums_of_the_stream(layer, seen), *self._within_attention(layer, seen)]
         if layer:
-            before, here = (
+            before, after = (
                 seen[f"blocks.{layer - 1}.hook_resid_post"],
                 seen[f"blocks.{layer}.hook_resid_pre"],
             )
-            laws.append(("hook_resid_pre", ["hook_resid_pre"], lambda: close(before, here, SUMS)))
+            laws.append(("hook_resid_pre", ["hook_resid_pre"], lambda: close(before, after, SUMS)))
         for target, sites, holds in laws:
             if target == edited or (target not in self._mixers[layer].offered and target != "stream"):
                 continue
@@ -311,12 +311,12 @@ class _Proof:
 
         has, block = set(self._mixers[layer].offered), self.config.block
         assert isinstance(block, WrappedBlock)
-        here = [n for n in block.added if f"hook_{n}" in has]
-        written = [f"hook_{n}" for n in here]
-        if here:
+        sublayers = [n for n in block.added if f"hook_{n}" in has]
+        written = [f"hook_{n}" for n in sublayers]
+        if sublayers:
             middle = "hook_resid_mid" in has
             start = at("hook_resid_mid") if middle else at("hook_resid_pre")
-            after = [n for n in here if not middle or n not in block.before]
+            after = [n for n in sublayers if not middle or n not in block.before]
             yield (
                 "hook_resid_post",
                 [*written, "hook_resid_mid"],
@@ -330,7 +330,7 @@ class _Proof:
                         at("hook_resid_pre") + sum(at(f"hook_{n}") for n in block.before), start, SUMS
                     ),
                 )
-        for name in here:
+        for name in sublayers:
             norm = f"{NORMS.get(name, '')}.hook_normalized"
             if norm in has:
                 yield (
@@ -397,13 +397,13 @@ class _Proof:
             return False
         k = k.repeat_interleave(self.config.n_heads // self.config.kv_heads, 2)
         raw = einsum(q, k, "b q h e, b k h e -> b h q k")
-        there = scores.isfinite()
+        finite = scores.isfinite()
         for cap in (None, *self.numbers):
-            flat = scores[there] if cap is None else (scores[there] / cap).clamp(-1, 1).atanh() * cap
+            flat = scores[finite] if cap is None else (scores[finite] / cap).clamp(-1, 1).atanh() * cap
             if not bool(flat.isfinite().all()):
                 continue
-            c = self._scales.get((layer, cap)) or fitted(flat, raw[there])
-            if c is not None and close(c * raw[there], flat, LOOSE):
+            c = self._scales.get((layer, cap)) or fitted(flat, raw[finite])
+            if c is not None and close(c * raw[finite], flat, LOOSE):
                 self._scales[layer, cap] = c
                 return True
         return False
@@ -482,11 +482,11 @@ class _Proof:
         before = found.before(block, stream.shape[-1]).to(stream)
         x = before(base[f"blocks.{layer}.hook_resid_pre"])
         made = {name: each.applied(block, x) for name, each in found.maps.items()}
-        there = {name: base[f"blocks.{layer}.{wanted[name]}"] for name in made}
+        expected = {name: base[f"blocks.{layer}.{wanted[name]}"] for name in made}
         scale = next((c for (at, _), c in self._scales.items() if at == layer), None)
         turned = scale is not None and {"q", "k"} <= set(made)
-        turned = turned and agree((made["q"], made["k"]), (there["q"], there["k"]))
-        holds = {"v": "v" in made and close(made["v"], there["v"], 5 * COMPUTED), "q": turned, "k": turned}
+        turned = turned and agree((made["q"], made["k"]), (expected["q"], expected["k"]))
+        holds = {"v": "v" in made and close(made["v"], expected["v"], 5 * COMPUTED), "q": turned, "k": turned}
         maps = {name: each for name, each in found.maps.items() if holds[name]}
         return replace(found, maps=maps, scale=scale or 1.0) if maps else None
 
@@ -534,8 +534,8 @@ class _Proof:
         for layer in range(1, n, step):
             found = self.model(seen[f"blocks.{layer}.hook_resid_pre"], Tap(reads), start=layer)
             middle = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer, stop=layer + 1)
-            there = close(middle, seen[f"blocks.{layer}.hook_resid_post"], LOOSE)
-            if not (there and close(found, self.logits, LOOSE)):
+            ends_match = close(middle, seen[f"blocks.{layer}.hook_resid_post"], LOOSE)
+            if not (ends_match and close(found, self.logits, LOOSE)):
                 return False
         return True
 

@@ -432,14 +432,18 @@ def explored_layer(
     reasons: dict[str, str] = {}
     cores: dict[str, Tensor] = {}
     for name, writer in found.items():
-        own = inner[writer.path]
-        assert own.gave is not None
-        kind = None if own.given is None else norm_of(block.get_submodule(writer.path), own.given, own.gave)
-        if kind is not None and own.given is not None:
+        found_call = inner[writer.path]
+        assert found_call.gave is not None
+        kind = (
+            None
+            if found_call.given is None
+            else norm_of(block.get_submodule(writer.path), found_call.given, found_call.gave)
+        )
+        if kind is not None and found_call.given is not None:
             found[name] = replace(writer, norm=kind)
-            cores[name] = own.given
+            cores[name] = found_call.given
         else:
-            cores[name] = own.gave
+            cores[name] = found_call.gave
     output = (
         output_map(block, inner, cores["attn_out"].reshape(call.given.shape)) if "attn_out" in found else None
     )
@@ -476,16 +480,16 @@ def embeddings(
     table = network.get_input_embeddings()  # type: ignore[operator]
     path = next((name for name, m in network.named_modules() if m is table), "")
     weight = getattr(table, "weight", None)
-    own = calls.get(path, [])
+    module_calls = calls.get(path, [])
     assert stream is not None
     if (
         not isinstance(weight, Tensor)
         or weight.ndim != 2
         or weight.shape[1] != stream.shape[-1]
-        or len(own) != 1
+        or len(module_calls) != 1
     ):
         return plan
-    rows, gave = weight[tokens], own[0].gave
+    rows, gave = weight[tokens], module_calls[0].gave
     inside = None if gave is None else fitted(gave, rows)
     if inside is None or gave is None:
         return plan
@@ -560,11 +564,11 @@ def head(network: nn.Module, plan: NetworkPlan, calls: Calls, logits: Float[Tens
     """
     module = network.get_output_embeddings()  # type: ignore[operator]
     path = next((name for name, m in network.named_modules() if m is module), "")
-    own = calls.get(path, [])
-    if module is None or len(own) != 1 or own[0].given is None:
+    module_calls = calls.get(path, [])
+    if module is None or len(module_calls) != 1 or module_calls[0].given is None:
         return replace(plan, reasons={**plan.reasons, "ln_final.hook_scale": "no linear head was found"})
-    for found, normed in _ends(network, plan, calls, own[0]):
-        for transform, read in _transforms(network, calls, own[0].given, normed):
+    for found, normed in _ends(network, plan, calls, module_calls[0]):
+        for transform, read in _transforms(network, calls, module_calls[0].given, normed):
             view = LinearView(module, transposed=False)
             if not isinstance(getattr(module, "weight", None), nn.Parameter) or (
                 view.weight.shape[-1] != read.shape[-1]
@@ -701,9 +705,9 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
         return _without_blocks(network, calls, logits, plan.reasons["ln_final.hook_scale"]), logits
     plan = embeddings(network, plan, calls, tokens)
     changed, _ = recorded(network, another(network, tokens, 0), Running(original, written_out=True, noted=[]))
-    there, here = changed[plan.root(0)][0].given, calls[plan.root(0)][0].given
-    assert there is not None and here is not None
-    if plan.embed is None and not torch.equal(there[:, 1:], here[:, 1:]):
+    changed_input, plain_input = changed[plan.root(0)][0].given, calls[plan.root(0)][0].given
+    assert changed_input is not None and plain_input is not None
+    if plan.embed is None and not torch.equal(changed_input[:, 1:], plain_input[:, 1:]):
         return _without_blocks(network, calls, logits, EARLIER), logits
     return plan, logits
 

@@ -165,7 +165,7 @@ def test_one_step_of_gradient_descent_is_that_of_an_edited_model(
     cells = AlignedCells.of(model.config, together, which, by, None, None)
     runs = AlignedRuns.of(model, cells, together, 3)
     place = cells.places[-1]
-    for layer, full in enumerate(cells.asked):
+    for layer, full in enumerate(cells.caller_names):
         x = observe(model, source, [Read(full)]).trace[full]
         weight = torch.linalg.qr(torch.randn(x.shape[-1], 2, dtype=x.dtype))[0].mT[None].requires_grad_()
         rows = torch.tensor([2, 0, 3])

@@ -147,9 +147,9 @@ def test_a_view_of_a_large_tensor_is_sent_alone() -> None:
     large = torch.arange(1_000_000.0)
     model = build("gpt2")
     questions, _, source = work(model)
-    asked = replace(questions.asked[0], rows=Reading([], partial(_kept, row=large[7:9])))
-    parcel = packed((replace(questions, asked=(asked,)), model, source), in_shared_memory)
-    row = parcel.opened()[0].asked[0].rows.compute.keywords["row"]  # type: ignore[attr-defined]
+    asked = replace(questions.every[0], rows=Reading([], partial(_kept, row=large[7:9])))
+    parcel = packed((replace(questions, every=(asked,)), model, source), in_shared_memory)
+    row = parcel.opened()[0].every[0].rows.compute.keywords["row"]  # type: ignore[attr-defined]
     assert row.tolist() == [7, 8] and row.untyped_storage().nbytes() == row.nbytes
     assert len(parcel.pickled) < large.nbytes / 10
 
