@@ -33,7 +33,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
-    "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "held": "(an edit|a change) as JSON",
+    "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
     "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
     "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",

@@ -286,7 +286,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L23H3->logits"]},
     "circuits.read_attribution_graph": {"path": graph_file}, "circuits.read_mib": {"path": mib_file},
-    "circuits.write_attribution_graph": {"circuit": circuit_of_one, "asked": graph_prompt,
+    "circuits.write_attribution_graph": {"circuit": circuit_of_one, "prompt": graph_prompt,
                                         "path": lambda: new_folder() / "graph.json"},
     "circuits.write_mib": {"path": lambda: new_folder() / "scores.json"},
     # depth and training
