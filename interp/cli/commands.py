@@ -43,6 +43,8 @@ class ReportCommand(ModelCommand):
     """The prompt once more, token for token, but for what changes its answer: what patching compares it with."""
     chat: bool = False
     """The prompts are what a user says: put them into the model's chat template."""
+    csv: bool = False
+    """Write every table as CSV too, beside Parquet."""
 
     def run(self) -> None:
         """Load, analyse, write, say what was found; the output folder is tried before any work."""
@@ -58,7 +60,7 @@ class ReportCommand(ModelCommand):
             if self.chat:
                 question = self.as_conversation(model, question)
             report = report_of(model, question, about, seed=self.seed)
-            write_report(report, folder)
+            write_report(report, folder, csv=self.csv)
         for one in findings(report):
             print(f"- {one}")
         print(self.out / "index.html")

@@ -337,12 +337,13 @@ def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
     return table
 
 
-def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
-    """Write each table as `<name>.csv` and `<name>.parquet` into `folder`; returns the paths."""
+def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path, *, csv: bool = True) -> list[Path]:
+    """Write each table as `<name>.parquet` and, unless told otherwise, `<name>.csv` into a folder; returns the paths."""
     paths = []
     for name, table in tables.items():
-        csv, parquet = folder / f"{name}.csv", folder / f"{name}.parquet"
-        write_atomically(csv, partial(table.to_csv, index=False))
-        write_atomically(parquet, partial(table.to_parquet, index=False))
-        paths += [csv, parquet]
+        paths.append(folder / f"{name}.parquet")
+        write_atomically(paths[-1], partial(table.to_parquet, index=False, compression="zstd"))
+        if csv:
+            paths.append(folder / f"{name}.csv")
+            write_atomically(paths[-1], partial(table.to_csv, index=False))
     return paths

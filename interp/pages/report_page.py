@@ -45,15 +45,22 @@ class ReportPage:
         """Every number on the page, as tidy tables by name."""
         return self.report.tables
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `index.html`, `run.json` and every table as CSV and Parquet; returns the path of the page.
+    def save(self, folder: str | os.PathLike[str], *, csv: bool = False) -> Path:
+        """Write `index.html`, `run.json` and every table as Parquet.
+
+        Args:
+            folder: a new or an empty folder, or one of an earlier report, which is replaced.
+            csv: whether to write every table as CSV too.
+
+        Returns:
+            The path of the page.
 
         Raises:
             ValueError: a folder that holds anything that no report wrote.
             OSError: if it cannot be written to.
         """
         with replacing(Path(folder)) as fresh:
-            write_report(self.report, fresh)
+            write_report(self.report, fresh, csv=csv)
         return Path(folder) / "index.html"
 
     @cached_property

@@ -1,7 +1,7 @@
 """The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
@@ -43,6 +43,8 @@ class Depth:
     name: str
     label: str
     cells: list[MapCell]
+    folded: bool = False
+    """Whether the row is shown on demand."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
         cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
     inner = [f"after layer {i}" for i in range(len(cells) - 2)]
     labels = ["embedding", *inner, "output"] if len(cells) > 1 else ["output"]
-    return chosen([Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)])
+    return folded([Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)])
 
 
-def chosen(depths: list[Depth]) -> list[Depth]:
-    """At most `MOST_DEPTHS` of the depths, evenly apart, the first and the last among them."""
-    if len(depths) <= MOST_DEPTHS:
-        return depths
-    return [depths[round(i * (len(depths) - 1) / (MOST_DEPTHS - 1))] for i in range(MOST_DEPTHS)]
+def folded(depths: list[Depth]) -> list[Depth]:
+    """The depths, all but `MOST_DEPTHS` folded: those stand evenly apart, the first and the last among them."""
+    last = len(depths) - 1
+    shown = {round(i * last / (MOST_DEPTHS - 1)) for i in range(MOST_DEPTHS)}
+    return [replace(depth, folded=last >= MOST_DEPTHS and i not in shown) for i, depth in enumerate(depths)]
 
 
 def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
@@ -128,7 +130,7 @@ def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
         for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
             cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
         last = len(cells) - 1
-        found[str(name)] = chosen(
+        found[str(name)] = folded(
             [
                 Depth(depth, "output" if i == last else depth_in_words(depth), row)
                 for i, (depth, row) in enumerate(cells.items())

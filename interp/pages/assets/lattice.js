@@ -28,7 +28,7 @@ const drawLattice = (lattice) => {
   one(".unlatticed").remove();
   one(".latticed").hidden = false;
   const field = one("#field");
-  const [high, left, top] = [layers > 6 ? 64 : 80, 62, 18];
+  const [high, left, top] = [layers > 6 ? Math.max(34, Math.min(64, 1100 / layers)) : 80, 62, 18];
   const wide = Math.max(58, Math.min(88, Math.floor((field.parentElement.clientWidth - left - 14) / n)));
   const x = (pos) => left + (pos + 0.5) * wide;
   const y = (depth) => top + (layers - depth) * high;
