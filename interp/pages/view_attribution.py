@@ -32,7 +32,7 @@ OTHERS = " others"
 """End of the name of all parts that have no bar of their own."""
 MOST_STEPS = 16
 """Parts with a bar of their own in the waterfall by part; of more sublayers the bars have no names."""
-MOST_LISTED = 40
+MOST_LISTED = 60
 """Parts with a row of their own in the table."""
 MOST_TICKS = 6
 NAMED = 3

@@ -10,6 +10,7 @@ import pytest
 
 from interp import HookedTransformer
 from interp.attention import attention_attribution
+from interp.pages.view_attribution import MOST_STEPS
 from interp.pages.wording import visible
 from tests.loops import over
 from tests.pages.conftest import SENTENCE
@@ -261,9 +262,7 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     n = len(pd.read_parquet(asked / "tokens.parquet"))
     assert page.locator("#lens td[title]:visible").count() == 5 * n
     assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
-    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1 + 1) + (
-        2 + 4 * (8 + 1 + 1) + 1 + 1 + 1
-    )
+    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1 + 1) + (MOST_STEPS + 1 + 1)
     assert page.locator("#patching .cell:visible").count() == 2 * 4 * (3 * n + 8)
     on_a_path = pd.read_parquet(asked / "faithfulness.parquet").set_index("edges").connected
     assert page.locator("#circuit .edge:not([hidden])").count() >= on_a_path[100]
@@ -275,19 +274,22 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
 def test_waterfall_step_explains_itself_and_its_head_can_be_chosen(seen: Visit) -> None:
     table = seen.table("attribution")
     assert seen.page.locator("[data-grain]:visible").count() == 1
-    seen.page.locator("#attribution .switch").get_by_text("by head").click()
-    steps = seen.page.locator("[data-grain=head] .step")
-    assert steps.count() == len(table) + 1
-    at = table.index[table.part == "L2H3"][0]
+    seen.page.locator("#attribution .switch").get_by_text("by part").click()
+    steps = seen.page.locator("[data-grain=part] .step")
+    assert steps.count() == MOST_STEPS + 2  # all others, and the sum
+    order = table.value.abs().sort_values(ascending=False).index[:MOST_STEPS].sort_values()
+    shown = table.loc[order]
+    at = shown.index.get_loc(shown.index[shown.kind == "head"][0])
+    named = shown.iloc[at]
     steps.nth(at).click()
-    assert seen.texts("#head-name") == ["L2H3"]
+    assert seen.texts("#head-name") == [named.part]
     seen.page.keyboard.press("ArrowRight")
-    before, after = (f"{sum:+.3f}".replace("-", "−") for sum in table.running_sum[at : at + 2])
-    assert seen.texts("#tip")[0].startswith("L2H4\n")
+    before, after = (f"{sum:+.3f}".replace("-", "−") for sum in shown.value.cumsum().iloc[at : at + 2])
+    assert seen.texts("#tip")[0].startswith(shown.iloc[at + 1].part)
     assert f"sum so far {before} → {after}" in seen.texts("#tip")[0]
     seen.page.keyboard.press("End")
     total = f"{table.value.sum():+.3f}".replace("-", "−")
-    assert seen.texts("#tip")[0] == f"total\n{total} logits, the sum of {len(table)} steps"
+    assert seen.texts("#tip")[0] == f"total\n{total} logits, the sum of {MOST_STEPS + 1} steps"
 
 
 def test_bars_of_the_waterfall_touch_end_to_start(seen: Visit) -> None:

@@ -44,7 +44,7 @@ def test_what_a_question_refuses_the_function_refuses(planted_model: interp.Hook
 def test_a_saved_page_is_the_folder_of_a_report(shown: ReportPage, tmp_path: Path) -> None:
     path = shown.save(tmp_path / "out")
     assert path.read_text(encoding="utf-8") == shown.html
-    assert {f"{name}.csv" for name in shown.tables} <= {each.name for each in path.parent.iterdir()}
+    assert {f"{name}.parquet" for name in shown.tables} <= {each.name for each in path.parent.iterdir()}
     (path.parent / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"not ours \(mine\.txt\)"):
         shown.save(tmp_path / "out")

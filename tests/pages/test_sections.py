@@ -68,12 +68,19 @@ def model_of(config_changes: dict[str, object], *, unembedding: float = 1.0) -> 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_grain_of_the_waterfall_is_the_function_at_that_grain(name: str) -> None:
     falls = view_attribution.attribution(report(name).tables["attribution"]).waterfalls
-    for grain, fall in falls.items():
-        expected = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, parts=grain)
-        found = [step.value for step in steps_of(fall)]
-        np.testing.assert_allclose(found, expected.value[0], rtol=1e-9, atol=1e-12)
-        assert [step.part for step in steps_of(fall)] == expected.part.values.tolist()
-        assert fall.total.value == pytest.approx(float(expected.total[0]), rel=1e-9, abs=1e-12)
+    by_sublayer, by_head = (
+        interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, parts=grain) for grain in ("sublayer", "head")
+    )
+    found = [step.value for step in steps_of(falls["sublayer"])]
+    np.testing.assert_allclose(found, by_sublayer.value[0], rtol=1e-9, atol=1e-12)
+    assert [step.part for step in steps_of(falls["sublayer"])] == by_sublayer.part.values.tolist()
+    every = dict(zip(by_head.part.values.tolist(), by_head.value[0].values.tolist(), strict=True))
+    steps = {step.part: step.value for step in steps_of(falls["part"])}
+    named = {part: value for part, value in steps.items() if not part.endswith(" others")}
+    assert list(named) == [part for part in every if part in named]
+    np.testing.assert_allclose(list(named.values()), [every[part] for part in named], rtol=1e-9, atol=1e-12)
+    for fall in falls.values():
+        assert fall.total.value == pytest.approx(float(by_head.total[0]), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "post-norm"])
@@ -95,8 +102,8 @@ def test_layers_are_bands_between_what_stands_before_and_after_them() -> None:
     assert [[step.part for step in band.steps] for band in falls["sublayer"].bands] == [
         ["embed", "pos_embed"], ["L0.attn", "L0.mlp"], ["L1.attn", "L1.mlp"], ["final_bias", "rounding"],
     ]  # fmt: skip
-    heads = [(step.layer, step.head) for step in steps_of(falls["head"]) if step.head is not None]
-    assert heads == [(layer, head) for layer in range(2) for head in range(4)]
+    bands = [band.name for band in falls["part"].bands]
+    assert bands == [name for name in ["embed", "L0", "L1", "final", "rest"] if name in bands]
 
 
 def test_a_step_says_its_amount_its_share_and_the_sum_so_far() -> None:

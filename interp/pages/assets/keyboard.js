@@ -49,5 +49,11 @@ for (const title of all("svg title")) {
   explain(title.parentElement, title.textContent);
   title.remove();
 }
-addEventListener("scroll", hideTip, { capture: true, passive: true });
+// What is pointed at moves away under the pointer; what the keyboard is at is explained where it comes to stand.
+const follow = () => {
+  const at = document.activeElement;
+  if (at?.matches("[data-tip]:focus-visible:not(canvas)")) showTip(at);
+  else hideTip();
+};
+addEventListener("scroll", follow, { capture: true, passive: true });
 addEventListener("keydown", (event) => event.key === "Escape" && hideTip());

@@ -1,0 +1,155 @@
+"""The page of a model with 30 layers of 9 heads: maps are painted, lists short, and it stays light on every screen."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from interp import HookedTransformer
+from interp.model import MLP, ModelConfig, Transformer
+from interp.pages import About, ReportQuestion, report_of, views, write_report
+from interp.pages.folder import MOST_ROWS, strongest_rows
+from interp.pages.view_attribution import MOST_LISTED, MOST_STEPS, attribution
+from tests.pages.conftest import SENTENCE, SWAPPED
+from tests.pages.visits import NARROW, WIDE, Visit, needs_browser, visit
+
+if TYPE_CHECKING:
+    from playwright import sync_api
+
+LAYERS, HEADS = 30, 9
+
+
+@pytest.fixture(scope="module")
+def deep(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = HookedTransformer.from_pretrained(str(random_model))
+    torch.manual_seed(2)
+    network = Transformer(ModelConfig(LAYERS, 72, HEADS, n_ctx=64, d_vocab=small.cfg.d_vocab, mlp=MLP(96)))
+    model = HookedTransformer(network, small.text.tokenizer)
+    folder = tmp_path_factory.mktemp("deep")
+    question = ReportQuestion.of(model.text, SENTENCE, corrupt=SWAPPED)
+    write_report(report_of(model, question, About("/somewhere/deep-30l")), folder)
+    return folder
+
+
+@pytest.fixture(params=[NARROW, WIDE])
+def seen(request: pytest.FixtureRequest, browser: "sync_api.Browser", deep: Path) -> Iterator[Visit]:
+    fresh = visit(browser, deep, request.param)
+    yield fresh
+    assert fresh.complaints == []
+    root = "document.documentElement"
+    assert fresh.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") <= 0
+    fresh.page.close()
+
+
+def test_what_is_painted_is_every_cell_of_the_map() -> None:
+    cells = [
+        [views.MapCell("", x / 10, "", marked=x == 7, idle=x == 3, value=x / 4) for x in range(row, row + 5)]
+        for row in range(0, 50, 5)
+    ]
+    assert not views.is_painted(cells) and views.is_painted(cells * 5)
+    packed = views.painted(cells)
+    levels = np.frombuffer(base64.b64decode(packed["levels"]), np.int8)
+    values = np.frombuffer(base64.b64decode(packed["values"]), "<f4")
+    full = [min(127, round(12.7 * x)) for x in range(50)]
+    assert levels.tolist() == [-128 if x == 3 else full[x] for x in range(50)]
+    np.testing.assert_array_equal(values, np.arange(50) / 4)
+    assert packed["marked"] == "7"
+
+
+@pytest.mark.parametrize("parts", [5, 90])
+def test_parts_without_a_bar_of_their_own_are_one_bar_and_the_sum_stays(parts: int) -> None:
+    values = np.random.default_rng(0).normal(size=parts)
+    table = pd.DataFrame(
+        {
+            "part": [f"L0H{i}" for i in range(parts)],
+            "kind": "head",
+            "layer": 0,
+            "head": range(parts),
+            "value": values,
+            "share": values / values.sum(),
+        }
+    )
+    found = attribution(table)
+    steps = [step for band in found.waterfalls["part"].bands for step in band.steps]
+    assert len(steps) == min(parts, MOST_STEPS + 1) and len(found.bars) == min(parts, MOST_LISTED + 1)
+    assert sum(step.value for step in steps) == pytest.approx(values.sum())
+    assert sum(bar.added.value for bar in found.bars) == pytest.approx(values.sum())
+    largest = {f"L0H{i}" for i in np.argsort(-np.abs(values))[:MOST_STEPS]}
+    assert largest == {step.part for step in steps[:MOST_STEPS]}
+    assert found.count == parts
+
+
+def test_of_a_long_table_of_pairs_the_strongest_rows_are_written_in_their_order() -> None:
+    values = np.random.default_rng(1).normal(size=MOST_ROWS + 500)
+    table = pd.DataFrame({"edge": [str(i) for i in range(len(values))], "value": values})
+    kept = strongest_rows("edges", table)
+    least = np.sort(np.abs(values))[500]
+    assert kept.edge.tolist() == table.edge[np.abs(values) >= least].tolist() and len(kept) == MOST_ROWS
+    assert strongest_rows("attribution", table) is table
+
+
+@pytest.mark.browser
+@needs_browser
+def test_the_page_is_light(deep: Path, seen: Visit) -> None:
+    assert seen.page.evaluate("document.querySelectorAll('*').length") <= 12_000
+    assert (deep / "index.html").stat().st_size <= 2_000_000
+    assert sum(file.stat().st_size for file in deep.iterdir()) <= 5_000_000
+    assert seen.page.locator("h1").inner_text() == "deep-30l"
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_painted_cell_says_its_number_and_chooses_its_head(seen: Visit) -> None:
+    page, table = seen.page, seen.table("ablation")
+    table = table[table.change == "zero"].set_index("part")
+    canvas = page.locator("#ablation canvas.painted").nth(1)
+    canvas.scroll_into_view_if_needed()
+    frame = {
+        name: float(canvas.get_attribute(f"data-{name}") or "nan")
+        for name in ("left", "top", "width", "height")
+    }
+    for layer, head in [(0, 0), (17, 4), (29, 8)]:
+        place = {
+            "x": frame["left"] + (head + 0.5) * frame["width"],
+            "y": frame["top"] + (layer + 0.5) * frame["height"],
+        }
+        canvas.hover(position=place)
+        shown = page.locator("#tip").inner_text().split("\n")
+        assert shown[0] == f"L{layer}H{head}"
+        assert float(shown[1].split()[0].replace("−", "-")) == pytest.approx(
+            table.value[f"L{layer}H{head}"], abs=6e-4
+        )
+        canvas.click(position=place)
+        assert page.locator("#head-name").inner_text() == f"L{layer}H{head}"
+
+
+@pytest.mark.browser
+@needs_browser
+def test_arrow_keys_go_from_cell_to_cell_and_enter_chooses(seen: Visit) -> None:
+    page = seen.page
+    canvas = page.locator("#patterns")
+    start = page.locator("#head-name").inner_text()
+    canvas.focus()
+    page.keyboard.press("ArrowDown")  # the cursor stands at the chosen head first
+    assert page.locator("#tip").inner_text().startswith(start)
+    page.keyboard.press("Home")
+    for key in (
+        ["ArrowUp"] * LAYERS + ["ArrowLeft"] * HEADS + ["ArrowRight", "ArrowDown", "ArrowDown", "Enter"]
+    ):
+        page.keyboard.press(key)
+    assert page.locator("#head-name").inner_text() == "L2H1"
+
+
+@pytest.mark.browser
+@needs_browser
+def test_folded_depths_of_the_lens_come_up_on_demand(seen: Visit) -> None:
+    rows = seen.page.locator("#lens tbody tr")
+    assert rows.count() == LAYERS + 1
+    assert seen.page.locator("#lens tbody tr:visible").count() == 16
+    seen.page.locator("#lens label", has_text="all").click()
+    assert seen.page.locator("#lens tbody tr:visible").count() == LAYERS + 1
