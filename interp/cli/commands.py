@@ -27,7 +27,7 @@ NEEDED = ("starlette", "uvicorn", "pydantic")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand(ModelCommand):
-    """Say what was found for one prompt and write its page: HTML that opens from disk, every table as CSV, run.json."""
+    """Say what was found for one prompt and write its page: HTML that opens from disk, all tables, run.json."""
 
     prompt: str | None = None
     """Text to analyse; without it an indirect-object sentence."""

@@ -338,7 +338,7 @@ def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path, *, csv: bool = True) -> list[Path]:
-    """Write each table as `<name>.parquet` and, unless told otherwise, `<name>.csv` into a folder; returns the paths."""
+    """Write each table as `<name>.parquet` and, unless told otherwise, `<name>.csv` into a folder; their paths."""
     paths = []
     for name, table in tables.items():
         paths.append(folder / f"{name}.parquet")
