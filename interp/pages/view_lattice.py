@@ -14,7 +14,9 @@ from interp.pages.wording import visible
 STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 """The thresholds of the slider."""
 OPENS = 0.02
-"""Where the slider stands at first."""
+"""Where the slider stands at first, where that leaves few enough edges."""
+MOST_DRAWN = 400
+"""Heads' moves and MLPs that are drawn at first."""
 STRONGEST = 40
 """Edges in the table that stands there without a script."""
 
@@ -36,8 +38,14 @@ def template_values(table: pd.DataFrame) -> dict[str, object]:
         "flows": strongest(table),
         "flow_floor": FLOOR,
         "flow_steps": STEPS,
-        "flow_opens": OPENS,
+        "flow_opens": opens(table),
     }
+
+
+def opens(table: pd.DataFrame) -> float:
+    """The least share of an edge at which the lattice opens: the first step that leaves few enough to tell apart."""
+    parts = table.value[table.kind.isin(("head", "mlp"))].to_numpy()
+    return next((step for step in STEPS if step >= OPENS and (parts >= step).sum() <= MOST_DRAWN), STEPS[-1])
 
 
 def strongest(table: pd.DataFrame) -> list[EdgeRow]:

@@ -12,7 +12,7 @@ import interp
 from interp.data.batch import Batch
 from interp.model import Read
 from interp.model.weights import Weights
-from interp.pages import page
+from interp.pages import page, view_lattice
 from interp.pages.flow import FLOOR, LISTED, MOST_LISTED, listed
 from interp.pages.report import About, ReportQuestion, report_of
 from interp.pages.view_lattice import STEPS, STRONGEST
@@ -167,3 +167,11 @@ def test_a_model_without_logits_has_neither_lattice_nor_words() -> None:
 def test_a_model_without_mlps_has_no_shares_of_them(planted_folder: Path) -> None:
     flows = pd.read_parquet(planted_folder / "flow_routes.parquet")
     assert flows.value.between(0, 1).all() and set(flows.kind) == {"head", "attn_bias", "resid"}
+
+
+@pytest.mark.parametrize(("edges", "opened"), [(400, 0.02), (401, 0.03), (10**5, 0.5)])
+def test_the_lattice_opens_where_few_enough_edges_are_left(edges: int, opened: float) -> None:
+    shares = np.full(edges, 0.9 if edges > 10**4 else 0.025)
+    table = pd.DataFrame({"kind": ["head", "mlp"] * (edges // 2) + ["head"] * (edges % 2), "value": shares})
+    assert view_lattice.opens(table) == opened
+    assert view_lattice.opens(table.assign(kind="resid")) == view_lattice.OPENS
