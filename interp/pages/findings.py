@@ -35,6 +35,8 @@ LITTLE = 0.2
 """Below this share no single part is named as what brings the answer about."""
 MORE = 1.1
 """Above this share more than all of the difference came back."""
+FEW_LAYERS = 8
+"""Up to here the MLP of layer 0 is a layer as any other; of more layers it extends the embedding."""
 NAMED = 3
 """Changed tokens of a corrupted prompt that a sentence names."""
 
@@ -236,7 +238,9 @@ def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
     table = report.tables.get("patching")
     if table is None:
         return None
-    parts = table[table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed]
+    parts = table[
+        table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed & ~_of_embedding(report)
+    ]
     sides = {
         name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")
     }
@@ -266,6 +270,18 @@ def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
     several = f"{_listed(names)} {'is' if len(names) == 1 else 'are each'} enough and"
     doubt = f"But {several} not needed: at least {number(float(left[spare].min()), 2)} is left without it."
     return Finding(words, "patching", doubt)
+
+
+def _of_embedding(report: Report) -> pd.Series[bool]:
+    """The patches of layer 0's MLP at the tokens that differ, in a deep model.
+
+    There it is a part of the embedding ("effective embedding": McDougall et al. 2023, arXiv:2310.04625): to
+    put it back is to put the token back, which brings the answer back and says nothing about the model.
+    """
+    table = report.tables["patching"]
+    changed = [] if report.corrupted is None else [pos for pos, *_ in report.corrupted.changes]
+    first = (table.layer == 0) & (table.site != "z") & table.pos.isin(changed)
+    return first.fillna(False).astype(bool) & (report.config.n_layers > FEW_LAYERS)
 
 
 def _early_site(back: pd.DataFrame, left: pd.Series[float], best: pd.Series) -> pd.Series | None:

@@ -107,6 +107,13 @@ def test_an_early_mlp_that_the_answer_does_not_need_is_not_called_its_site() -> 
     assert said(changed, "patching")[0].words.startswith("Head L1H2 brings 1.00")
 
 
+def test_in_a_deep_model_the_first_mlp_at_a_changed_token_is_no_finding() -> None:
+    found = hand_built("early_site")
+    deep = dataclasses.replace(found, config=dataclasses.replace(found.config, n_layers=30))
+    (cause, *_) = said(deep, "patching")
+    assert cause.words.startswith("Head L1H2 brings 1.00 of the difference back")
+
+
 def test_loss_of_a_head_with_a_backup_is_doubted_by_both_measures() -> None:
     found = hand_built("backup")
     (writer,) = said(found, "attribution")
