@@ -450,10 +450,13 @@ def _needed(
 
 
 def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
-    """Pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
+    """The share f of the whole effect that each circuit keeps, as one number per prompt whose mean is f.
+
+    f = mean(circuit - empty) / mean(full - empty). Prompt i has f + (circuit_i - empty_i - f (full_i - empty_i)) /
+    mean(full - empty): the delta method for a ratio, by which the interval of the mean is that of f to first order.
 
     Args:
-        values: every prompt's metric of the whole model, without edges, and of each circuit.
+        values: the metric of every prompt, columns: the whole model, no edges, then each circuit.
 
     Returns:
         [b, c], in shares of the whole effect.

@@ -112,8 +112,7 @@ ASKED: Mapping[str, CommandEntry] = MappingProxyType(
 COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
     {
         "report": _made(
-            "Say what was found for one prompt and write its page: HTML that opens from disk, every table as Parquet, "
-            "run.json.",
+            "Say what was found for one prompt and write its page: HTML that opens from disk, all tables, run.json.",
             "commands", "ReportCommand",
         ),
         "serve": _made(

@@ -84,9 +84,16 @@ Fitted = tuple[AnyConfig, Sequence[TensorRule], Mapping[str, str], tuple[str, ..
 def fitted(
     family: AnyFamily, config: AnyConfig, names: dict[str, str], tensors: Tensors, *, may_lack_head: bool
 ) -> Fitted:
-    """The config as the tensors have it: an unembedding apart though the config says tied, another head, or none.
+    """The config corrected by the tensors that are stored.
 
-    `names` gets a tied tensor's first name where only its second is stored.
+    The unembedding is untied if it differs from the embedding; without one the model gets the classifier that is
+    stored instead, or ends in its stream.
+
+    Args:
+        names: the names of the tensors; where only the second name of a tied tensor is stored, its first is added.
+
+    Returns:
+        The config, the rules and duplicates of its family's table, and notes for the user.
     """
     rules, duplicates = family.table(config)
     copies = [copy for copy, first in duplicates.items() if copy in names and first in names]
@@ -322,19 +329,22 @@ def _planned(
 def _of_one_dtype(
     family: AnyFamily, plans: list[ParameterPlan], stated: torch.dtype | None
 ) -> tuple[list[ParameterPlan], tuple[str, ...]]:
-    """The plans in one dtype, without which no pass runs, and what is said of it; transformers casts as much.
+    """Cast all parameters to one dtype, as transformers does: a forward pass needs it.
 
-    What a family computes in float32 whatever the rest is in stays as it is stored.
+    Parameters in `family.wide`, which the family computes with in float32, keep theirs.
+
+    Returns:
+        The plans, and at most one note for the user.
     """
     free = [each for each in plans if not any(re.fullmatch(name, each.ours) for name in family.wide)]
     counts = Counter(each.dtype for each in free)
     if len(counts) < 2:
         return plans, ()
     whole = stated or reduce(torch.promote_types, counts)
-    names = {id(each) for each in free}
+    castable = {id(each) for each in free}
     short = {kind: str(kind).removeprefix("torch.") for kind in (*counts, whole)}
     stored = ", ".join(f"{n} parameters in {short[kind]}" for kind, n in counts.most_common())
-    found = [replace(each, dtype=whole) if id(each) in names else each for each in plans]
+    found = [replace(each, dtype=whole) if id(each) in castable else each for each in plans]
     return found, (f"stored in several dtypes ({stored}): cast to {short[whole]}; dtype= says another",)
 
 

@@ -143,7 +143,11 @@ def _neuron_reads(config: ModelConfig, layer: int) -> list[Read]:
 
 
 def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "q n"]:
-    """How much closer each neuron, and the bias after them, brings the stream after the MLP, at every position."""
+    """ALTI proximity max(0, |y|_1 - |y - z|_1) of each neuron's write z to y, the stream after the MLP.
+
+    z has gone through the norm of the output, if there is one. The columns are the neurons, then b_out, which also
+    carries that norm's bias. Ferrando & Voita 2024.
+    """
     weights = Weights(model).layer(layer)
     assert weights.W_out is not None and weights.b_out is not None
     active, whole = seen[f"blocks.{layer}.mlp.hook_post"][0], seen[f"blocks.{layer}.hook_resid_post"][0]

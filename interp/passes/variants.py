@@ -182,9 +182,10 @@ def _sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict
 def _counted(
     edit: Edit, sizes: Mapping[str, int | None], layout: Layout, examples: int
 ) -> dict[str, int | tuple[int, ...]]:
-    """The indices of an edit of one cell, positions as columns, negative ones counted from the end.
+    """The indices of an edit by axis, positions as columns, negative ones counted from the end.
 
-    Positions in packed rows, which have them in several columns, are left out, and what such an edit names several of.
+    Positions in packed rows are skipped: one position lies in another column of each document. So are axes on which the
+    edit names several indices.
     """
     found: dict[str, int | tuple[int, ...]] = {}
     for axis, i in edit.cells.items():

@@ -418,7 +418,10 @@ class _Proof:
             self._drop(layer, [kind], "an edit of it changes nothing")
 
     def _outside(self) -> None:
-        """The sites before and after the blocks."""
+        """Test every site outside of the blocks, and refuse those that fail.
+
+        A site passes if the logits change where it is edited and the embeddings still sum to what enters block 0.
+        """
         for site in names(self.config, on_demand=True):
             if site.startswith("blocks."):
                 continue

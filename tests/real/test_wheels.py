@@ -111,7 +111,7 @@ def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted
     monkeypatch.setattr(
         pages, "report_of", lambda model, question, about, seed: asked.append((model, question))
     )
-    monkeypatch.setattr(pages, "write_report", lambda report, folder: None)
+    monkeypatch.setattr(pages, "write_report", lambda report, folder, csv: None)
     monkeypatch.setattr(pages, "findings", lambda report: ["found"])
     init, count = HookedTransformer.__init__, list[int]()
     monkeypatch.setattr(
