@@ -341,9 +341,9 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path, *, csv: bool 
     """Write each table as `<name>.parquet` and, unless told otherwise, `<name>.csv` into a folder; their paths."""
     paths = []
     for name, table in tables.items():
-        paths.append(folder / f"{name}.parquet")
-        write_atomically(paths[-1], partial(table.to_parquet, index=False, compression="zstd"))
         if csv:
             paths.append(folder / f"{name}.csv")
             write_atomically(paths[-1], partial(table.to_csv, index=False))
+        paths.append(folder / f"{name}.parquet")
+        write_atomically(paths[-1], partial(table.to_parquet, index=False, compression="zstd"))
     return paths

@@ -73,10 +73,10 @@ def test_tables_round_trip_through_both_formats(tmp_path: Path) -> None:
         }
     )
     paths = write_tables({"scores": table, "more": table[["layer"]]}, tmp_path)
-    assert [p.name for p in paths] == ["scores.parquet", "scores.csv", "more.parquet", "more.csv"]
+    assert [p.name for p in paths] == ["scores.csv", "scores.parquet", "more.csv", "more.parquet"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in paths)
-    pd.testing.assert_frame_equal(pd.read_parquet(paths[0]), table, check_dtype=False)
-    pd.testing.assert_frame_equal(pd.read_csv(paths[1]), table, check_dtype=False)
+    pd.testing.assert_frame_equal(pd.read_parquet(paths[1]), table, check_dtype=False)
+    pd.testing.assert_frame_equal(pd.read_csv(paths[0]), table, check_dtype=False)
 
 
 def test_a_table_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) -> None:
