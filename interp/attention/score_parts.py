@@ -523,7 +523,9 @@ def _checked(
     query_sum, key_sum = query.parts.sum(-2), key.parts.sum(-2)
     pairs, whole = (query_sum * key_sum).sum(-1), (query.whole * key.whole).sum(-1)
     every = ((query_sum + query.rounding) * (key_sum + key.rounding)).sum(-1)
-    n, most = query.parts.shape[-2] + key.parts.shape[-2] + 2, query.length * key.length
+    # added up for a score: the parts of both sides, the stream's d_model numbers for each vector, the pair's d_head
+    n = query.parts.shape[-2] + key.parts.shape[-2] + 2 + 2 * model.config.d_model + query.parts.shape[-1]
+    most = query.length * key.length
     terms = position.abs() + total.abs()
     tiny = torch.finfo(whole.dtype).tiny
     exact = bound(n, query.size * key.size, whole.dtype).clamp_min(tiny)

@@ -120,6 +120,8 @@ def chance_copying(n: int) -> float:
 
 HEADS = (256, 1024)
 """The fewest and the most random heads of a null."""
+Frames = tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]
+"""Frames on either side of random heads, and the order in which these take their spectra."""
 PARTNERS = 4
 """How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
 KEPT = 2**22
@@ -380,8 +382,11 @@ class RandomHeads:
             seed: of the draws.
         """
         model = circuits.network
+        frames = functools.cache(  # of heads of one width the same: large ones are drawn once a call, small ones kept
+            lambda n, width, dtype: _frames(n, model.config.d_model, width, dtype, seed)
+        )
         small = {
-            key: _random_products(back, spectra, model.config.d_model, model.device, draws, seed)
+            key: _random_products(back, spectra, frames, model.device, draws)
             for key, (back, spectra) in given.items()
         }
         return {key: cls.of(each) for key, each in to_host(small).items()}
@@ -407,10 +412,9 @@ class RandomHeads:
 def _random_products(
     back: Back,
     spectra: Float[Tensor, "h e"],
-    d_model: int,
+    frames: Callable[[int, int, torch.dtype], Frames],
     device: torch.device,
     draws: int | None,
-    seed: int,
 ) -> Float[Tensor, "n e e"]:
     """`back(B) A` of random circuits with these singular values (of the host); none where all circuits are zero."""
     spectra = spectra[(spectra > 0).any(1)]
@@ -419,19 +423,21 @@ def _random_products(
         return torch.empty(0, width, width)
     if draws is None:
         draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
-    n = -(-draws // PARTNERS)
-    drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
-    read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
+    read, written, order = frames(-(-draws // PARTNERS), width, spectra.dtype)
     read, written = (to_device(each, device).to(spectra.dtype) for each in (read, written))
     written = back(written.mT)
     values = to_device(spectra[order % len(spectra)][:, None], device)
     return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 
+def _frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
+    """`_random_frames`, from the cache unless they are too large for it."""
+    drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
+    return drawn(n, d_model, width, dtype, seed)
+
+
 @functools.lru_cache(maxsize=4)
-def _random_frames(
-    n: int, d_model: int, width: int, dtype: torch.dtype, seed: int
-) -> tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]:
+def _random_frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
     """Frames on either side of n heads, and in which order `PARTNERS` times as many take their spectra."""
     generator = torch.Generator().manual_seed(seed)
     drawn = haar_frames(2 * n, d_model, width, generator, dtype)
