@@ -161,6 +161,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "most_depths": view_lens.MOST_DEPTHS,
+        "few_layers": view_lens.FEW_LAYERS,
         "why_these": view_lens.why_these(report.config),
         "word_count": None,
         "flows": None,
