@@ -70,15 +70,18 @@ class Result:
         attrs = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
         return {name: str(attrs[name]) for name in FACTS if name in attrs}
 
-    def plot(self, *args: object, **options: object) -> object:
+    def plot(
+        self, *args: object, style: viewer.Style = "screen", width: float = 3.3, **options: object
+    ) -> object:
         """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
 
-        The function takes the options, `ax` among them.
+        The function takes the options, `ax` among them. `style="paper", width=3.3` makes it fit for a column of a
+        paper (`interp.plot.paper`).
 
         Raises:
             ValueError: a Dataset of others, or a result that has no picture; it lists what has one.
         """
-        return viewer.drawn(self._dataset, *args, **options)
+        return viewer.drawn(self._dataset, *args, style=style, width=width, **options)
 
     def frame(self) -> "pd.DataFrame":
         """The tidy table, `interp.frame`: one row per cell, its coordinates as columns."""

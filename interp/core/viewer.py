@@ -7,6 +7,7 @@ matplotlib and `interp.plot`, which `core` knows nothing of. `interp` says how t
 import textwrap
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Literal, get_args
 
 from interp.core import late
 
@@ -16,6 +17,8 @@ LONG = 60
 """Characters of a value in the text of a record."""
 ANALYSIS = "interp_analysis"
 """The attribute of a labelled result that names what gave it."""
+Style = Literal["screen", "paper"]
+"""What a picture is for: to be looked at on a screen, or to be printed in a column (`interp.plot.paper`)."""
 Draw = Callable[..., object]
 """From a result, options of its own and `ax` to matplotlib's Axes."""
 
@@ -26,6 +29,8 @@ class Pictures:
 
     draws: dict[str | type, Draw] = field(default_factory=dict)
     """Name of an analysis, the same and " over training", or class of a result -> its function."""
+    paper: Callable[..., object] = print
+    """From an Axes and `width=` to the same, fit to be printed."""
     card: Callable[[object], str] = str
     """HTML: a small picture of a result, what it is, and its numbers."""
 
@@ -52,12 +57,12 @@ class Shown:
 class Viewable(Shown):
     """Base class of results outside xarray that have a picture: `.plot()` draws it."""
 
-    def plot(self, *args: object, **options: object) -> object:
+    def plot(self, *args: object, style: Style = "screen", width: float = 3.3, **options: object) -> object:
         """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
 
-        The function takes the options, `ax` among them.
+        The function takes the options, `ax` among them. `style="paper", width=3.3` makes it fit for a column.
         """
-        return drawn(self, *args, **options)
+        return drawn(self, *args, style=style, width=width, **options)
 
 
 class Brief:
@@ -129,8 +134,16 @@ def described(result: object) -> str:
     return f"a {kind}" + (" that is not a result of interp" if kind == "Dataset" else "")
 
 
-def drawn(result: object, *args: object, **options: object) -> object:
-    """The picture of a result; ValueError naming what can be drawn, for one that has none."""
+def drawn(
+    result: object, *args: object, style: Style = "screen", width: float = 3.3, **options: object
+) -> object:
+    """The picture of a result, at this width in inches if it is for paper.
+
+    Raises:
+        ValueError: a result that has no picture, naming what has one; or an unknown style.
+    """
+    if style not in get_args(Style):
+        raise ValueError(f"style must be {' or '.join(map(repr, get_args(Style)))}, got {style!r}")
     draw = PICTURES.of(result)
     if draw is None:
         objects = [kind.__name__ for kind in PICTURES.draws if isinstance(kind, type)]
@@ -139,7 +152,8 @@ def drawn(result: object, *args: object, **options: object) -> object:
             f"no plot for {described(result)}; there is one for {', '.join(objects)}, and for the Datasets of "
             f"{', '.join(names)}"
         )
-    return draw(result, *args, **options)
+    ax = draw(result, *args, **options)
+    return PICTURES.paper(ax, width=width) if style == "paper" else ax
 
 
 def card(result: object) -> str:

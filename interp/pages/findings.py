@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.visible import visible
 from interp.model.parts import Part
 from interp.pages.view_lens import depth_in_words
-from interp.pages.wording import count, number, probability, visible
+from interp.pages.wording import count, number, probability
 
 if TYPE_CHECKING:
     import pandas as pd

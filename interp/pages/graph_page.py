@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from interp.circuits.graph_files import AttributionGraph, GraphNode
 from interp.core.boundary import public
+from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
-from interp.pages.wording import harmless, number, visible
+from interp.pages.wording import number
 
 MOST = 200
 """Links drawn and listed."""

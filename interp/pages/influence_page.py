@@ -10,11 +10,12 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
+from interp.core.visible import harmless
 from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, harmless, number, short
+from interp.pages.wording import count, number, short
 from interp.passes.observe import Model, text_of
 from interp.tasks.examples import Examples
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from interp.attention.shares import with_pattern
 from interp.core.boundary import public
+from interp.core.visible import visible
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model.config import ModelConfig
 from interp.pages import (
@@ -74,7 +75,7 @@ def page(report: Report) -> str:
 def _ready(report: Report) -> dict[str, object]:
     """Variables of the template besides the report itself."""
     tables = report.tables
-    names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
+    names = [visible(token) for token in tables["tokens"].token.tolist()]
     heads = tables.get("heads")
     looked = _looked(report, heads, tables.get("attribution"))
     shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
@@ -168,7 +169,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
     }
     linked = {
         "nexts": nexts,
-        "answer": wording.visible(token),
+        "answer": visible(token),
         "ranks": [*tables["tokens"]["rank"].tolist()[1:], contrast.answer.rank],
         "first": [0, 0] if parts is None else view_attribution.speaker(parts),
         "reach": 0.0 if attribution is None else attribution.reach,

@@ -7,6 +7,7 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
+from interp.core.visible import harmless, visible
 from interp.pages import views, wording
 
 PAGES = "interp.pages"
@@ -25,7 +26,7 @@ def environment(package: str = PAGES) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
+    for write in (visible, harmless, wording.number, wording.probability, wording.count):
         made.filters[write.__name__] = write
     made.filters["painted"], made.tests["painted"] = views.painted, views.is_painted
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # the page is UTF-8: a third less for words

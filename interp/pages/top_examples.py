@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, harmless, short, visible
+from interp.pages.wording import count, short
 
 if TYPE_CHECKING:
     import xarray as xr

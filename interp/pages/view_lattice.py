@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from interp.core.visible import visible
 from interp.model.config import ModelConfig
 from interp.pages.flow import FLOOR
 from interp.pages.views import fractions, packed
-from interp.pages.wording import visible
 
 STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 """The thresholds of the slider."""

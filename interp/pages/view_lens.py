@@ -8,12 +8,13 @@ from operator import attrgetter
 
 import pandas as pd
 
+from interp.core.visible import visible
 from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.lenses.factors import WRITERS, why_not
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.pages.views import MapCell, records
-from interp.pages.wording import number, probability, visible
+from interp.pages.wording import number, probability
 
 MOST_DEPTHS = 16
 """Depths of a lens, and layers of the backward lens, that are rows of the page; of more a choice."""

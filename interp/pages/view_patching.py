@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from interp.causal.contrast import Direction
+from interp.core.visible import visible
 from interp.pages.views import CellRows, MapCell, by_layer, records
-from interp.pages.wording import number, visible
+from interp.pages.wording import number
 
 DIRECTIONS: dict[Direction, str] = {
     "denoise": (

@@ -14,8 +14,9 @@ import pandas as pd
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from interp.core.visible import visible
 from interp.model.parts import Part
-from interp.pages.wording import count, number, visible
+from interp.pages.wording import count, number
 
 SCORES = {
     "induction": "attention to the tokens that followed earlier copies of the current one",

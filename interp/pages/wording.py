@@ -1,10 +1,7 @@
-"""How numbers and tokens are written on the page: one minus sign, no lost digits, no character that hides."""
+"""How numbers are written on the page: one minus sign, no lost digits."""
 
 import math
-import unicodedata
 
-NAMED = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
-"""Signs for the white space that matters in tokens."""
 NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
 """Instead of every section about logits."""
 
@@ -13,30 +10,6 @@ NO_CORRUPTED = (
     "and none was given; interp report --prompt … --corrupt … takes one."
 )
 """Instead of the sections that compare two prompts."""
-
-
-def visible(piece: str) -> str:
-    r"""A token's text with everything invisible shown: `·` for a space, `↵`, control pictures, `⟨U+202E⟩` for others.
-
-    Example:
-        >>> visible(" Mary"), visible("\x07"), visible("\u202e")
-        ('·Mary', '␇', '⟨U+202E⟩')
-    """
-    return "".join(_sign(c) for c in piece) or "∅"
-
-
-def harmless(text: str) -> str:
-    """Running text in which spaces and line ends stay, and what could reorder or hide other text is shown."""
-    return "".join(c if c in " \n" else _sign(c) for c in text)
-
-
-def _sign(c: str) -> str:
-    if c in NAMED:
-        return NAMED[c]
-    kind = unicodedata.category(c)
-    if kind == "Cc" and ord(c) < 0x20:
-        return chr(0x2400 + ord(c))
-    return f"⟨U+{ord(c):04X}⟩" if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else c
 
 
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:

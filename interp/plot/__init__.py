@@ -32,6 +32,7 @@ from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
 from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.paper import paper
 from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
@@ -85,6 +86,7 @@ __all__ = [
     "loss_by_index",
     "loss_by_order",
     "loss_map",
+    "paper",
     "particles",
     "patching",
     "patchscope",
@@ -104,6 +106,7 @@ __all__ = [
 ]
 
 PICTURES.card = card
+PICTURES.paper = paper
 PICTURES.draws |= {
     # objects of our own
     Circuit: circuit,

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from interp.core.axes import shape_text
+from interp.core.visible import visible
 from interp.core.wording import nearest
 
 MASS = "Blues"
@@ -114,8 +115,8 @@ def ink(image: AxesImage) -> None:
 
 
 def printable(token: str) -> str:
-    """A token's text as matplotlib shows it verbatim: invisible characters escaped, no dollar opens a formula."""
-    return repr(token)[1:-1].replace("$", r"\$")
+    """A token's text as the pages write it, every blank in sight; no dollar opens a formula of matplotlib's."""
+    return visible(token).replace("$", r"\$")
 
 
 def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned: bool = False) -> None:
@@ -151,7 +152,15 @@ def name_heads(ax: Axes, layers: int, heads: int) -> None:
 
 def numbers(values: Float[np.ndarray, "rows columns"], form: str = "{:.2f}") -> list[list[str]]:
     """The values as the texts of their cells, empty where there is none."""
-    return [["" if np.isnan(value) else form.format(value) for value in row] for row in values]
+    return [
+        ["" if np.isnan(value) else _without_minus_zero(form.format(value)) for value in row]
+        for row in values
+    ]
+
+
+def _without_minus_zero(text: str) -> str:
+    """A written number, without the sign of a zero."""
+    return text if text.strip("+-0.") else text.lstrip("+-")
 
 
 def score_of(result: xr.Dataset, name: str) -> xr.Dataset:

@@ -38,8 +38,12 @@ PLAIN = Markup('<pre style="margin:.2em 0;white-space:pre-wrap">{}</pre>')
 
 
 @public()
-def drawn(result: object, *args: object, **options: object) -> Axes:
+def drawn(
+    result: object, *args: object, style: viewer.Style = "screen", width: float = 3.3, **options: object
+) -> Axes:
     """The picture of a result, by the function that suits it, which takes the options (`ax` among them).
+
+    With `style="paper"` and a `width` in inches it is made fit to be printed, as by `paper`.
 
     Raises:
         ValueError: what has no picture, naming what has one; and those of the function.
@@ -47,7 +51,7 @@ def drawn(result: object, *args: object, **options: object) -> Axes:
     Example:
         >>> ax = drawn(interp.heads(model), "previous_token")
     """
-    return cast(Axes, viewer.drawn(result, *args, **options))
+    return cast(Axes, viewer.drawn(result, *args, style=style, width=width, **options))
 
 
 def png(draw: Callable[[Axes], object], *, dpi: float = DPI) -> tuple[bytes, int]:

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from interp.attention.labels import RULES
 from interp.core.boundary import public
@@ -73,6 +74,16 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         if word != "none":
             text = fill(str(word), WIDTH, break_long_words=False)
             ax.text(column, row, text, ha="center", va="center", fontsize=7)
+    named = [(i, rule.label) for i, rule in enumerate(RULES) if (cells == rule.label).any()]
+    keys = [Patch(color=colours(i % colours.N), label=label) for i, label in named]
+    ax.legend(
+        handles=keys,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        ncols=3,
+        fontsize="small",
+        frameon=False,
+    )
     ax.set_title("what each head does (white: no label)")
     name_heads(ax, *cells.shape)
     return ax

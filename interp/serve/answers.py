@@ -26,7 +26,7 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages import views
 from interp.pages.stages import HeadStages, factor_of
-from interp.pages.wording import harmless, visible
+from interp.core.visible import harmless, visible
 from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import interp
+from interp.core.visible import visible
 from interp.pages import About, Report, ReportQuestion, page, replacing, report_of, write_report
-from interp.pages.wording import visible
 from tests.pages.test_report import payload
 from tests.pages.visits import NARROW, needs_browser, visit
 

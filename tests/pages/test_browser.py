@@ -11,8 +11,8 @@ import pytest
 
 from interp import HookedTransformer
 from interp.attention import attention_attribution
+from interp.core.visible import visible
 from interp.pages.view_attribution import MOST_STEPS
-from interp.pages.wording import visible
 from tests.loops import over
 from tests.pages.conftest import SENTENCE
 from tests.pages.visits import Visit, needs_browser, numbers, visit

@@ -6,7 +6,8 @@ from itertools import combinations
 import pandas as pd
 import pytest
 
-from interp.pages.wording import number, visible
+from interp.core.visible import visible
+from interp.pages.wording import number
 from tests.loops import every, over
 from tests.pages.visits import Visit, needs_browser, numbers
 

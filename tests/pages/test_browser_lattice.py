@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from interp import HookedTransformer
+from interp.core.visible import visible
 from interp.model.parts import Part
 from interp.pages import About, ReportQuestion, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
-from interp.pages.wording import visible
 from interp.tokens import flow_routes, routes
 from tests.pages.conftest import SENTENCE
 from tests.pages.reports import PROMPT

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import interp
+from interp.core.visible import visible
 from interp.data.batch import Batch
 from interp.model import Read
 from interp.model.weights import Weights
@@ -16,7 +17,6 @@ from interp.pages import page, view_lattice
 from interp.pages.flow import FLOOR, LISTED, MOST_LISTED, listed
 from interp.pages.report import About, ReportQuestion, report_of
 from interp.pages.view_lattice import STEPS, STRONGEST
-from interp.pages.wording import visible
 from interp.passes.observe import observe
 from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
 from tests.pages.test_report import payload

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import interp
+from interp.core.visible import visible
 from interp.pages import (
     About,
     Report,
@@ -224,16 +225,14 @@ def test_a_cell_names_the_end_that_is_read_and_lists_both(planted: Report) -> No
     for matrix, end in (("W_O", "bottom"), ("W_V", "top")):
         rows = table[(table.matrix == matrix) & (table.layer == 0) & (table.pos == 15)]
         first = rows.iloc[0]
-        tips = [rows[f"{side}_word"].map(wording.visible).str.cat(sep=" ") for side in ("bottom", "top")]
+        tips = [rows[f"{side}_word"].map(visible).str.cat(sep=" ") for side in ("bottom", "top")]
         side = "δ" if matrix == "W_O" else "x"
         tip = (
             f"least probable of {side}: {tips[0]}\nmost probable of {side}: {tips[1]}\n"
             f"the answer d: rank {first.answer_rank + 1}"
         )
         panel = text.split(f'data-matrix="{matrix}"')[1]
-        assert (
-            f'{tip}"><bdi>{wording.visible(first[f"{end}_word"])}</bdi>' in panel
-        )  # letters: no whole words
+        assert f'{tip}"><bdi>{visible(first[f"{end}_word"])}</bdi>' in panel  # letters: no whole words
         assert f"‖δ‖ {first.delta:.3g} (" in panel
 
 

@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
+from interp.core.visible import harmless, visible
 from interp.pages import wording
 
 
@@ -17,18 +18,18 @@ from interp.pages import wording
     ],
 )  # fmt: skip
 def test_what_is_invisible_in_a_token_is_shown(piece: str, shown: str) -> None:
-    assert wording.visible(piece) == shown
+    assert visible(piece) == shown
 
 
 @given(st.text())
 def test_no_shown_token_holds_a_character_that_hides(piece: str) -> None:
-    shown = wording.visible(piece)
+    shown = visible(piece)
     assert shown
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") or c == " " for c in shown)
 
 
 def test_running_text_keeps_spaces_and_lines_and_shows_reordering_marks() -> None:
-    assert wording.harmless("a b\nc\u202ed\te") == "a b\nc⟨U+202E⟩d⇥e"
+    assert harmless("a b\nc\u202ed\te") == "a b\nc⟨U+202E⟩d⇥e"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""Figures for print: any picture at the width of a column, with text that can be read and nothing that overlaps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from textwrap import fill
+from typing import cast
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from interp.core.boundary import public
+
+TITLE, LABEL, TICK, CELL = 8.0, 7.0, 6.5, 6.0
+"""Sizes of text in print, in points: of titles, of the names of axes, of ticks and legends, of numbers on cells."""
+LOWEST, HIGHEST = 1.2, 8.5
+"""Heights of a figure, in inches: the lowest, and what a page has room for."""
+ROW = 9.0
+"""Height that the name of a row takes, in points."""
+TITLE_PART = 0.94
+"""Share of the figure's width that a title may take."""
+
+
+@public()
+def paper(
+    ax: Axes,
+    *,
+    width: float = 3.3,
+    height: float | None = None,
+    file: str | os.PathLike[str] | None = None,
+) -> Axes:
+    """Make a figure fit to be printed, whatever function of `interp.plot` drew it.
+
+    Text becomes 6 to 8 points, numbers stay on cells only where all of them fit, titles are broken into lines, names on
+    axes are turned and thinned until none overlaps another. Colours stay: signed maps run from red to blue, which the
+    colour-blind tell apart, and each has a colour bar with its unit.
+
+    Args:
+        ax: an Axes of the figure, which may hold several.
+        width: in inches: 3.3 is a column of most conferences, 6.8 both of them.
+        height: in inches; None: in proportion, and room for the name of every row of a map, up to 8.5.
+        file: where to write the figure too, in the format that the name ends in (`.pdf`, `.svg`, `.png`).
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: a width or a height that is not above 0, or an unknown format.
+
+    Example:
+        >>> ax = plot.paper(plot.heads(interp.heads(model)), width=3.3)
+    """
+    for name, size in (("width", width), ("height", height)):
+        if size is not None and not size > 0:
+            raise ValueError(f"paper: {name} must be above 0 inches, got {size:g}")
+    figure = cast(Figure, ax.figure)
+    before = figure.get_size_inches()
+    figure.set_size_inches(width, height or max(LOWEST, min(HIGHEST, before[1] * width / before[0])))
+    _set_text_sizes(figure)
+    for each in figure.axes:
+        _turn_names(figure, each)
+    if height is None:
+        _make_room_for_rows(figure)
+    for each in figure.axes:
+        _break_title(figure, each)
+        _thin_names(figure, each)
+        _fit_cells(figure, each)
+    if file is not None:  # text stays text: TrueType in PDF, which journals ask for, fonts by name in SVG
+        with mpl.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+            figure.savefig(file)
+    return ax
+
+
+def _set_text_sizes(figure: Figure) -> None:
+    """Give every text its size in print."""
+    for text in figure.findobj(Text):
+        text.set_fontsize(LABEL)
+    for each in figure.axes:
+        for text in each.texts if each.images else ():
+            text.set_fontsize(CELL)
+        each.title.set_fontsize(TITLE)
+        each.tick_params(which="both", labelsize=TICK)
+        legend = each.get_legend()
+        for text in legend.get_texts() if legend is not None else ():
+            text.set_fontsize(TICK)
+
+
+def _make_room_for_rows(figure: Figure) -> None:
+    """Make the figure higher by what the rows of its maps lack, as far as a page goes."""
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches()
+    maps = [each for each in figure.axes if each.images]
+    lacks = [len(each.get_yticklabels()) * ROW / 72 - each.bbox.height / figure.dpi for each in maps]
+    figure.set_size_inches(width, min(HIGHEST, height + max([0.0, *lacks])))
+
+
+def _box(figure: Figure, text: Text) -> Bbox:
+    """Where a text stands, in pixels."""
+    return text.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+
+
+def _break_title(figure: Figure, ax: Axes) -> None:
+    """Break the title, and the name of a colour bar, into lines that fit."""
+    figure.draw_without_rendering()
+    middle = (ax.bbox.x0 + ax.bbox.x1) / 2
+    alone = sum(bool(each.get_title()) for each in figure.axes) == 1
+    whole = 2 * min(middle, figure.bbox.width - middle) if alone else ax.bbox.width
+    rooms = ((ax.title, TITLE_PART * whole), (ax.yaxis.label, ax.bbox.height), (ax.xaxis.label, whole))
+    for text, room in rooms:
+        box = _box(figure, text)
+        length = max(box.width, box.height)
+        if text.get_text() and length > room:
+            letters = max(len(line) for line in text.get_text().splitlines())
+            text.set_text(
+                fill(text.get_text(), max(12, int(letters * room / length)), break_long_words=False)
+            )
+
+
+def _turn_names(figure: Figure, ax: Axes) -> None:
+    """Turn the names below where they overlap."""
+    figure.draw_without_rendering()
+    if _overlap([_box(figure, label) for label in _shown(ax.get_xticklabels())]):
+        ax.tick_params(axis="x", labelrotation=90)
+
+
+def _thin_names(figure: Figure, ax: Axes) -> None:
+    """Leave names of ticks out, evenly, until none overlaps its neighbour."""
+    figure.draw_without_rendering()
+    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+        shown, every = _shown(labels), 1
+        boxes = [_box(figure, label) for label in shown]
+        while every < len(shown) and _overlap(boxes[::every]):
+            every += 1
+        for i, label in enumerate(shown):
+            label.set_visible(i % every == 0)
+
+
+def _shown(labels: Sequence[Text]) -> list[Text]:
+    return [label for label in labels if label.get_text() and label.get_visible()]
+
+
+def _overlap(boxes: Sequence[Bbox]) -> bool:
+    """Whether any text stands on its neighbour."""
+    return any(a.overlaps(b) for a, b in pairwise(boxes))
+
+
+def _fit_cells(figure: Figure, ax: Axes) -> None:
+    """Take the texts off a map's cells unless every one of them fits its cell."""
+    texts = [text for text in ax.texts if text.get_text()]
+    if not texts or not ax.images:
+        return
+    figure.draw_without_rendering()
+    rows, columns = ax.images[0].get_array().shape[:2]  # type: ignore[union-attr]
+    room = ax.bbox.width / columns, ax.bbox.height / rows
+    boxes = [_box(figure, text) for text in texts]
+    if any(box.width > room[0] or box.height > room[1] for box in boxes):
+        for text in texts:
+            text.set_visible(False)
