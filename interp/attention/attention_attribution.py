@@ -94,8 +94,8 @@ class AttentionAttribution(Question):
         `attention_paths`: the largest pairs, with the tokens that their heads had read.
 
     Example:
-        >>> found = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
-        >>> found.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in found.key_part
+        >>> result = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
+        >>> result.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in result.key_part
         True
     """
 
@@ -195,8 +195,8 @@ def _finish(
     }
     for name in ("by_query_source", "by_key_source") if question.by == "source" else ():
         by_layer = [rows.get(f"{name}_{i}") for i in range(layer)]
-        none = torch.full_like(next(sources for sources in by_layer if sources is not None), torch.nan)
-        all_layers = torch.stack([none if sources is None else sources for sources in by_layer], 1)
+        missing = torch.full_like(next(sources for sources in by_layer if sources is not None), torch.nan)
+        all_layers = torch.stack([missing if sources is None else sources for sources in by_layer], 1)
         values[name] = (("prompt", "layer", "head", "source"), all_layers)
     cap = config.attn_softcap
     return labelled(

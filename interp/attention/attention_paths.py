@@ -79,8 +79,8 @@ class AttentionPaths(Question):
         `attention_attribution`: all pairs of parts, and all sources.
 
     Example:
-        >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
-        >>> found.share.dims
+        >>> result = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
+        >>> result.share.dims
         ('prompt', 'rank')
     """
 
@@ -110,9 +110,11 @@ attention_paths = of_data(AttentionPaths)
 def _compute(
     model: Transformer, batch: Batch, head: tuple[int, int], question: AttentionPaths, top: int
 ) -> Steps[Mapping[str, Tensor]]:
+    """The `top` pairs of parts of each row's score, with the source tokens of their heads."""
     scores = yield from score_parts(model, batch.left_aligned(), head, question.query, question.key, "source")
-    pairs = scores.pairs
+    pairs = scores.pairs  # [b query_part key_part]
     largest = pairs.abs().flatten(1).topk(top).indices
+    # index of a pair [b n] -> indices of its query part and key part [b 2 n]
     part_ids = torch.stack((largest // pairs.shape[2], largest % pairs.shape[2]), 1)
     values: dict[str, Tensor] = {"value": pairs.flatten(1).gather(1, largest), "parts": part_ids}
     for name, side in (("query", QUERY), ("key", KEY)):

@@ -296,9 +296,10 @@ def _query_numbers(
 def _by_head(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
+    """The scores of `attention_entropy` for every head of every row, `[b l h]`: means over queries."""
     (weight, spread, _, _), keys = _query_numbers(trace, batch, model, reads)
-    several = keys > 1
-    relative = torch.where(several, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
+    several_keys = keys > 1
+    relative = torch.where(several_keys, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
     return {
         "entropy": spread.nanmean(-1), "relative": relative.nanmean(-1), "max_weight": weight.nanmean(-1)
     }  # fmt: skip
@@ -307,6 +308,7 @@ def _by_head(
 def _by_keys(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
+    """The scores of `dispersion` by number of visible keys, `[b l h n_keys]`: means over queries with that number."""
     (weight, spread, gap, n), keys = _query_numbers(trace, batch, model, reads)
     upper, lower = (gap.exp() / n).clamp_max(1.0), (-gap).exp() / n
     values = {"max_weight": weight, "entropy": spread, "gap": gap, "upper": upper, "lower": lower}
@@ -338,8 +340,8 @@ def _finish_heads(merged: Partial, config: ModelConfig, question: AttentionEntro
 
 def _nan_where_empty(score: Score) -> Score:
     """The means with NaN where there was nothing to average: a layer without a pattern."""
-    none = score.n == 0
-    value, low, high = (x.masked_fill(none, torch.nan) for x in (score.value, score.low, score.high))
+    is_empty = score.n == 0
+    value, low, high = (x.masked_fill(is_empty, torch.nan) for x in (score.value, score.low, score.high))
     return score._replace(value=value, low=low, high=high)
 
 

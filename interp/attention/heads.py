@@ -221,6 +221,7 @@ attention_kernel = of_weights(AttentionKernel)
 
 
 def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
+    """Raises a ValueError for a model without causal attention patterns, or with a context shorter than the rows."""
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
     if not with_pattern(config):
@@ -427,8 +428,8 @@ def _signed_copy_scores(
 def _peak_score(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
     """Score: the distance, in tokens, at which a head's attention kernel is largest, without an interval."""
     value, null = kernel.mean.argmax(-1).double(), even.argmax(-1, keepdim=True).double()
-    none = torch.full_like(value, torch.nan)
-    return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
+    missing, count = torch.full_like(value, torch.nan), kernel.count()[..., 0]
+    return Score(value, missing, missing, count, null.to(value).expand_as(value), "tokens back")
 
 
 def _nan_at(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
@@ -556,6 +557,7 @@ def _compute(
     values: Sequence[Read],
     data: RepeatedTokens,
 ) -> Mapping[str, Tensor]:
+    """Scores `[b l h]` of rows of repeated tokens, the kernel `[b l h distance]` and, given values, `copying`."""
     if batch.keep is not None or batch.documents is not None:
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)

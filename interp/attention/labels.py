@@ -61,8 +61,8 @@ class Odds(Evidence):
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """Confidence that the score reaches the share whose odds are `times` those of the null."""
-        mine = cells[self.score]
-        return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
+        score = cells[self.score]
+        return sure_above(score, self.times * score.null / (1 + (self.times - 1) * score.null))
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Beyond(Evidence):
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """Confidence that the score reaches the null plus the margin."""
-        mine = cells[self.score]
-        return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
+        score = cells[self.score]
+        return sure_above(score, score.null + self.margin, below=self.margin < 0)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Rare(Evidence):
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """1 - p, the share of random heads that lie closer to the null; 0 for scores on the other side of it."""
-        mine = cells[self.score]
-        beyond_null = (mine.value - mine.null) * self.sign > 0
-        return np.where(beyond_null | np.isnan(mine.value), 1 - mine.p, 0.0)
+        score = cells[self.score]
+        beyond_null = (score.value - score.null) * self.sign > 0
+        return np.where(beyond_null | np.isnan(score.value), 1 - score.p, 0.0)
 
 
 def sure_above(
-    mine: ScoreByHead,
+    score: ScoreByHead,
     least: NDArray[np.float64] | float,
     *,
     below: bool = False,
@@ -125,9 +125,9 @@ def sure_above(
     """
     from scipy.special import stdtr
 
-    gap = (least - mine.value) if below else (mine.value - least)
-    half = ((mine.high - mine.value) if below else (mine.value - mine.low)) + more
-    rows = mine.n.clip(min=2)
+    gap = (least - score.value) if below else (score.value - least)
+    half = ((score.high - score.value) if below else (score.value - score.low)) + more
+    rows = score.n.clip(min=2)
     widths = gap / np.where(half > 0, half, np.nan) * t95(torch.from_numpy(rows)).numpy()
     sure = np.where(half == 0, gap >= 0, stdtr(rows - 1, widths))
     return np.where(np.isnan(half) | np.isnan(gap), np.nan, sure)

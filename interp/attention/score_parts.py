@@ -155,8 +155,8 @@ class _End:
 
     def at(self, heads: Int[Tensor, "h 1"], rows: Int[Tensor, "n"]) -> _End:
         """The vectors of these heads `[h 1]` at these rows `[n]`: axes [h b] become [h n]."""
-        every = (self.parts, self.rounding, self.stream, self.size, self.length)
-        return _End(*(x[heads, rows] for x in every))
+        tensors = (self.parts, self.rounding, self.stream, self.size, self.length)
+        return _End(*(x[heads, rows] for x in tensors))
 
 
 @dataclass(frozen=True, eq=False)
@@ -450,8 +450,10 @@ def _side(
         group = Weights(model).kv_head()[heads] if side == "k" else heads
         after = of_heads[:, slice(0, 1) if head_norm.whole else group].T
         if head_norm.norm.bias is not None:
-            every = head_norm.norm.bias.to(stream)
-            head_bias = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
+            norm_bias = head_norm.norm.bias.to(stream)
+            head_bias = (
+                norm_bias.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else norm_bias
+            )
             beta = head_bias.expand(len(bias), -1)[:, None]
     factor = factor.expand(-1, len(scale))
     constant = (bias[:, None] / after[..., None, None] + beta[:, None]) * factor[..., None, None]

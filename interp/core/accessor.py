@@ -39,10 +39,10 @@ class Result:
     (xarray's own `Dataset.interp` interpolates, so the accessor cannot bear this package's name.)
 
     Example:
-        >>> found = interp.attribute(model, prompt, " Mary", " John", parts="head")
-        >>> found.view.analysis
+        >>> result = interp.attribute(model, prompt, " Mary", " John", parts="head")
+        >>> result.view.analysis
         'attribute'
-        >>> ax = found.view.plot(top=5)
+        >>> ax = result.view.plot(top=5)
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -171,8 +171,8 @@ def _best_of_each_score(size: NDArray[np.float64], axis: int) -> NDArray[np.intp
     rows = np.moveaxis(size, axis, 0).reshape(size.shape[axis], -1)
     places = np.moveaxis(np.arange(size.size).reshape(size.shape), axis, 0).reshape(rows.shape)
     best = rows.argmax(1)
-    every = np.arange(len(rows))
-    rows_with_place = every[rows[every, best] >= 0][:LARGEST]
+    score_ids = np.arange(len(rows))
+    rows_with_place = score_ids[rows[score_ids, best] >= 0][:LARGEST]
     return places[rows_with_place, best[rows_with_place]]
 
 

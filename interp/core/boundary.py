@@ -192,6 +192,7 @@ def _argument_values(value: object, parameter: inspect.Parameter) -> Sequence[ob
 def _check_keywords(
     name: str, keywords: Mapping[str, object], signature: inspect.Signature, renamed: Mapping[str, str]
 ) -> None:
+    """Raises a TypeError for a keyword that the function does not have, with its new name or the nearest one."""
     parameters = signature.parameters
     if keywords.keys() <= parameters.keys():
         return

@@ -93,6 +93,7 @@ def explained(cause: Exception, path: Path) -> OSError | None:
 
 
 def _link(temporary: Path, path: Path) -> None:
+    """Gives the temporary file the name `path` as well; FileExistsError if there is a file of that name."""
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -58,8 +58,8 @@ def required(hint: object) -> Required | None:
 
 def words(hint: object) -> tuple[str, ...]:
     """The strings in the Literals of an annotation."""
-    choices = [get_args(each) for each in options(hint) if get_origin(each) is Literal]
-    return tuple(word for each in choices for word in each if isinstance(word, str))
+    choices = [get_args(option) for option in options(hint) if get_origin(option) is Literal]
+    return tuple(word for choice in choices for word in choice if isinstance(word, str))
 
 
 def is_asked_of_objects(hint: object) -> typing.TypeGuard[type]:
@@ -86,8 +86,8 @@ def annotation_text(hint: object) -> str:
         return " or ".join(choice) if len(choice) < 3 else f"one of {', '.join(choice)}"
     if len(several := options(hint)) > 1:
         in_words = any(map(required, several))  # their words then describe the protocols as well
-        told = [option for option in several if not (in_words and getattr(option, "_is_protocol", False))]
-        return " or ".join(dict.fromkeys(map(annotation_text, told)))
+        shown = [option for option in several if not (in_words and getattr(option, "_is_protocol", False))]
+        return " or ".join(dict.fromkeys(map(annotation_text, shown)))
     name = getattr(get_origin(hint) or hint, "__name__", str(hint))
     inner = ", ".join(map(annotation_text, get_args(hint)))
     return f"{name}[{inner}]" if inner else name

@@ -221,8 +221,8 @@ class Score(NamedTuple):
     @classmethod
     def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
         """A score that is not a mean over rows: both ends of its interval are the value, and n = 0."""
-        chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
-        return cls(value, value, value, none, to_device(chance, value.device).expand_as(value), unit)
+        chance, count = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
+        return cls(value, value, value, count, to_device(chance, value.device).expand_as(value), unit)
 
 
 def scored(

@@ -224,9 +224,9 @@ def two_sided_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> F
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
-    _, which, count = values.unique(return_inverse=True, return_counts=True)
+    _, group, count = values.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0).double() - 1
-    return (last - (count.double() - 1) / 2)[which]
+    return (last - (count.double() - 1) / 2)[group]
 
 
 def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
@@ -530,7 +530,7 @@ class MaskedMoments(Moments):
 
     def widened(self, shape: torch.Size) -> "MaskedMoments":
         """The moments padded to a shape, with entries of count 0."""
-        more = [max(0, wanted - have) for wanted, have in zip(shape, self.mean.shape, strict=True)]
+        more = [max(0, length - have) for length, have in zip(shape, self.mean.shape, strict=True)]
         if not any(more):
             return self
         pad = [n for missing in reversed(more) for n in (0, missing)]
@@ -577,9 +577,9 @@ def ratio(
     """
     value = top.mean / bottom.mean
     covariance = (both.spread - top.spread - bottom.spread) / 2
-    whole = top.spread + value.square() * bottom.spread
-    spread = whole - 2 * value * covariance
-    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
+    terms = top.spread + value.square() * bottom.spread
+    spread = terms - 2 * value * covariance
+    spread = spread.masked_fill(spread < ROUNDING * terms, 0.0)
     error = (spread / max(top.n - 1, 1) / top.n).sqrt() / bottom.mean.abs()
     half = t95(top.n, fewest) * error
     return value, (value - half).clamp_min(within[0]), (value + half).clamp_max(within[1])
@@ -736,6 +736,6 @@ def _concatenated(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _padded(value: Tensor, shape: Sequence[int]) -> Tensor:
-    pad = [n for wanted, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
-           for n in (0, wanted - have)]  # fmt: skip
+    pad = [n for length, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
+           for n in (0, length - have)]  # fmt: skip
     return F.pad(value, pad, value=torch.nan if value.is_floating_point() else -1)

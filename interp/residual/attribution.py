@@ -206,7 +206,7 @@ def _check_parts(config: ModelConfig, parts: Grain) -> None:
 
 
 def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
-    """Raises a ValueError for `top` without `parts="neuron"`, or for more neurons than the model has."""
+    """Raises a ValueError for a `top` without `parts="neuron"`, or for more neurons than the model has."""
     if top is None:
         return
     if parts != "neuron" or not isinstance(config.mlp, MLP):
@@ -333,6 +333,7 @@ def _embedding_parts(config: ModelConfig) -> list[Part]:
 
 
 def _sublayer_parts(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+    """The parts into which a grain splits one sublayer, then its bias and, in post-norm models, the norm's beta."""
     name = sublayer.removesuffix("_out")
     head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
     pieces = [Part(name, layer)]
@@ -368,6 +369,7 @@ def _splits_by_source(config: ModelConfig, layer: int, sublayer: str) -> bool:
 
 
 def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
+    """Reads of one layer that attribution at this grain needs, at the last position where that suffices."""
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
         if sublayer in WITH_HEADS and parts in ("head", "source"):
@@ -646,10 +648,10 @@ def _finish(
         for sublayer, (name, dim) in _SOURCES.items():
             if sublayer in config.sublayers:
                 by_layer = [rows.get(f"{sublayer}_{layer}") for layer in range(config.n_layers)]
-                none = torch.full_like(
+                missing = torch.full_like(
                     next(sources for sources in by_layer if sources is not None), torch.nan
                 )
-                all_layers = torch.stack([none if sources is None else sources for sources in by_layer], 1)
+                all_layers = torch.stack([missing if sources is None else sources for sources in by_layer], 1)
                 values[name] = (("prompt", "layer", "head", dim), all_layers)
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(

@@ -105,7 +105,7 @@ REMAINDER = "remainder"
 class Decomposition:
     """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.
 
-    `found["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.
+    `decomposition["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.
     """
 
     values: Float[Tensor, "c ..."]

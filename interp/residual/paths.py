@@ -215,8 +215,8 @@ class TermImportance(Question):
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> found = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
-        >>> dict(zip(found.term.values.tolist(), found.terms.values.tolist(), strict=True))
+        >>> result = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
+        >>> dict(zip(result.term.values.tolist(), result.terms.values.tolist(), strict=True))
         {'order 0': 1.0, 'order 1': 8.0, 'order 2': 16.0, 'L0.attn': 4.0, 'L1.attn': 4.0}
     """
 
@@ -428,6 +428,7 @@ def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Datase
 
 @torch.no_grad()
 def _path_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Contributions `[b path]` to the answer's logit (difference) at the last token, and their checked sum."""
     if batch.answer is None:
         raise ValueError(
             "path expansion requires an answer for every prompt, got none: name it, or bring it with the data"
@@ -436,7 +437,7 @@ def _path_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str,
         raise ValueError("path expansion requires rows that end in the last column (padding on the left)")
     frozen = Frozen(model, trace, batch.layout)
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
-    last = torch.zeros_like(frozen.start[:, None, :, 0])
+    last = torch.zeros_like(frozen.start[:, None, :, 0])  # [b 1 p]: 1 at the last position
     last[..., -1] = 1
     end = Readings(last, direction.to(last)[:, None]).before(frozen.ending)
     parts = path_logits(frozen, end)
@@ -604,6 +605,7 @@ def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 def _check_config(config: ModelConfig) -> None:
+    """Raises a ValueError for a model whose logits are not affine in its stream, given patterns and norm scales."""
     problem = {
         "has an MLP": config.mlp is not None,
         "attends to the memory of an encoder": config.cross_attention,

@@ -112,18 +112,18 @@ def _sublayers_from(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]
 
 def _part_output(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
     """Addition of the part to the stream."""
-    found = seen[part.site]
+    activations = seen[part.site]
     if part.kind in _WHOLE:
-        return found
+        return activations
     assert part.layer is not None and part.index is not None
     weights = Weights(model).layer(
         part.layer, cross=part.kind == "cross_head", before=part.kind == "neuron_before"
     )
     if _is_neuron(part):
         assert weights.W_out is not None
-        out = found[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(found)
+        out = activations[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(activations)
     else:
-        out = found[:, :, part.index] @ weights.W_O[part.index].to(found)
+        out = activations[:, :, part.index] @ weights.W_O[part.index].to(activations)
     return output_norm(model, part.layer, sublayer_of(part)).recorded(seen).through(out)
 
 

@@ -123,8 +123,8 @@ class Erasure(Brief, Question):
         `compare_methods`: several methods on the same prompts, with random orders. `evidence`: known tokens instead.
 
     Example:
-        >>> found = interp.token_attribution(model, prompt)
-        >>> interp.tokens.erasure(model, prompt, found, " Mary").each.dims
+        >>> result = interp.token_attribution(model, prompt)
+        >>> interp.tokens.erasure(model, prompt, result, " Mary").each.dims
         ('prompt', 'score')
     """
 
@@ -208,8 +208,8 @@ class CompareMethods(Question):
         `erasure`: one attribution, whatever made it.
 
     Example:
-        >>> found = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
-        >>> list(found.attribution.values)
+        >>> result = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
+        >>> list(result.attribution.values)
         ['attention', 'alti', 'random']
     """
 
@@ -466,6 +466,7 @@ def _answer_measure(
     at: Int[Tensor, "b"],
     measure: ErasureMeasure,
 ) -> Float[Tensor, "b"]:
+    """The answer's logit (difference) or probability, from the final stream at the columns `at`."""
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None

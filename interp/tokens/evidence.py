@@ -70,9 +70,9 @@ def evidence(
         `erasure`: whether the tokens matter to the model.
 
     Example:
-        >>> found = interp.token_attribution(model, prompt, " John", method="gradient_x_input")
-        >>> known = torch.arange(found.sizes["pos"])[None] == 2
-        >>> interp.tokens.evidence(found, known).each.dims
+        >>> result = interp.token_attribution(model, prompt, " John", method="gradient_x_input")
+        >>> known = torch.arange(result.sizes["pos"])[None] == 2
+        >>> interp.tokens.evidence(result, known).each.dims
         ('prompt', 'score')
     """
     check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")

@@ -89,8 +89,8 @@ class FlowRoutes(Question):
         `routes`: the edges that lead to one position.
 
     Example:
-        >>> found = flow_routes(model, prompt)
-        >>> found.value.dims
+        >>> result = flow_routes(model, prompt)
+        >>> result.value.dims
         ('prompt', 'layer', 'head', 'query', 'key')
     """
 
@@ -262,6 +262,7 @@ def _mlp_read(layer: int) -> Read:
 
 @torch.no_grad()
 def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """The shares of every block, stacked over layers (`[b l ...]`), NaN at padding."""
     config, blocks = model.config, []
     for layer in range(config.n_layers):
         mlp = None if config.mlp is None else upcast(trace[_mlp_read(layer)])

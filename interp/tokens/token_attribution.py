@@ -337,6 +337,7 @@ def _checked_values(
 def _mixed_values(
     trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
 ) -> Steps[dict[str, Tensor]]:
+    """Share of each token `[b p]` in the state at column `at`, from the matrices of a kernel across the layers."""
     yield from ()  # no pass of its own: the shared pass has all reads
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
@@ -427,12 +428,12 @@ def _sink_notes(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
     """Note about prompts in which nearly all attribution goes to the first token."""
     known = ~shares.isnan()
     first = shares.gather(1, known.int().argmax(1, keepdim=True))[:, 0]
-    taken, several = int((first > SINK).sum()), known.sum(1) > 1
-    if not bool(((first > SINK) & several).any()):
+    sink_count, has_others = int((first > SINK).sum()), known.sum(1) > 1
+    if not bool(((first > SINK) & has_others).any()):
         return ()
     return (
-        f"in {taken} of {len(first)} prompts the first token has more than {SINK} of all shares, as an attention sink "
-        "does: what the others have is what it leaves",
+        f"in {sink_count} of {len(first)} prompts the first token has more than {SINK} of all shares, as an attention "
+        "sink does: what the others have is what it leaves",
     )
 
 

@@ -67,8 +67,8 @@ class BigramTable(Question):
         `HeadCircuits.direct`: the table itself, as a product of thin matrices.
 
     Example:
-        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
-        >>> found.sizes["token"], found.score.values.tolist()
+        >>> result = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
+        >>> result.sizes["token"], result.score.values.tolist()
         (2, ['kl', 'correlation'])
     """
 
@@ -139,12 +139,13 @@ def _neighbour_pairs(trace: Trace, batch: Batch, model: Transformer, d_vocab: in
 
 @torch.no_grad()
 def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> xr.Dataset:
+    """The result of `bigram_table`, from the counts of all pairs of neighbouring tokens."""
     assert isinstance(merged, PairCounts)
     if not len(merged.codes):
         raise ValueError("rows of at least two tokens are required, got no two neighbours")
     d_vocab = circuits.config.d_vocab
     codes, counts = merged.codes.cpu(), merged.counts.cpu().double()
-    pairs = torch.stack((codes // d_vocab, codes % d_vocab))
+    pairs = torch.stack((codes // d_vocab, codes % d_vocab))  # [2 pair]: token, next token
     first, index = pairs[0].unique(return_inverse=True)
     total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
     rows = upcast(circuits.embedded_tokens(first))

@@ -227,7 +227,7 @@ def composition_directions(
 ) -> SingularTriples:
     """Directions that carry the composition of two heads: the strongest singular triples of W1 W2.
 
-    They are tensors, so that they can be read on: `directions(model, found.between)` lists them as tokens.
+    They are tensors, so that they can be read on: `directions(model, result.between)` lists them as tokens.
 
     Args:
         circuits: a model (norms folded in), or circuits under other conventions.

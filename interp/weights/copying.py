@@ -64,7 +64,7 @@ Back = Callable[[Tensor], Tensor]
 def copying_scores(
     values: Sequence[Float[Tensor, "b s g e"]], tokens: Int[Tensor, "b s"], model: Transformer
 ) -> Float[Tensor, "b l h"]:
-    """Copying score of each row and head: 1 if it raises only the logit of the attended token, -1 if never that one.
+    """Copying score of each row and head, from -1 to 1: at 1 it raises the logit of the attended token only.
 
     For each sampled token the logits are ReLU(value W_O, through the final norm's linear part, W_U, minus the mean over
     the vocabulary). Let a be the logit of the attended token and S the sum over all tokens of the sample (a included).
@@ -340,11 +340,11 @@ def _matching_with_random(
         circuits,
         draws,
     )
-    none = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
+    missing = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
     return [
         (positivity(torch.linalg.eigvals(on_host["cycled", layer])), random[layer])
         if layer in random
-        else (none, RandomHeads(torch.empty(0, dtype=gram.dtype)))
+        else (missing, RandomHeads(torch.empty(0, dtype=gram.dtype)))
         for layer in range(config.n_layers)
     ]
 

@@ -157,8 +157,8 @@ class SingularDirections(Question):
         `directions`: the same lists of any vectors. `spectra`: the singular values of all matrices.
 
     Example:
-        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
-        >>> found.token.sel(side="written", end="top").shape
+        >>> result = singular_directions(model, "OV", "L1H2", count=3, top=5)
+        >>> result.token.sel(side="written", end="top").shape
         (3, 5)
     """
 
@@ -218,8 +218,8 @@ class Neurons(Question):
         `interp.features.top_examples`: the texts on which a neuron is largest.
 
     Example:
-        >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
-        >>> found.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
+        >>> result = neurons(model, ["L0N3", "L0N17"], top=5)
+        >>> result.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
         (5,)
     """
 
@@ -256,8 +256,10 @@ def _directions(circuits: HeadCircuits, text: Text, question: Directions) -> xr.
     embedded, unit = circuits.embedded, _unit(circuits, question.side)
     rows = question.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, upcast(embedded[:0]).dtype)
-    told = text.of_outputs if question.side == "written" else text
-    value, coords = _token_lists(_scores(circuits, rows, question.side), question.top, ("direction",), told)
+    vocabulary = text.of_outputs if question.side == "written" else text
+    value, coords = _token_lists(
+        _scores(circuits, rows, question.side), question.top, ("direction",), vocabulary
+    )
     return labelled(
         question.name,
         {"value": value, "norm": (("direction",), rows.norm(dim=-1))},

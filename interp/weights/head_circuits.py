@@ -311,6 +311,7 @@ class HeadCircuits:
         return FactoredMatrix(upcast(value) if self.folded else value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
+        """QK circuits of a layer's heads, `[*offset h d d]`; queries are rotated by offsets above 0, keys by others."""
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
         query, key = (upcast(self.reading(layer, part, cross=cross)) for part in "qk")
@@ -460,15 +461,15 @@ def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> 
     return total
 
 
-def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
+def as_circuits(circuits: Model | HeadCircuits) -> HeadCircuits:
     """The given circuits, or a model's circuits with norms folded in, QK scaled and the effective embedding.
 
     Raises:
         ValueError: neither a model nor circuits.
     """
-    if isinstance(given, HeadCircuits):
-        return given
-    return HeadCircuits(given, folded=True, scaled=True, embedding="effective")
+    if isinstance(circuits, HeadCircuits):
+        return circuits
+    return HeadCircuits(circuits, folded=True, scaled=True, embedding="effective")
 
 
 def head_names(config: ModelConfig) -> list[str]:

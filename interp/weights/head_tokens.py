@@ -84,8 +84,8 @@ class HeadTokens(Question):
         `top_pairs`: the largest entries over the whole vocabulary, of single heads.
 
     Example:
-        >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
-        >>> found.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
+        >>> result = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
+        >>> result.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
         (3,)
     """
 

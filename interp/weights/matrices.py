@@ -189,6 +189,7 @@ def _matrix_names(layer: int = 0) -> Sequence[str]:
 
 
 def _place_outside_blocks(config: ModelConfig, name: str) -> MatrixPlace:
+    """The place of W_E, W_pos or W_U; KeyError for any other name, ValueError for a matrix that the model lacks."""
     if name not in _OUTSIDE:
         raise KeyError(f"unknown matrix {name!r}; {nearest(name, _matrix_names())}")
     kind = config.position

@@ -117,6 +117,7 @@ spectra = of_weights(Spectra)
 
 @torch.no_grad()
 def _spectra_table(network: Transformer, question: Spectra) -> xr.Dataset:
+    """The result of `spectra`: one row per matrix, or per head or expert of a stack of matrices."""
     names, kinds, parts, layers, values = [], [], [], [], []
     matrices = list(_matrices(network))
     spectra = all_singular_values([named.matrix for named in matrices])

@@ -138,8 +138,8 @@ class SkipTrigrams(Question):
         `top_pairs`: the largest entries of one circuit.
 
     Example:
-        >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
-        >>> len(interp.frame(found))
+        >>> result = skip_trigrams(model, "L0H1", top=4, outputs=2)
+        >>> len(interp.frame(result))
         8
     """
 
