@@ -322,7 +322,7 @@ def _scores_at(
     """The split scores for the query and key in `places`, computed from the activations `seen`."""
     layer, index = head
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
-    scores = seen[_scores(layer)][:, index]
+    scores = seen[_scores(layer)][:, index]  # [b h 2 k] -> [b 2 k], the rows of the two positions
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)
     factor = _attention(model, layer).score_factor((scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded)
@@ -594,12 +594,12 @@ def _sources(
         trace = {**seen, f"blocks.{i}.attn.hook_pattern": _effective_pattern(model, i, seen)}
         by_side = []
         for at, side in enumerate(sides):
-            moved = by_source(trace, model, i, at)
+            moved = by_source(trace, model, i, at)  # [h k b d]
             for place in later[later.index((i, "attn_out")) :]:
                 norm = sum_norm(model, *place).recorded(seen)
                 moved = replace(norm, scale=None if norm.scale is None else norm.scale[:, at]).through(moved)
             heads = len(moved)
-            read = side.of(rearrange(moved, "h k b d -> (h k) b d"))[0]
+            read = side.of(rearrange(moved, "h k b d -> (h k) b d"))[0]  # [b (h k) e]
             vectors = rearrange(read, "b (h k) e -> b h k e", h=heads)
             by_side.append(vectors.take_along_dim(order.to(vectors.device)[:, None, :, None], 2))
         by_layer[i] = torch.stack(by_side)

@@ -115,7 +115,7 @@ def _exceedance_counts(
     for start in range(0, total, step):
         size = min(step, total - start)
         labelling = labels.every(start, size) if seed is None else labels.drawn(start, size, seed)
-        statistic = (labelling @ parts).abs()
+        statistic = (labelling @ parts).abs()  # [labelling cell]
         counts[0] += (statistic >= observed).sum(0)
         counts[1] += (statistic.amax(1, keepdim=True) >= observed).sum(0)
     return counts

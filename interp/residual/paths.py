@@ -371,8 +371,9 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     model.config.require_next_token("a next-token loss")
     frozen = Frozen(model, trace, batch.layout)
     frozen.check("final stream by order")
-    upto, first = frozen.orders.cumsum(0), frozen.first_order
+    upto, first = frozen.orders.cumsum(0), frozen.first_order  # [order b p d], [l b p d]
     loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
+    # final streams with the heads of one layer only, and with those of all other layers
     heads = [(upto[0] + part, upto[1] - part) for part in first]
     alone = [torch.stack([_row_loss(frozen, batch, stream) for stream in pair], 1) for pair in heads]
     single, without = torch.stack(alone, 1).unbind(2) if alone else (loss[:, :0], loss[:, :0])

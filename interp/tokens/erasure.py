@@ -319,6 +319,7 @@ def erased(
     for value in values:
         top = [top_share(value, removable_on_host, share) for share in how.shares]
         sets.append(torch.stack([*top, *(removable & ~is_top for is_top in top)]))
+    # [1 + k * 2 * share, b, p]: nothing removed, then per set of values the top tokens, then all but them
     holes = torch.stack([torch.zeros_like(removable), *torch.cat(sets)])
     answers = yield from _answer_measures(model, batch, holes, at, how, batch_size)
     intact, erased_answers = answers[0], answers[1:].unflatten(0, (len(values), 2, len(how.shares)))

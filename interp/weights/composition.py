@@ -165,6 +165,7 @@ def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]
         tensor([1.])
     """
     size = ratio.double().log()
+    # [l h m g]: the median of a source head over g, and of a destination head over h
     source, target = (size.nanquantile(0.5, dim=dim, keepdim=True) for dim in (3, 1))
     layers = (source.nanquantile(0.5, dim=1, keepdim=True) + target.nanquantile(0.5, dim=3, keepdim=True)) / 2
     expected = source + target - layers

@@ -333,6 +333,7 @@ def _matching_with_random(
             small["cycled", layer] = FactoredMatrix(upcast(qk.A), upcast(qk.B) @ carried).wide().BA
             small["core", layer] = qk.core()
         values = einsum(weight[layer], upcast(ov.A), "h, h d e -> d h e")
+        # P of the docstring of `matching_scores`: the weighted sum of the heads' W_V W_O [d d]
         written = written + values.flatten(1) @ rearrange(upcast(ov.B), "h e d -> (h e) d")
     on_host = to_host(small)
     random = RandomHeads.several(
@@ -424,7 +425,7 @@ def _random_products(
     read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
     read, written = (to_device(frames, device).to(spectra.dtype) for frames in (read, written))
     written = back(written.mT)
-    values = to_device(spectra[order % len(spectra)][:, None], device)
+    values = to_device(spectra[order % len(spectra)][:, None], device)  # singular values [(partner n) 1 e]
     return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 

@@ -171,7 +171,7 @@ def _logit_ends(
 ) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
     """For each head and row, the `top` largest and smallest centred logits of the OV circuit, and their token ids."""
     ov = circuits.ov(heads).wide()
-    moved = circuits.before_unembedding(rows @ ov.A @ ov.B)
+    moved = circuits.before_unembedding(rows @ ov.A @ ov.B)  # [h n d]
     ends = []
     for _, tile in row_tiles(rearrange(moved, "h n d -> (h n) d"), unembedding):
         largest_and_smallest = [tile.topk(top, largest=largest) for largest in (True, False)]
