@@ -540,7 +540,9 @@ def _checked_rounding(
     query_sum, key_sum = query.parts.sum(-2), key.parts.sum(-2)
     pairs, product = (query_sum * key_sum).sum(-1), (query.stream * key.stream).sum(-1)
     explained = ((query_sum + query.rounding) * (key_sum + key.rounding)).sum(-1)
-    n, most = query.parts.shape[-2] + key.parts.shape[-2] + 2, query.length * key.length
+    # terms of a score: the parts of both sides, d_model numbers of the stream for each vector, d_head of the product
+    n = query.parts.shape[-2] + key.parts.shape[-2] + 2 + 2 * model.config.d_model + query.parts.shape[-1]
+    most = query.length * key.length
     terms = position.abs() + total.abs()
     tiny = torch.finfo(product.dtype).tiny
     exact = bound(n, query.size * key.size, product.dtype).clamp_min(tiny)

@@ -1,4 +1,4 @@
-"""Findings of a report, at most five sentences made from its tables by rules; each names the section that proves it.
+"""Findings of a report, at most six sentences made from its tables by rules; each names the section that proves it.
 
 A rule looks at the tables of one report and says one sentence or nothing. The rules stand in the order of what a reader
 asks: what the model answers, what writes it, what brings it about, where it travels, how few edges carry it. Where two
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from interp.pages.report import Report, TokenContrast
 
-MOST = 5
+MOST = 6
 """Sentences of a page."""
 ENOUGH = 0.9
 """Share of the difference between the prompts that a circuit has to carry, in `findings` and on the page."""
@@ -42,6 +42,18 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
+class Place:
+    """A cell of a map on the page."""
+
+    view: str
+    """The map's name on the page, such as "attribution" or "patching denoise z"."""
+    row: int
+    """The layer; on the map of the logit lens the depth, from 0."""
+    column: int
+    """The head, an MLP after all heads, or the token's position."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One sentence about what the analyses found."""
 
@@ -50,6 +62,8 @@ class Finding:
     """The section of the page that proves it: the name after `#` in its address."""
     doubt: str = ""
     """Evidence against the finding; empty where the ways of measuring agree."""
+    places: tuple[Place, ...] = ()
+    """The cells that the sentence speaks of, the first one first; none for sentences about no map."""
 
     def __str__(self) -> str:
         return f"{self.words} {self.doubt}".strip()
@@ -142,25 +156,48 @@ def _by(logits: float) -> str:
 def _writer(report: Report, contrast: TokenContrast) -> Finding | None:
     """The part that adds most to the logits by itself; in doubt where the model does as well without it."""
     token, sign = _favoured(contrast)
-    parts = report.tables.get("attribution")
-    if parts is None:
+    best = _adds_most(report, sign)
+    if best is None:
         return None
-    best = _largest(parts, sign * parts.value)
     direct = sign * float(best.value)
-    if direct <= 0:
-        return None
     without = _effects(report, best.part)
     lost = without.get("zero")
     added = f"{number(direct, 2, sign=True)} logits directly"
     cost = "" if lost is None else f", {number(sign * lost, 2, sign=True)} without it"
-    copied = _copied(report, best.part, token, sign)
-    does = (
-        f"copies {_at(token, copied)} to the end"
-        if copied is not None
-        else f"adds most to {_quoted(token)} by itself"
-    )
+    read = _read_from(report, best.part, sign)
+    does = f"adds most to {_quoted(token)} by itself"
+    if read is not None and read[0] == token:
+        does = f"copies {_at(*read)} to the end"
+    elif read is not None:
+        does += f", by what it reads at {_at(*read)}"
     words = f"{_started(in_words(best.part))} {does}: {added}{cost}."
-    return Finding(words, "attribution", _stands_alone(direct, without, sign))
+    places = _of_part(report, "attribution", best.part)
+    return Finding(words, "attribution", _stands_alone(direct, without, sign), places)
+
+
+def _adds_most(report: Report, sign: float) -> pd.Series | None:
+    """The row of the part that adds most to the favoured token's logit; None if nothing adds to it."""
+    parts = report.tables.get("attribution")
+    if parts is None:
+        return None
+    best = _largest(parts, sign * parts.value)
+    return best if sign * best.value > 0 else None
+
+
+def _of_part(report: Report, view: str, part: str) -> tuple[Place, ...]:
+    """The cell of a head or an MLP on a map of these; none for the parts outside the layers."""
+    one, config = Part.of(part), report.config
+    if one.kind == "head" and one.layer is not None and one.index is not None:
+        return (Place(view, one.layer, one.index),)
+    if one.kind in config.mlps and one.layer is not None:
+        return (Place(view, one.layer, config.n_heads + config.mlps.index(one.kind)),)
+    return ()
+
+
+def _of_patch(cell: pd.Series) -> Place:
+    """The cell of a patched head, or of a token's stream."""
+    at = cell["head"] if cell.site == "z" else cell.pos
+    return Place(f"patching {cell.direction} {cell.site}", int(cell.layer), int(at))
 
 
 def _largest(table: pd.DataFrame, by: pd.Series[float]) -> pd.Series:
@@ -195,16 +232,22 @@ def _stands_alone(direct: float, without: dict[str, float], sign: float) -> str:
     return ""
 
 
-def _copied(report: Report, part: str, token: str, sign: float) -> int | None:
-    """Where a head reads the token that it writes, if most of what it adds comes from that token; None if not."""
+def _read_from(report: Report, part: str, sign: float) -> tuple[str, int] | None:
+    """The token, and its position, from which a head takes at least half of what it adds; None if from no one token.
+
+    Copies of the token count together; the position is that of the copy which gives most. The first token of all is
+    none: heads rest there.
+    """
     table = report.tables.get("attribution_sources")
     if table is None:
         return None
     rows = table[table.part == part]
-    same = rows[rows.source_token == token]
-    if same.empty or not sign * same.value.sum() >= HALF * sign * rows.value.sum():
+    by_token = (sign * rows.value).groupby(rows.source_token).sum()
+    if by_token.empty or not by_token.max() >= HALF * sign * rows.value.sum():
         return None
-    return int(_largest(same, sign * same.value).source)
+    same = rows[rows.source_token == by_token.idxmax()]
+    source = int(_largest(same, sign * same.value).source)
+    return (str(by_token.idxmax()), source) if source else None
 
 
 def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
@@ -230,46 +273,89 @@ def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
         f"({number(float(mass.max()), 2)}) at what followed it, {_at(word, key)}{so}."
     )
     doubt = "" if so else "But that is not the answer."
-    return Finding(words, "attention", doubt)
+    return Finding(words, "attention", doubt, _of_part(report, "attention", part))
 
 
 def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
     """The head or MLP that brings most of the answer back by itself; in doubt where the answer survives its loss."""
-    table = report.tables.get("patching")
-    if table is None:
-        return None
-    parts = table[
-        table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed & ~_of_embedding(report)
-    ]
-    sides = {
-        name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")
-    }
+    sides = _patched_parts(report)
     if "denoise" not in sides:
         return None
-    back = sides["denoise"].sort_values("normalised", ascending=False, kind="stable")
+    back = sides["denoise"]
     best, share = back.iloc[0], float(back.normalised.iloc[0])
     name = _cell_in_words(best)
     if share < LITTLE:
         words = (
             f"No single head or MLP brings the difference back: the most is {number(share, 2)}, by {name}."
         )
-        return Finding(words, "patching", "Several have to act together.")
-    brings = (
-        f"brings {number(share, 2)} of the difference back when it alone is put into the corrupted prompt"
-    )
-    words = f"{_started(name)} {brings}."
+        return Finding(words, "patching", "Several have to act together.", (_of_patch(best),))
+    words, beside = _brought_back(report, contrast, back)
+    places = (_of_patch(best), *map(_of_patch, beside))
     left = sides["noise"].normalised.reindex(back.index) if "noise" in sides else back.normalised * 0
     spare = back.index[(back.normalised >= AMPLE) & (left >= AMPLE)]
     if (site := _early_site(back, left, best)) is not None:
         early = f"{_started(_cell_in_words(site))} writes early what the answer needs: alone in the corrupted prompt it"
         back_early = number(float(site.normalised), 2)
         words = f"{early} brings {back_early} of the difference back, {name} later {number(share, 2)}."
+        places = (_of_patch(site), *places)
     if not len(spare):
-        return Finding(words, "patching", _more_than_all(share))
+        return Finding(words, "patching", _more_than_all(share), places)
     names = [_cell_in_words(back.loc[index]) for index in spare]
     several = f"{_listed(names)} {'is' if len(names) == 1 else 'are each'} enough and"
     doubt = f"But {several} not needed: at least {number(float(left[spare].min()), 2)} is left without it."
-    return Finding(words, "patching", doubt)
+    return Finding(words, "patching", doubt, (*places, *(_of_patch(back.loc[index]) for index in spare)))
+
+
+def _patched_parts(report: Report) -> dict[str, pd.DataFrame]:
+    """The patches of heads and MLPs by direction, those that leave most of the difference first."""
+    table = report.tables.get("patching")
+    if table is None:
+        return {}
+    parts = table[
+        table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed & ~_of_embedding(report)
+    ].sort_values("normalised", ascending=False, kind="stable")
+    return {
+        str(name): rows.set_index(["site", "part", "pos"], drop=False)
+        for name, rows in parts.groupby("direction")
+    }
+
+
+def _brought_back(report: Report, contrast: TokenContrast, back: pd.DataFrame) -> tuple[str, list[pd.Series]]:
+    """The sentence about the part that brings most of the difference back, told after the one that adds most by itself.
+
+    With it come the patches of the other parts that the sentence names: the best head where an MLP is best, and the
+    part that adds most by itself.
+    """
+    best = back.iloc[0]
+    brings = f"brings {_share_of(best)} of the difference back when it alone is put into the corrupted prompt"
+    writer = _adds_most(report, _favoured(contrast)[1])
+    last = len(report.tables["tokens"]) - 1
+    by_part = {_patched(cell, last): cell for _, cell in back.iterrows()}
+    if writer is not None and writer.part == _patched(best, last):
+        return f"The same {'head' if best.site == 'z' else 'MLP'} {brings}.", []
+    heads = back[(back.site == "z") & (back.normalised >= HALF)].part.tolist() if best.site != "z" else []
+    others = [*heads[:1], *([] if writer is None or writer.part not in by_part else [writer.part])]
+    beside = {part: by_part[part] for part in others}
+    also = _listed([f"{in_words(part)} brings {_share_of(cell)}" for part, cell in beside.items()])
+    words = f"{_started(_cell_in_words(best))} {brings}{'; ' if also else ''}{also}."
+    return words, list(beside.values())
+
+
+def _share_of(cell: pd.Series) -> str:
+    """The share of the difference between the prompts that a patch brings back."""
+    return number(float(cell.normalised), 2)
+
+
+def _patched(cell: pd.Series, last: int) -> str | None:
+    """The name of the head, or of the MLP at the last position, whose output a cell carries over; None elsewhere."""
+    if cell.site == "z":
+        return str(cell.part)
+    return _mlp_of(cell) if cell.pos == last else None
+
+
+def _mlp_of(cell: pd.Series) -> str:
+    """The MLP that writes a patched cell."""
+    return str(Part("mlp" if cell.site == "mlp_out" else "mlp_before", int(cell.layer)))
 
 
 def _of_embedding(report: Report) -> pd.Series[bool]:
@@ -301,13 +387,12 @@ def _cell_in_words(cell: pd.Series) -> str:
     """A patched head, or the MLP that writes a patched cell and where that is."""
     if cell.site == "z":
         return in_words(cell.part)
-    mlp = Part("mlp" if cell.site == "mlp_out" else "mlp_before", Part.of(cell.part).layer)
-    return f"{in_words(str(mlp))} at {_at(cell.token or '', int(cell.pos))}"
+    return f"{in_words(_mlp_of(cell))} at {_at(cell.token or '', int(cell.pos))}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names in a row, the last after "and"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    """Names in a row, the last after "and"; "" for none."""
+    return " and ".join([", ".join(names[:-1]), *names[-1:]]) if len(names) > 1 else "".join(names)
 
 
 def _more_than_all(share: float) -> str:
@@ -323,23 +408,31 @@ def _route(report: Report, contrast: TokenContrast) -> Finding | None:
     tokens = report.tables["tokens"].token.tolist()
     stream = table[(table.site == "resid_pre") & (table.direction == "denoise")].sort_values(["layer", "pos"])
     share = stream.normalised.fillna(0.0).to_numpy().reshape(-1, len(tokens))
-    places = [(pos, token) for pos, token, _ in report.corrupted.changes]
-    if places[-1][0] == len(tokens) - 1:
+    changed = [(pos, token) for pos, token, _ in report.corrupted.changes]
+    if changed[-1][0] == len(tokens) - 1:
         return None
-    more = [f"{len(places) - NAMED} more tokens"] if len(places) > NAMED + 1 else []
-    start = _listed([_at(token, pos) for pos, token in (places[:NAMED] if more else places)] + more)
+    more = [f"{len(changed) - NAMED} more tokens"] if len(changed) > NAMED + 1 else []
+    named = changed[:NAMED] if more else changed
+    start = _listed([_at(token, pos) for pos, token in named] + more)
     above_half = [layer for layer in range(len(share)) if (share[layer:, -1] >= HALF).all()]
     words = f"What differs starts at {start}"
     if not above_half:
         return Finding(f"{words}; only the last layer brings most of it to the last token.", "patching")
     words += f" and is at the last token from layer {above_half[0]} on"
+    best = _patched_parts(report)["denoise"].iloc[0]
+    if best.site == "z" and best.layer == above_half[0] - 1 and best.normalised >= LITTLE:
+        words += f", right after {in_words(best.part)}"
+    view = "patching denoise resid_pre"
+    places = [Place(view, above_half[0], len(tokens) - 1)]
     elsewhere = np.ones(len(tokens), dtype=bool)
-    elsewhere[[-1, *(pos for pos, _ in places)]] = False
+    elsewhere[[-1, *(pos for pos, _ in changed)]] = False
     between = np.where(elsewhere, share[: above_half[0]], 0.0)
     if between.size and between.max() >= HALF:
         layer, pos = divmod(int(between.argmax()), len(tokens))
         words += f", by way of {_at(tokens[pos], pos)} in layer {layer}"
-    return Finding(f"{words} (at least half of the effect, patching one state at a time).", "patching")
+        places.append(Place(view, layer, pos))
+    words = f"{words} (half of the effect or more, one state patched at a time)."
+    return Finding(words, "patching", places=(*places, *(Place(view, 0, pos) for pos, _ in changed)))
 
 
 def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
@@ -348,7 +441,8 @@ def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
     if report.corrupted is not None or table is None:
         return None
     token, sign = _favoured(contrast)
-    table = table[(table.change == "zero") & table.changed]
+    extends_embedding = table.part.isin(["L0.mlp"]) & (report.config.n_layers > FEW_LAYERS)
+    table = table[(table.change == "zero") & table.changed & ~extends_embedding]
     if table.empty or (sign * table.value).min() >= 0:
         return None
     worst, parts = _largest(table, -sign * table.value), report.tables["attribution"]
@@ -358,9 +452,8 @@ def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
         f"{_quoted(token)} suffers most without {in_words(worst.part)}: "
         f"{number(sign * float(worst.value), 2, sign=True)} logits when its output is set to zero."
     )
-    return Finding(
-        words, "ablation", "Zero is a state the model never saw; a corrupted prompt gives a fairer test."
-    )
+    doubt = "Zero is a state the model never saw; a corrupted prompt gives a fairer test."
+    return Finding(words, "ablation", doubt, _of_part(report, "ablation zero", worst.part))
 
 
 def _circuit(report: Report, contrast: TokenContrast) -> Finding | None:
@@ -371,9 +464,14 @@ def _circuit(report: Report, contrast: TokenContrast) -> Finding | None:
     size = enough(table)
     share = float(table.value[table.edges == size].iloc[0])
     total = int(table.edges.max())
+    if size == total:
+        words = (
+            f"No small circuit was found: fewer than all {count(total)} edges, taken by strength, carry less than "
+            f"{number(ENOUGH, 2)} of the difference or do not keep it."
+        )
+        return Finding(words, "circuit", "Another choice of edges may do better.")
     words = f"The strongest {count(size)} of {count(total)} edges carry {number(share, 2)} of the difference."
-    doubt = "No smaller selection of the strongest does." if size == total else _more_than_all(share)
-    return Finding(words, "circuit", doubt)
+    return Finding(words, "circuit", _more_than_all(share))
 
 
 def enough(table: pd.DataFrame) -> int:
@@ -387,20 +485,23 @@ def _lens(report: Report, contrast: TokenContrast) -> Finding | None:
     table = report.tables.get("logit_lens")
     if table is None:
         return None
-    rows = table[(table.pos == table.pos.max()) & (table["rank"] == 0)]
+    last_pos = int(table.pos.max())
+    rows = table[(table.pos == last_pos) & (table["rank"] == 0)]
     ranks: Sequence[int] = rows.answer_rank.tolist()
     if ranks[-1] != 0:
         return None
     first = max((i + 1 for i, rank in enumerate(ranks) if rank != 0), default=0)
     word = _quoted(contrast.answer.token)
     if first == len(ranks) - 1:
-        return Finding(f"The logit lens reads {word} at the last token only at the end.", "lens")
+        words = f"The logit lens reads {word} at the last token only at the end."
+        return Finding(words, "lens", places=(Place("lens", first, last_pos),))
     depth = depth_in_words(str(rows.depth.iloc[first]))
     since = depth if depth == "embedding" else f"end of {depth.removeprefix('after ')}"
-    return Finding(f"The logit lens reads {word} at the last token from the {since} on.", "lens")
+    words = f"The logit lens reads {word} at the last token from the {since} on."
+    return Finding(words, "lens", places=(Place("lens", first, last_pos),))
 
 
 RULES: Sequence[Callable[[Report, TokenContrast], Finding | None]] = (
-    _answer, _writer, _induction, _cause, _route, _needed, _circuit, _lens,
+    _answer, _writer, _cause, _induction, _route, _needed, _circuit, _lens,
 )  # fmt: skip
 """In the order of the page."""

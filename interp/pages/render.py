@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from interp.attention.shares import with_pattern
@@ -53,7 +54,7 @@ GLOSSARY = {
 """The words that a stranger needs."""
 SCRIPTS = (
     "state", "cells", "attention", "lattice", "reading", "parts", "painted", "circuit", "why", "stages", "staged",
-    "choosing", "keyboard", "causal", "start",
+    "choosing", "keyboard", "causal", "start", "walk",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -81,7 +82,7 @@ def _ready(report: Report) -> dict[str, object]:
         "facts": _facts(report),
         "card": (card := views.measured(report.about.card.get("measured"))),
         "sections": {name: title for name, title in SECTIONS.items() if card or name != "card"},
-        "findings": findings(report),
+        "findings": (found := findings(report)),
         "glossary": GLOSSARY,
         "steps": STEPS_IN_WORDS,
         "tokens": tables["tokens"].to_dict("records"),
@@ -103,6 +104,7 @@ def _ready(report: Report) -> dict[str, object]:
         "payload": {
             "names": names,
             "heads": report.config.n_heads,
+            "findings": [{"section": one.section, "places": [*map(astuple, one.places)]} for one in found],
             "attention": _packed(tables.get("attention"), report.config),
             **({"profiles": looked["profiles"]} if many_heads(report.config) else {}),
             **({"reasons": {why.part: why.payload() for why in report.reasons}} if report.reasons else {}),
@@ -114,7 +116,7 @@ def _ready(report: Report) -> dict[str, object]:
 
 def many_heads(config: ModelConfig) -> bool:
     """Whether there are too many heads for an element each."""
-    return config.n_layers * config.n_heads > views.MOST_CELLS
+    return config.n_layers * config.n_heads > views.MOST_NUMBERED
 
 
 def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | None) -> dict[str, object]:
@@ -159,6 +161,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "most_depths": view_lens.MOST_DEPTHS,
+        "few_layers": view_lens.FEW_LAYERS,
         "why_these": view_lens.why_these(report.config),
         "word_count": None,
         "flows": None,

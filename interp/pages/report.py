@@ -61,7 +61,7 @@ FittedLens = TunedLens | FittedJacobianLens
 """Lenses that were fitted on texts."""
 Sections = Mapping[str, Mapping[str, xr.Dataset]]
 """Answers to the questions of each section of the page."""
-MOST_CELLS = 1_300_000
+MOST_WEIGHTS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
 
@@ -551,8 +551,8 @@ def _kinds(config: ModelConfig) -> tuple[CompositionKind, ...]:
 
 def _check_size(config: ModelConfig, n: int) -> None:
     heads_in_all = len(with_pattern(config)) * config.n_heads
-    if heads_in_all * n * (n + 1) // 2 > MOST_CELLS:
-        fits = int(((1 + 8 * MOST_CELLS / heads_in_all) ** 0.5 - 1) / 2)
+    if heads_in_all * n * (n + 1) // 2 > MOST_WEIGHTS:
+        fits = int(((1 + 8 * MOST_WEIGHTS / heads_in_all) ** 0.5 - 1) / 2)
         raise ValueError(
             f"the page shows the attention of all {heads_in_all} heads of this model for up to {fits} tokens, "
             f"the prompt has {n}"

@@ -65,7 +65,7 @@ class ReportPage:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, at most five sentences, the most important first; each with a doubt where there is one."""
+        """The findings, at most six sentences, the most important first; each with a doubt where there is one."""
         return findings(self.report)
 
     def __str__(self) -> str:

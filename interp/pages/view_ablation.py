@@ -28,7 +28,7 @@ LARGEST = 12
 """Parts listed with their numbers."""
 MOST_DOTS = 150
 """Parts drawn as dots: the largest, all others lie about the middle."""
-SIDE, ROOM = 260.0, 36.0
+SIDE, ROOM = 260.0, 50.0
 """Of the drawing of total against direct effect: its square and the room for its scales, in pixels."""
 
 

@@ -28,8 +28,8 @@ GRAINS = {
     "sublayer": "every sublayer, its heads and biases together",
 }
 """The grains of the waterfall in the order of the page."""
-OTHERS = " others"
-"""End of the name of all parts that have no bar of their own."""
+OTHERS = "others"
+"""Kind of the bar of all parts that have none of their own."""
 MOST_STEPS = 16
 """Parts with a bar of their own in the waterfall by part; of more sublayers the bars have no names."""
 MOST_LISTED = 60
@@ -72,6 +72,7 @@ class WaterfallStep:
     """One step of the waterfall; places in percent of the drawing's height."""
 
     part: str
+    kind: str
     layer: int | None
     head: int | None
     value: float
@@ -146,7 +147,7 @@ def _largest(parts: list[Added], most: int) -> list[Added]:
     if len(rest) < 2:
         return order
     value, share = (math.fsum(getattr(part, name) for part in rest) for name in ("value", "share"))
-    return [*order[:most], Added(f"{len(rest)}{OTHERS}", "others", None, None, value, share, len(parts))]
+    return [*order[:most], Added(f"{len(rest)} {OTHERS}", OTHERS, None, None, value, share, len(parts))]
 
 
 def _falls(
@@ -198,13 +199,14 @@ def _waterfall(groups: list[list[Added]]) -> Waterfall:
         sums = f"sum so far {_amount(start)} → {_amount(end)}"
         tip = f"{first.meaning if single else name}\n{_explained(group)}\n{sums}"
         head = first.head if single else None
-        return WaterfallStep(name, first.layer, head, amount, bottom, place(max(start, end)) - bottom, tip)
+        height = place(max(start, end)) - bottom
+        return WaterfallStep(name, first.kind, first.layer, head, amount, bottom, height, tip)
 
     steps = [step(*each) for each in zip(groups, starts.tolist(), ends.tolist(), strict=True)]
     total = float(ends[-1])
     tip = f"total\n{_amount(total)} logits, the sum of {len(steps)} steps"
     bottom = place(min(0.0, total))
-    whole = WaterfallStep("total", None, None, total, bottom, place(max(0.0, total)) - bottom, tip)
+    whole = WaterfallStep("total", "total", None, None, total, bottom, place(max(0.0, total)) - bottom, tip)
     ticks = [(text, place(value)) for text, value in round_ticks(low, low + span)]
     narrow = len(steps) > MOST_STEPS + 1
     return Waterfall(_bands(steps), len(steps) + 1, narrow, whole, ticks, place(0.0), place(total))
@@ -213,8 +215,8 @@ def _waterfall(groups: list[list[Added]]) -> Waterfall:
 def _bands(steps: list[WaterfallStep]) -> list[Band]:
     """Neighbours of one layer together: before all layers the embeddings, after them what is left."""
     bands: list[Band] = []
-    for (layer, rest), group in groupby(steps, key=lambda step: (step.layer, step.part.endswith(OTHERS))):
-        outside = "rest" if rest else "final" if bands else "embed"
+    for (layer, is_rest), group in groupby(steps, key=lambda step: (step.layer, step.kind == OTHERS)):
+        outside = "rest" if is_rest else "final" if bands else "embed"
         bands.append(Band(outside if layer is None else str(Part("block", layer)), list(group)))
     return bands
 

@@ -1,8 +1,9 @@
 """The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter
 
 import pandas as pd
@@ -16,6 +17,11 @@ from interp.pages.wording import number, probability, visible
 
 MOST_DEPTHS = 16
 """Depths of a lens, and layers of the backward lens, that are rows of the page; of more a choice."""
+FEW_LAYERS = 6
+"""Layers that the backward lens opens on, of models with more than `MANY_LAYERS`; the others are shown on demand."""
+MANY_LAYERS = 8
+WHOLE_WORD = re.compile(r"\s[^\W\d_]{2,}")
+"""A token that is a word by itself: a space and at least two letters."""
 IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
 """When a cell shows `NO_UPDATE`, in words."""
 LISTED = 5
@@ -30,8 +36,8 @@ MATRICES = {
 }
 """The matrices of the backward lens and what each does."""
 READING = {
-    True: "a step subtracts δ, so each cell names the least probable token of δ",
-    False: "a step writes multiples of x, so each cell names the most probable token of x",
+    True: "a step subtracts δ, so each cell names one of the least probable tokens of δ",
+    False: "a step writes multiples of x, so each cell names one of the most probable tokens of x",
 }
 """How to read matrices that write to the stream, and those that read it."""
 
@@ -102,6 +108,8 @@ class LensPanel:
     rows: list[Depth]
     largest: float
     """Largest norm of delta, where the colour is full; 0 if nothing would be written anywhere."""
+    summary: str
+    """Where the step is largest and how many cells name the answer; empty if nothing would be written."""
 
 
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
@@ -182,13 +190,43 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
         rows: dict[int, list[MapCell]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
             rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
-        size = {layer: max(cell.level for cell in cells) for layer, cells in rows.items()}
-        strongest = sorted(size, key=lambda layer: -size[layer])[:MOST_DEPTHS]
+        order = _telling(rows)
+        opens = order[: FEW_LAYERS if len(rows) > MANY_LAYERS else MOST_DEPTHS]
         depths = [
-            Depth(str(Part("block", layer)), f"layer {layer}", rows[layer]) for layer in sorted(strongest)
+            Depth(str(Part("block", layer)), f"layer {layer}", rows[layer], folded=layer not in opens)
+            for layer in sorted(order[:MOST_DEPTHS])
         ]
-        panels.append(LensPanel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
+        meaning, reading = MATRICES[str(matrix)], READING[writes]
+        panels.append(LensPanel(str(matrix), meaning, reading, depths, largest, _largest_step(ranked, rows)))
     return panels
+
+
+def _telling(rows: dict[int, list[MapCell]]) -> list[int]:
+    """The layers, those that tell most first: the largest norms, and by turns layers that name the answer."""
+    size = {layer: max(cell.level for cell in cells) for layer, cells in rows.items()}
+    by_size = sorted(size, key=lambda layer: -size[layer])
+    naming = [layer for layer in by_size if any(cell.marked for cell in rows[layer])]
+    return [
+        *dict.fromkeys(layer for pair in zip_longest(by_size, naming) for layer in pair if layer is not None)
+    ]
+
+
+def _largest_step(ranked: list[BackwardRow], rows: dict[int, list[MapCell]]) -> str:
+    """Where delta is largest, and in how many cells the answer is the extreme token."""
+    most = max(ranked, key=lambda row: row.delta)
+    if not most.delta:
+        return ""
+    names = [layer for layer, cells in rows.items() for cell in cells if cell.marked]
+    spread = f", in layers {min(names)} to {max(names)}" if len({*names}) > 1 else ""
+    return (
+        f"The step is largest in layer {most.layer} at “{visible(most.token)}” ({most.pos}); {len(names)} of "
+        f"{sum(map(len, rows.values()))} cells name the answer first{spread}."
+    )
+
+
+def word_of(words: Sequence[str]) -> str:
+    """The first of some tokens that is a whole word; the first one where none is."""
+    return next((word for word in words if WHOLE_WORD.fullmatch(word)), words[0])
 
 
 def _backward_cell(
@@ -209,8 +247,13 @@ def _backward_cell(
         f"most probable of {side}: {' '.join(visible(row.top_word) for row in ranked)}",
         f"the answer {visible(answer)}: rank {first.answer_rank + 1}",
     ]
-    token, extreme = (first.bottom_word, n_vocab - 1) if writes else (first.top_word, 0)
-    return MapCell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)
+    words, extreme = (
+        ([row.bottom_word for row in ranked], n_vocab - 1)
+        if writes
+        else ([row.top_word for row in ranked], 0)
+    )
+    marked = first.answer_rank == extreme
+    return MapCell(visible(words[0] if marked else word_of(words)), level, "\n".join(lines), marked)
 
 
 def why_these(config: ModelConfig) -> str | None:

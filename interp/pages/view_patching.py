@@ -10,12 +10,12 @@ from interp.pages.wording import number, visible
 
 DIRECTIONS: dict[Direction, str] = {
     "denoise": (
-        "Clean into corrupted: one activation of the prompt's run is put into the corrupted run. What brings the "
-        "answer back? Cells near 1 suffice by themselves"
+        "Clean into corrupted: what of the prompt's run brings the answer back in the corrupted run? Cells near 1 "
+        "suffice by themselves"
     ),
     "noise": (
-        "Corrupted into clean: one activation of the corrupted run is put into the prompt's run. What takes the answer "
-        "away? Cells near 0 are needed"
+        "Corrupted into clean: what of the corrupted run takes the answer away in the prompt's run? Cells near 0 are "
+        "needed"
     ),
 }
 """The directions of the page, and how to read them."""

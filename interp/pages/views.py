@@ -70,13 +70,13 @@ class MapCell:
 R = TypeVar("R")
 CellRows = list[list[MapCell]]
 """A map: its cells, row by row."""
-MOST_CELLS = 200
+MOST_NUMBERED = 200
 """Cells of a map up to which each shows its number; a larger one is painted: colours, numbers on hover."""
 
 
 def is_painted(cells: CellRows) -> bool:
     """Whether a map has too many cells for a number in each."""
-    return sum(map(len, cells)) > MOST_CELLS
+    return sum(map(len, cells)) > MOST_NUMBERED
 
 
 def painted(cells: CellRows) -> dict[str, str]:

@@ -120,6 +120,8 @@ def chance_copying(n: int) -> float:
 
 HEADS = (256, 1024)
 """The fewest and the most random heads of a null."""
+Frames = tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]
+"""Random frames that heads read, frames that they write, and the order in which heads take their singular values."""
 PARTNERS = 4
 """Number of random heads that reuse one pair of random frames, since a frame costs more than a head's eigenvalues."""
 KEPT = 2**22
@@ -381,8 +383,13 @@ class RandomHeads:
             seed: seed of the draws.
         """
         model = circuits.network
+        frames = (
+            functools.cache(  # drawn once per call for all heads of one width; small frames also stay cached
+                lambda n, width, dtype: _frames(n, model.config.d_model, width, dtype, seed)
+            )
+        )
         small = {
-            key: _random_products(back, spectra, model.config.d_model, model.device, draws, seed)
+            key: _random_products(back, spectra, frames, model.device, draws)
             for key, (back, spectra) in by_key.items()
         }
         return {key: cls.of(products) for key, products in to_host(small).items()}
@@ -408,10 +415,9 @@ class RandomHeads:
 def _random_products(
     back: Back,
     spectra: Float[Tensor, "h e"],
-    d_model: int,
+    frames: Callable[[int, int, torch.dtype], Frames],
     device: torch.device,
     draws: int | None,
-    seed: int,
 ) -> Float[Tensor, "n e e"]:
     """Small products `back(B) A` of random circuits A B with these singular values; none if all of them are zero."""
     spectra = spectra[(spectra > 0).any(1)]
@@ -420,19 +426,21 @@ def _random_products(
         return torch.empty(0, width, width)
     if draws is None:
         draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
-    n = -(-draws // PARTNERS)
-    drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
-    read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
-    read, written = (to_device(frames, device).to(spectra.dtype) for frames in (read, written))
+    read, written, order = frames(-(-draws // PARTNERS), width, spectra.dtype)
+    read, written = (to_device(side, device).to(spectra.dtype) for side in (read, written))
     written = back(written.mT)
     values = to_device(spectra[order % len(spectra)][:, None], device)  # singular values [(partner n) 1 e]
     return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 
+def _frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
+    """`_random_frames`, from the cache unless the frames are too large for it."""
+    drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
+    return drawn(n, d_model, width, dtype, seed)
+
+
 @functools.lru_cache(maxsize=4)
-def _random_frames(
-    n: int, d_model: int, width: int, dtype: torch.dtype, seed: int
-) -> tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]:
+def _random_frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
     """Random frames that n heads read and write, and the order in which `PARTNERS * n` heads take their spectra."""
     generator = torch.Generator().manual_seed(seed)
     drawn = haar_frames(2 * n, d_model, width, generator, dtype)

@@ -1,6 +1,7 @@
 """The page in a real browser: what a click or a hover shows are the numbers of the tables; nothing is fetched."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -308,7 +309,15 @@ def test_the_matrix_switch_shows_that_backward_lens_and_a_cell_its_numbers(seen:
     seen.page.locator("#backward .switch").get_by_text(matrix).click()
     table = seen.table("backward_lens").query(f"matrix == '{matrix}'")
     cells = seen.page.locator("#backward td:visible")
-    names = table[table["rank"] == 0]["bottom_word" if matrix == "W_out" else "top_word"]
+    end, extreme = ("bottom_word", 1023) if matrix == "W_out" else ("top_word", 0)
+    groups = [(rows[end].tolist(), rows.answer_rank.iloc[0]) for _, rows in table.groupby(["layer", "pos"])]
+    words = [[word for word in some if re.fullmatch(r" [A-Za-z]{2,}", str(word))] for some, _ in groups]
+    names = pd.Series(
+        [
+            some[0] if rank == extreme or not whole else whole[0]
+            for (some, rank), whole in zip(groups, words, strict=True)
+        ]
+    )
     assert cells.count() == len(names)
     n = len(seen.table("tokens"))
     place = 2 * n + n - 1

@@ -10,7 +10,8 @@ import pytest
 
 import interp
 from interp.pages import About, Finding, Report, ReportPage, ReportQuestion, findings, report_of
-from interp.pages.findings import MOST, enough, in_words
+from interp.pages.findings import MOST, Place, enough, in_words
+from interp.pages.wording import count
 from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED
 from interp.zoo.shown import SHOWN
@@ -64,7 +65,8 @@ def test_named_part_writes_to_the_logits_in_the_planted_circuit(name: str) -> No
 def test_an_induction_head_is_said_to_copy_and_to_look_at_what_followed(planted: Report) -> None:
     words = [one.words for one in findings(planted)]
     assert words[1].startswith("Head L1H2 copies “d” (position 10) to the end: +19.91 logits directly")
-    assert words[2] == (
+    assert words[2].startswith("The same head brings 1.00 of the difference back")
+    assert words[3] == (
         "Head L1H2 is an induction head: the last token “c” was there before, and the head looks (1.00) at what "
         "followed it, “d” (position 10), the answer."
     )
@@ -75,10 +77,10 @@ def test_a_fact_is_found_in_the_mlp_that_keeps_it_at_the_token_that_asks() -> No
     found = hand_built("fact_memory")
     last = len(found.tables["tokens"]) - 1
     (cause, *_) = said(found, "patching")
-    token = found.tables["tokens"].token.iloc[-1]
-    assert cause.words.startswith(
-        f"The MLP of layer 1 at “{token}” (position {last}) brings 1.00 of the difference"
-    )
+    (writer,) = said(found, "attribution")
+    assert writer.words.startswith("The MLP of layer 1 adds most")
+    assert cause.words.startswith("The same MLP brings 1.00 of the difference")
+    assert cause.places == (Place("patching denoise mlp_out", 1, last),)
     assert cause.doubt == ""
 
 
@@ -104,14 +106,14 @@ def test_an_early_mlp_that_the_answer_does_not_need_is_not_called_its_site() -> 
     table = found.tables["patching"].copy()
     table.loc[(table.direction == "noise") & (table.site == "mlp_out"), "normalised"] = 0.9
     changed = dataclasses.replace(found, tables={**found.tables, "patching": table})
-    assert said(changed, "patching")[0].words.startswith("Head L1H2 brings 1.00")
+    assert said(changed, "patching")[0].words.startswith("The same head brings 1.00")
 
 
 def test_in_a_deep_model_the_first_mlp_at_a_changed_token_is_no_finding() -> None:
     found = hand_built("early_site")
     deep = dataclasses.replace(found, config=dataclasses.replace(found.config, n_layers=30))
     (cause, *_) = said(deep, "patching")
-    assert cause.words.startswith("Head L1H2 brings 1.00 of the difference back")
+    assert cause.words.startswith("The same head brings 1.00 of the difference back")
 
 
 def test_loss_of_a_head_with_a_backup_is_doubted_by_both_measures() -> None:
@@ -142,6 +144,7 @@ def test_the_sentences_of_the_demo_say_its_numbers() -> None:
         "patching",
         "patching",
         "circuit",
+        "lens",
     ]
     attribution = found.tables["attribution"].set_index("part").value
     ablated = found.tables["ablation"].set_index(["change", "part"]).value
@@ -235,7 +238,7 @@ def test_no_part_is_named_as_the_cause_where_none_brings_enough_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "parallel", "attention-only", "post-norm", "llama-gqa"])
-def test_every_model_shape_gets_at_most_five_sentences_with_links(
+def test_every_model_shape_gets_at_most_six_sentences_with_links(
     name: str,
 ) -> None:
     found = compared(name)
@@ -244,6 +247,30 @@ def test_every_model_shape_gets_at_most_five_sentences_with_links(
     for one in findings(found):
         assert f'<section id="{one.section}"' in page
         assert one.words.endswith(".") and one.words[0].isupper()
+
+
+def test_places_of_a_sentence_are_the_cells_whose_numbers_it_says() -> None:
+    found = asked(SHOP, " Mary", " John", SWAPPED)
+    patched = found.tables["patching"].set_index(["direction", "site", "layer"]).sort_index()
+    (cause, *_) = said(found, "patching")
+    numbers = [float(text.replace("−", "-")) for text in re.findall(r"brings (−?\d+\.\d+)", cause.words)]
+    assert len(numbers) == len(cause.places) == 3
+    for value, place in zip(numbers, cause.places, strict=True):
+        _, direction, site = place.view.split()
+        cells = patched.loc[(direction, site, place.row)]
+        one = cells[(cells["head"] if site == "z" else cells.pos) == place.column]
+        assert one.normalised.tolist() == [pytest.approx(value, abs=0.005)]
+
+
+def test_a_circuit_that_needs_all_edges_is_said_not_to_be_found() -> None:
+    found = asked(SHOP, " Mary", " John", SWAPPED)
+    table = found.tables["faithfulness"].assign(
+        value=lambda rows: (rows.edges == rows.edges.max()).astype(float)
+    )
+    changed = dataclasses.replace(found, tables={**found.tables, "faithfulness": table})
+    assert said(changed, "circuit")[0].words.startswith(
+        f"No small circuit was found: fewer than all {count(1519)} edges"
+    )
 
 
 # --- on the page, in the notebook ----------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ def test_questions_that_contradict_themselves_are_refused() -> None:
 def test_a_prompt_too_long_for_the_page_says_how_much_fits(
     planted_model: interp.HookedTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interp.pages.report.MOST_CELLS", 400)
+    monkeypatch.setattr("interp.pages.report.MOST_WEIGHTS", 400)
     with pytest.raises(ValueError, match="all 8 heads of this model for up to 9 tokens, the prompt has 16"):
         report_of(planted_model, ReportQuestion(PLANTED), About("x"))
     assert report_of(planted_model, ReportQuestion(PLANTED[:8]), About("x")).tables["tokens"].shape[0] == 9

@@ -231,7 +231,9 @@ def test_a_cell_names_the_end_that_is_read_and_lists_both(planted: Report) -> No
             f"the answer d: rank {first.answer_rank + 1}"
         )
         panel = text.split(f'data-matrix="{matrix}"')[1]
-        assert f'{tip}"><bdi>{wording.visible(first[f"{end}_word"])}</bdi>' in panel
+        assert (
+            f'{tip}"><bdi>{wording.visible(first[f"{end}_word"])}</bdi>' in panel
+        )  # letters: no whole words
         assert f"‖δ‖ {first.delta:.3g} (" in panel
 
 

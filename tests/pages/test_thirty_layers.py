@@ -137,7 +137,6 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_chooses(seen: Visit) -> None:
     canvas.focus()
     page.keyboard.press("ArrowDown")  # the cursor stands at the chosen head first
     assert page.locator("#tip").inner_text().startswith(start)
-    page.keyboard.press("Home")
     for key in (
         ["ArrowUp"] * LAYERS + ["ArrowLeft"] * HEADS + ["ArrowRight", "ArrowDown", "ArrowDown", "Enter"]
     ):
@@ -153,3 +152,37 @@ def test_folded_depths_of_the_lens_come_up_on_demand(seen: Visit) -> None:
     assert seen.page.locator("#lens tbody tr:visible").count() == 16
     seen.page.locator("#lens label", has_text="all").click()
     assert seen.page.locator("#lens tbody tr:visible").count() == LAYERS + 1
+
+
+@pytest.mark.browser
+@needs_browser
+def test_walk_marks_the_cells_of_each_finding_by_keyboard_alone(seen: Visit) -> None:
+    page = seen.page
+    sentences = page.locator(".findings li")
+    page.locator("#walk-start").focus()
+    page.keyboard.press("Enter")
+    for i in range(sentences.count()):
+        words = sentences.nth(i).evaluate(
+            "li => [...li.childNodes].filter((x) => !x.matches?.('a')).map((x) => x.textContent).join('')"
+        )
+        assert page.locator("#walk-words").inner_text().split() == words.split()
+        assert "spoken" in (sentences.nth(i).get_attribute("class") or "")
+        places = page.evaluate(
+            f"JSON.parse(document.querySelector('#data').textContent).findings[{i}].places"
+        )
+        for view, row, column in places:
+            marked = page.evaluate(
+                """([view, row, column]) => {
+                  const map = document.querySelector(`[data-view="${view}"]`);
+                  const shown = map.getBoundingClientRect().height > 0;
+                  if (map.matches("canvas")) return shown && map.dataset.spoken.split(" ").includes(`${row},${column}`);
+                  return shown && map.tBodies[0].rows[row].cells[column + 1].classList.contains("spoken");
+                }""",
+                [view, row, column],
+            )
+            assert marked
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Escape")
+    assert not page.locator("#walk").is_visible()
+    assert page.evaluate("document.activeElement.id") == "walk-start"
+    assert page.locator(".spoken, canvas[data-spoken]").count() == 0

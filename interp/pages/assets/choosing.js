@@ -32,7 +32,9 @@ const onChange = (name, act) =>
   all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
 onChange("direction", (direction) => select({ direction, pointed: null, key: null, cell: null }));
 onChange("weighting", (weighting) => select({ weighting }));
-onChange("depths", (depths) => all("tr.folded").forEach((row) => { row.hidden = depths === "few"; }));
+const unfold = (section) => (rows) => all(`${section} tr.folded`).forEach((row) => { row.hidden = rows === "few"; });
+onChange("depths", unfold("#lens"));
+onChange("layers", unfold("#backward"));
 onChange("edges", (edges) => select({ edges: +edges }));
 
 for (const name of ["score", "circuit", "kind", "grain", "lens", "matrix", "patching", "ablation"]) {

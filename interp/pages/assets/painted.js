@@ -33,6 +33,9 @@ const paintedGrid = (canvas, { rows, columns, frame, start, draw, told, choose }
       context.scale(dense, dense);
     });
     if (cursor) outlined(context, frame, cursor.row, cursor.column);
+    for (const place of (canvas.dataset.spoken ?? "").split(" ").filter(Boolean)) {
+      outlined(context, frame, ...place.split(",").map(Number), frame.height, "--accent", 3);
+    }
   };
   const shown = (cell) => {
     cursor = cell;
@@ -60,6 +63,7 @@ const paintedGrid = (canvas, { rows, columns, frame, start, draw, told, choose }
     hideTip();
     shown(null);
   });
+  canvas.addEventListener("spoken", drawAll);
   new ResizeObserver(drawAll).observe(canvas.parentElement);
   drawings.push(drawAll);
   let chosen = "";
@@ -69,9 +73,9 @@ const paintedGrid = (canvas, { rows, columns, frame, start, draw, told, choose }
     chosen = now;
   });
 };
-const outlined = (context, frame, row, column, height = frame.height) => {
-  context.strokeStyle = style("--ink");
-  context.lineWidth = 1.5;
+const outlined = (context, frame, row, column, height = frame.height, ink = "--ink", width = 1.5) => {
+  context.strokeStyle = style(ink);
+  context.lineWidth = width;
   context.strokeRect(frame.left + column * frame.width - 1, frame.top + row * frame.height - 1, frame.width + 1, height + 1);
 };
 const rowNames = (context, frame, rows) => {
@@ -128,14 +132,15 @@ const paintedMap = (canvas) => {
     rowNames(context, frame, rows);
     columnNames(context, frame, names, turned);
     const inks = Object.fromEntries(["panel", "pos", "neg", "seq"].map((name) => [name, channels(name)]));
+    const [soft, ink] = [style("--soft"), style("--ink")];
     const gap = Math.min(frame.width, frame.height) >= 7 ? 1 : 0;
     levels.forEach((level, i) => {
       const [x, y] = [frame.left + (i % columns) * frame.width, frame.top + Math.floor(i / columns) * frame.height];
       const full = sequential ? inks.seq : level < 0 ? inks.neg : inks.pos;
-      context.fillStyle = level === -128 ? style("--soft") : mixed(full, inks.panel, Math.abs(level) / 127);
+      context.fillStyle = level === -128 ? soft : mixed(full, inks.panel, Math.abs(level) / 127);
       context.fillRect(x, y, frame.width - gap, frame.height - gap);
       if (!marks.has(i)) return;
-      context.fillStyle = style("--ink");
+      context.fillStyle = ink;
       context.fillRect(x + frame.width / 2 - 2, y + frame.height / 2 - 2, 3, 3);
     });
     context.strokeStyle = style("--line");
