@@ -1,8 +1,9 @@
 """Why a head attends: its score for one query and one key as a sum over pairs of parts of the model.
 
-score(i, j) = c sum over a, b of (a_i W_Q)^T R(i, j) (b_j W_K) + position: a and b run over what was written to the
-stream at the query and at the key, norms at the scales of the pass. After the QK circuits of Elhage et al. 2021,
-"A Mathematical Framework for Transformer Circuits", here on a prompt.
+score(i, j) = c sum over a, b of (a_i W_Q)^T R(i, j) (b_j W_K) + position. The vectors a_i and b_j are what the model's
+parts wrote to the residual stream at query i and key j, R is the rotary rotation (if any), c the factor on the scores,
+and norms have the scales that the pass computed. These are the QK circuits of Elhage et al. 2021, "A Mathematical
+Framework for Transformer Circuits", on one prompt.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class AttentionAttribution(Question):
         `attention_paths`: the largest pairs, with the tokens that their heads had read.
 
     Example:
-        >>> found = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
-        >>> found.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in found.key_part
+        >>> result = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
+        >>> result.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in result.key_part
         True
     """
 
@@ -126,35 +127,35 @@ def _compute(
     model: Transformer, batch: Batch, head: tuple[int, int], question: AttentionAttribution
 ) -> Steps[Mapping[str, Tensor]]:
     batch = batch.left_aligned()
-    found = yield from score_parts(model, batch, head, question.query, question.key, question.by)
-    values = {"pairs": found.pairs, "total": found.total, "position": found.position}
-    values |= {"rounding": found.rounding, "error": found.error}
-    values |= {} if model.dtype in WIDE else {"half": found.rounding.abs()}
+    scores = yield from score_parts(model, batch, head, question.query, question.key, question.by)
+    values = {"pairs": scores.pairs, "total": scores.total, "position": scores.position}
+    values |= {"rounding": scores.rounding, "error": scores.error}
+    values |= {} if model.dtype in WIDE else {"half": scores.rounding.abs()}
     for name, side in (("by_query_source", QUERY), ("by_key_source", KEY)):
-        values |= {f"{name}_{layer}": x for layer, x in found.of_sources(side).items()}
-    return values | where(found, batch)
+        values |= {f"{name}_{layer}": x for layer, x in scores.of_sources(side).items()}
+    return values | where(scores, batch)
 
 
-def where(found: ScoreParts, batch: Batch) -> dict[str, Tensor]:
+def where(scores: ScoreParts, batch: Batch) -> dict[str, Tensor]:
     """Position in the prompt, and token id, of the query and the key of each row.
 
     Args:
-        found: the scores taken apart.
-        batch: the rows, which end in the last column.
+        scores: one split score per row.
+        batch: the rows, padded on the left.
 
     Returns:
-        `places` and `ids` [b, 2], the query first.
+        `places` (positions among real tokens) and `ids` (token ids), each [b, 2]: query, then key.
     """
-    columns = found.places + batch.tokens.shape[1] - batch.lengths[:, None]
-    return {"places": found.places, "ids": batch.tokens.gather(1, columns)}
+    columns = scores.places + batch.tokens.shape[1] - batch.lengths[:, None]
+    return {"places": scores.places, "ids": batch.tokens.gather(1, columns)}
 
 
 def ends(rows: Mapping[str, Tensor], text: Text) -> dict[str, object]:
     """Coordinates `query`, `key` (positions) and `query_token`, `key_token` (texts) of a result.
 
     Args:
-        rows: what `where` returned, over all rows.
-        text: the tokenizer's words.
+        rows: the tensors of `where`, over all rows.
+        text: the tokenizer, which turns ids into texts.
 
     Returns:
         The coordinates over `prompt`, by name.
@@ -167,7 +168,7 @@ def ends(rows: Mapping[str, Tensor], text: Text) -> dict[str, object]:
 
 
 def sides_of(config: ModelConfig, layer: int, *, heads: bool) -> dict[str, list[str]]:
-    """Names of the parts on both sides of a score, in the order of the arrays.
+    """Names of the parts at the query and at the key of a score, in the order of the arrays' axes.
 
     Args:
         config: the model's configuration.
@@ -175,7 +176,7 @@ def sides_of(config: ModelConfig, layer: int, *, heads: bool) -> dict[str, list[
         heads: whether attention is split into heads, or into sublayers.
 
     Returns:
-        The names under `query_part` and `key_part`; the side's bias comes last.
+        The names under `query_part` and `key_part`; the last is the bias of the queries or keys (`L1.q_bias`).
     """
     parts = labels_before_attention(config, layer, "head" if heads else "sublayer")
     return {f"{name}_part": [*parts, str(Part(f"{name[0]}_bias", layer))] for name in ("query", "key")}
@@ -193,10 +194,10 @@ def _finish(
         "rounding": (("prompt",), rows["rounding"]),
     }
     for name in ("by_query_source", "by_key_source") if question.by == "source" else ():
-        found = [rows.get(f"{name}_{i}") for i in range(layer)]
-        none = torch.full_like(next(one for one in found if one is not None), torch.nan)
-        every = torch.stack([none if one is None else one for one in found], 1)
-        values[name] = (("prompt", "layer", "head", "source"), every)
+        by_layer = [rows.get(f"{name}_{i}") for i in range(layer)]
+        missing = torch.full_like(next(sources for sources in by_layer if sources is not None), torch.nan)
+        all_layers = torch.stack([missing if sources is None else sources for sources in by_layer], 1)
+        values[name] = (("prompt", "layer", "head", "source"), all_layers)
     cap = config.attn_softcap
     return labelled(
         question.name,
@@ -209,11 +210,11 @@ def _finish(
             "score": "as the softmax gets it" if cap is None else f"before the soft cap of {cap:g}",
             "completeness_error": float(rows["error"].max()),
         },
-        notes=_of_half(rows),
+        notes=_half_precision_notes(rows),
     )
 
 
-def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+def _half_precision_notes(rows: Mapping[str, Tensor]) -> list[str]:
     """Note about the precision of the check under half precision; empty in float32."""
     if "half" not in rows:
         return []

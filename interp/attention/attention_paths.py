@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 NONE = -1
-"""The source index of parts that are no heads."""
+"""The source token of a part that is not a head, and so moved nothing from any token."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class AttentionPaths(Question):
         `attention_attribution`: all pairs of parts, and all sources.
 
     Example:
-        >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
-        >>> found.share.dims
+        >>> result = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
+        >>> result.share.dims
         ('prompt', 'rank')
     """
 
@@ -110,35 +110,41 @@ attention_paths = of_data(AttentionPaths)
 def _compute(
     model: Transformer, batch: Batch, head: tuple[int, int], question: AttentionPaths, top: int
 ) -> Steps[Mapping[str, Tensor]]:
-    found = yield from score_parts(model, batch.left_aligned(), head, question.query, question.key, "source")
-    pairs = found.pairs
-    chosen = pairs.abs().flatten(1).topk(top).indices
-    sides = torch.stack((chosen // pairs.shape[2], chosen % pairs.shape[2]), 1)
-    values: dict[str, Tensor] = {"value": pairs.flatten(1).gather(1, chosen), "parts": sides}
+    """The `top` pairs of parts of each row's score, with the source tokens of their heads."""
+    scores = yield from score_parts(model, batch.left_aligned(), head, question.query, question.key, "source")
+    pairs = scores.pairs  # [b query_part key_part]
+    largest = pairs.abs().flatten(1).topk(top).indices
+    # index of a pair [b n] -> indices of its query part and key part [b 2 n]
+    part_ids = torch.stack((largest // pairs.shape[2], largest % pairs.shape[2]), 1)
+    values: dict[str, Tensor] = {"value": pairs.flatten(1).gather(1, largest), "parts": part_ids}
     for name, side in (("query", QUERY), ("key", KEY)):
-        values[f"{name}_source"], values[f"{name}_moved"] = _moved(found, sides, side)
-    return values | {"total": found.total, "error": found.error, "places": found.places}
+        values[f"{name}_source"], values[f"{name}_moved"] = _largest_sources(scores, part_ids, side)
+    return values | {"total": scores.total, "error": scores.error, "places": scores.places}
 
 
-def _moved(
-    found: ScoreParts, pairs: Int[Tensor, "b two n"], side: int
+def _largest_sources(
+    scores: ScoreParts, part_ids: Int[Tensor, "b two n"], side: int
 ) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b n"]]:
-    """The largest source of each pair's part on one side, and what it adds; -1 and NaN where there is none."""
-    other = (found.key, found.query)[side]
-    rows = torch.arange(len(other), device=other.device)[:, None]
-    against = other[rows, pairs[:, 1 - side]]
-    source = torch.full_like(pairs[:, side], NONE)
-    moved = torch.full_like(against[..., 0], torch.nan)
-    for layer, vectors in found.sources.items():
-        first = found.parts.index(str(Part("head", layer, 0)))
-        head = pairs[:, side] - first
-        in_range = (head >= 0) & (head < vectors.shape[2])
-        each = einsum(
-            vectors[side][rows, head.clamp(0, vectors.shape[2] - 1)], against, "b n k e, b n e -> b n k"
+    """Token from which each pair's head on one side moved most of the pair's value, and that token's addition.
+
+    Parts that are not heads get the token -1 and NaN. `part_ids` are indices into `scores.parts`, the query's first.
+    """
+    other_side = (scores.key, scores.query)[side]
+    rows = torch.arange(len(other_side), device=other_side.device)[:, None]
+    other_vectors = other_side[rows, part_ids[:, 1 - side]]
+    source = torch.full_like(part_ids[:, side], NONE)
+    moved = torch.full_like(other_vectors[..., 0], torch.nan)
+    for layer, vectors in scores.sources.items():
+        first = scores.parts.index(str(Part("head", layer, 0)))
+        head = part_ids[:, side] - first
+        in_layer = (head >= 0) & (head < vectors.shape[2])
+        # [b n e] per source token k, times the vector of the pair's other part -> [b n k]
+        terms = einsum(
+            vectors[side][rows, head.clamp(0, vectors.shape[2] - 1)], other_vectors, "b n k e, b n e -> b n k"
         )
-        largest = each.abs().argmax(-1)
-        source = torch.where(in_range, largest, source)
-        moved = torch.where(in_range, each.gather(-1, largest[..., None])[..., 0], moved)
+        largest = terms.abs().argmax(-1)
+        source = torch.where(in_layer, largest, source)
+        moved = torch.where(in_layer, terms.gather(-1, largest[..., None])[..., 0], moved)
     return source, moved
 
 
@@ -149,26 +155,26 @@ def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConf
         dim: np.array(parts, dtype=object) for dim, parts in sides_of(config, head[0], heads=True).items()
     }
     parts = {dim: names[dim][rows["parts"][:, at].cpu().numpy()] for at, dim in enumerate(names)}
-    found = labelled(
+    table = labelled(
         name,
         {
             "value": (cells, rows["value"]),
             "share": (cells, rows["value"] / rows["total"][:, None]),
             **{
-                each: (cells, rows[each])
-                for each in ("query_source", "query_moved", "key_source", "key_moved")
+                field: (cells, rows[field])
+                for field in ("query_source", "query_moved", "key_source", "key_moved")
             },
             "total": (("prompt",), rows["total"]),
         },
         units={"value": "score", "query_moved": "score", "key_moved": "score", "total": "score"},
         attrs={"part": str(Part("head", *head)), "completeness_error": float(rows["error"].max())},
     )
-    texts = {dim: (cells, each) for dim, each in parts.items()}
-    return found.assign(texts | {"path": (cells, _paths(rows, parts))})
+    texts = {dim: (cells, part_names) for dim, part_names in parts.items()}
+    return table.assign(texts | {"path": (cells, _path_texts(rows, parts))})
 
 
-def _paths(rows: Mapping[str, Tensor], parts: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Every pair as text: part, token, and for heads the token that it was moved from."""
+def _path_texts(rows: Mapping[str, Tensor], parts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Text of every pair `[prompt, rank]`, such as `embed@12 x L0H1@6<5`: part@token, and <source for heads."""
     ends = []
     for at, side in enumerate(("query", "key")):
         places, sources = rows["places"][:, at].tolist(), rows[f"{side}_source"].tolist()

@@ -5,9 +5,9 @@ mean attention that spreads with length (Veličković et al. 2024, "softmax is n
 the softmax, scale, bias and soft cap included; what a mixer does to the weights after its softmax is not in the
 numbers. Each query is reduced to four numbers where its scores arise.
 
-Mixers without a softmax of scores are read off their effective pattern. Its rows are shares (linear attention), the
-mean of two patterns of shares (polar), or weights of either sign that sum to anything: of those |a_ij| / sum_j |a_ij|
-is looked at, which says how widely a head weighs, not what is left where weights cancel.
+For mixers without a softmax of scores the numbers come from their effective pattern. Its rows are shares (linear
+attention), the mean of two patterns of shares (polar), or weights of either sign with any sum. Such signed weights are
+replaced by |a_ij| / sum_j |a_ij|, which measures how widely a head weighs, not what is left where weights cancel.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ HEAD = ("layer", "head")
 UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
 """Units of the scores; the others are attention mass."""
 BOUNDS = ("upper", "lower")
-"""Exponentials of a row's gap: their means have no interval that a few texts could give."""
+"""Scores that are exponentials of a query's gap: a few texts cannot give an interval of their mean."""
 AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern")
-"""Sites of the weights that the scores become, in layers whose numbers are read off the scores."""
+"""Sites of the attention weights, which come after the scores that the numbers are computed from."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def row_numbers(
 
 
 def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False) -> Float[Tensor, "b h q 4"]:
-    """The numbers of `row_numbers` for weights that do not come from scores: their sizes, brought to sum 1.
+    """The numbers of `row_numbers` for weights that do not come from scores: of |a_ij|, divided by their sum.
 
     There is no gap (NaN), and the number of keys is 1 where a query weighs anything, else 0: the weights do not show
     which keys are visible.
@@ -234,7 +234,7 @@ def weights_of(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, ...]:
-    """One read for each layer, None for those without a pattern."""
+    """One read for each layer, whose value is the four numbers of every query; None for layers without a pattern."""
     log_n_factor(torch.ones(1), 2 if train_length is None else train_length)  # refuses what has no logarithm
     for edit in model.edits:
         layer = find(edit.site, model.config)[1]
@@ -269,7 +269,7 @@ def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, .
     return tuple(read(layer, kind) for layer, kind in enumerate(kinds))
 
 
-def _rows(
+def _query_numbers(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> tuple[Tensor, Tensor]:
     """The four numbers of every query `[4 b l h q]`, NaN at padding, and the number of its keys `[b l h q]`."""
@@ -282,21 +282,24 @@ def _rows(
     real = batch.real.to(model.device)
     visible = real.cumsum(1) if model.config.causal else real.sum(1, keepdim=True).expand(real.shape)
     like = trace[next(read for read in reads if read is not None)]
-    each = [torch.full_like(like, torch.nan) if read is None else trace[read].clone() for read in reads]
-    for one, read in zip(each, reads, strict=True):
-        if read is not None and not read.site.endswith("attn_scores"):  # who may see whom is not in weights
-            one[..., -1] *= visible[:, None].to(one)
-    found = torch.stack(each, 1)
-    found = found.masked_fill(~real[:, None, None, :, None], torch.nan)
-    return found.movedim(-1, 0), found[..., -1].nan_to_num(0.0).long()
+    by_layer = [torch.full_like(like, torch.nan) if read is None else trace[read].clone() for read in reads]
+    for layer_numbers, read in zip(by_layer, reads, strict=True):
+        if read is not None and not read.site.endswith(
+            "attn_scores"
+        ):  # weights do not show which keys are visible
+            layer_numbers[..., -1] *= visible[:, None].to(layer_numbers)
+    numbers = torch.stack(by_layer, 1)
+    numbers = numbers.masked_fill(~real[:, None, None, :, None], torch.nan)
+    return numbers.movedim(-1, 0), numbers[..., -1].nan_to_num(0.0).long()
 
 
 def _by_head(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
-    (weight, spread, _, _), keys = _rows(trace, batch, model, reads)
-    several = keys > 1
-    relative = torch.where(several, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
+    """The scores of `attention_entropy` for every head of every row, `[b l h]`: means over queries."""
+    (weight, spread, _, _), keys = _query_numbers(trace, batch, model, reads)
+    several_keys = keys > 1
+    relative = torch.where(several_keys, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
     return {
         "entropy": spread.nanmean(-1), "relative": relative.nanmean(-1), "max_weight": weight.nanmean(-1)
     }  # fmt: skip
@@ -305,17 +308,18 @@ def _by_head(
 def _by_keys(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
-    (weight, spread, gap, n), keys = _rows(trace, batch, model, reads)
+    """The scores of `dispersion` by number of visible keys, `[b l h n_keys]`: means over queries with that number."""
+    (weight, spread, gap, n), keys = _query_numbers(trace, batch, model, reads)
     upper, lower = (gap.exp() / n).clamp_max(1.0), (-gap).exp() / n
     values = {"max_weight": weight, "entropy": spread, "gap": gap, "upper": upper, "lower": lower}
     counts = torch.zeros(*keys.shape[:-1], keys.shape[-1] + 1, dtype=torch.double, device=keys.device)
     counts = counts.scatter_add(-1, keys, (keys > 0).double())
 
-    def mean(each: Float[Tensor, "b l h q"]) -> Float[Tensor, "b l h n"]:
-        known = each.masked_fill(keys == 0, 0.0).double()
+    def mean(score: Float[Tensor, "b l h q"]) -> Float[Tensor, "b l h n"]:
+        known = score.masked_fill(keys == 0, 0.0).double()
         return (torch.zeros_like(counts).scatter_add(-1, keys, known) / counts)[..., 1:]
 
-    return {name: mean(each) for name, each in values.items()}
+    return {name: mean(score) for name, score in values.items()}
 
 
 def _finish_heads(merged: Partial, config: ModelConfig, question: AttentionEntropy) -> xr.Dataset:
@@ -336,8 +340,8 @@ def _finish_heads(merged: Partial, config: ModelConfig, question: AttentionEntro
 
 def _nan_where_empty(score: Score) -> Score:
     """The means with NaN where there was nothing to average: a layer without a pattern."""
-    none = score.n == 0
-    value, low, high = (x.masked_fill(none, torch.nan) for x in (score.value, score.low, score.high))
+    is_empty = score.n == 0
+    value, low, high = (x.masked_fill(is_empty, torch.nan) for x in (score.value, score.low, score.high))
     return score._replace(value=value, low=low, high=high)
 
 
@@ -346,7 +350,9 @@ def _finish_keys(merged: Partial, config: ModelConfig, question: Dispersion) -> 
     longest = int(merged.moments["entropy"].count().amax((0, 1)).nonzero()[-1]) + 1
     n_keys = torch.arange(1, longest + 1)
     scores = {
-        name: _up_to(longest, name, moments, _even(name, n_keys), shares="signed" not in weights_of(config))
+        name: _score_by_keys(
+            longest, name, moments, _even_value(name, n_keys), shares="signed" not in weights_of(config)
+        )
         for name, moments in merged.moments.items()
     }
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
@@ -357,8 +363,10 @@ def _finish_keys(merged: Partial, config: ModelConfig, question: Dispersion) -> 
     return scored(question.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
-def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], *, shares: bool) -> Score:
-    """One number by keys, NaN where no text has a query that sees so many."""
+def _score_by_keys(
+    longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], *, shares: bool
+) -> Score:
+    """One score for 1 to `longest` visible keys; NaN where no text has a query that sees that number of keys."""
     fewest = FEWEST if name == "gap" else FEWEST_MASSES
     ends = moments.interval(share=name == "max_weight" and shares, fewest=fewest, within=POSITIVE)
     low, high = (end[..., :longest] for end in ends)
@@ -372,7 +380,7 @@ def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], 
     return Score(value, low, high, count, null.to(value).expand_as(value), unit)
 
 
-def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+def _even_value(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
     """The value of a score under even attention over n keys."""
     n = n_keys.double()
     return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)

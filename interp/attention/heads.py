@@ -1,11 +1,11 @@
 """A table of all attention heads: attention on repeated tokens, copying, attention to names, and a label for each.
 
 Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
-is reduced where it arises and dies with its layer.
+is reduced to scores inside the pass, and is not kept.
 
-Rows of mixers whose weights may be negative and sum to anything (differential, lightning, pooling; a norm takes their
-size away) count as shares, so that scores of attention mass compare. Sentences have their scores in `sentences`. A
-label counts when its scores stand clear of chance, and the most specific one is given.
+Mixers whose weights may be negative and have any sum (differential, lightning, pooling) have their weights divided by
+the sum of absolute values (`shares`), so that their attention mass compares with that of others. `sentences` computes
+the scores on sentences, `labels` the labels.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ REPEATS = RepeatedTokens()
 """The default rows of repeated tokens, used besides `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
 BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
-"""The scores that say where heads look."""
+"""The scores of attention patterns, which say where heads look."""
 MASS = "attention mass"
 TO_VALUES = ("ln1.hook_scale", "ln1.hook_normalized", "hook_v_input", "attn.hook_v")
 """Sites between the stream and the values of a block's heads."""
 SILENT = ("hook_pos_embed", "hook_type_embed")
-"""Embeddings that are no part of what a vocabulary entry puts on the stream."""
+"""Sites of embeddings that do not depend on which token it is."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Heads(Question):
             )
         return Staged(
             self.name,
-            partial(_heads, model, self),
+            partial(_heads_table, model, self),
             data="optional" if self.repeats is None else "none",
             of_model=None if model.transformer.edits else replace(self, repeats=self.repeats or REPEATS),
         )
@@ -194,8 +194,8 @@ class AttentionKernel(Question):
     Returns:
         Dataset over `layer`, `head` and `distance`, in attention mass; distances end 2 short of the period.
 
-        - `value`: mean attention to the token `distance` before the query, over the queries that have one besides BOS,
-          with `low` and `high` (95 % over rows), and `n`. NaN in layers without a pattern.
+        - `value`: mean attention to the token `distance` before the query, over the queries for which that token exists
+          and is not BOS, with `low` and `high` (95 % over rows), and `n`. NaN in layers without a pattern.
         - `null`: the same for attention spread evenly over what the layer may see.
 
     Raises:
@@ -211,7 +211,7 @@ class AttentionKernel(Question):
         """A pass over rows of its own making."""
         _check(model.transformer.config, self.repeats)
         known = None if model.transformer.edits else self
-        return Staged(self.name, partial(_kernel, model, self), data="none", of_model=known)
+        return Staged(self.name, partial(_kernel_table, model, self), data="none", of_model=known)
 
 
 heads = of_own_rows(Heads)
@@ -221,6 +221,7 @@ attention_kernel = of_weights(AttentionKernel)
 
 
 def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
+    """Raises a ValueError for a model without causal attention patterns, or with a context shorter than the rows."""
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
     if not with_pattern(config):
@@ -236,26 +237,28 @@ def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}{fit}")
 
 
-def _heads(model: Subject, question: Heads, has_data: bool) -> Stages[xr.Dataset]:
-    """The table, in stages: the model's own heads on rows and sentences, then each time with random heads."""
+def _heads_table(model: Subject, question: Heads, has_data: bool) -> Stages[xr.Dataset]:
+    """The table of `Heads`: scores of the model's own heads, then their p from the same scores of random heads."""
     network, config = model.transformer, model.transformer.config
     rows = _Rows.of(question, config, has_data=has_data)
-    (scores, attrs, peak), (notes, why_not) = yield from _seen(model, question, rows)
-    asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
-    weighed, why, random = cached_for_model(model, asked_of, partial(_of_weights, network, model.text))
-    scores |= notes | weighed | peak
+    (scores, attrs, peak), (notes, why_not) = yield from _measured_scores(model, question, rows)
+    asked_of = (_weight_scores.__qualname__, unlike_weights(network), embedding_edits(network))
+    from_weights, why, random = cached_for_model(
+        model, asked_of, partial(_weight_scores, network, model.text)
+    )
+    scores |= notes | from_weights | peak
     attrs |= why_not | why
-    unseen = without_pattern(config)
-    if unseen.any():
-        none = unseen[:, 0].nonzero().flatten().tolist()
-        attrs["no_pattern"] = f"layers {', '.join(map(str, none))} mix positions without attention"
-        scores |= {name: _without(scores[name], unseen) for name in BY_PATTERN if name in scores}
-    if other := without_shares(config):
-        attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
-        layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
-        layers[list(other)] = True
-        scores["entropy"] = _without(scores["entropy"], layers)
-    chance = yield from _beside_random(model, question, rows)
+    no_pattern = without_pattern(config)
+    if no_pattern.any():
+        unseen_layers = no_pattern[:, 0].nonzero().flatten().tolist()
+        attrs["no_pattern"] = f"layers {', '.join(map(str, unseen_layers))} mix positions without attention"
+        scores |= {name: _nan_at(scores[name], no_pattern) for name in BY_PATTERN if name in scores}
+    if signed_layers := without_shares(config):
+        attrs["no_shares"] = f"layers {', '.join(map(str, signed_layers))}: {NO_SHARES}"
+        is_signed = torch.zeros(config.n_layers, 1, dtype=torch.bool)
+        is_signed[list(signed_layers)] = True
+        scores["entropy"] = _nan_at(scores["entropy"], is_signed)
+    chance = yield from _random_scores(model, question, rows)
     p = {name: two_sided_p(scores[name].value.cpu(), values) for name, values in chance.items()}
     if random is not None:
         p["copying_weights"] = random.p(scores["copying_weights"].value)
@@ -267,89 +270,90 @@ def _heads(model: Subject, question: Heads, has_data: bool) -> Stages[xr.Dataset
         coords=_coords(config),
         others={"p": ((*HEAD, "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs=attrs,
-        notes=() if rows.repeats is None else _begins_with(model.text)[1],
+        notes=() if rows.repeats is None else _first_token(model.text)[1],
     )
     confidence = confidences(table)
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
 
 
-def _beside_random(model: Subject, question: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
-    """Scores of all random heads in the place of those of each layer, by score; empty without random heads.
+def _random_scores(model: Subject, question: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
+    """By score, its values for the n random heads that replaced each layer's heads; empty without random heads.
 
-    What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
+    `copying_weights` is not among them: `against_random` compares it with random heads of its own.
     """
-    found: dict[str, list[Tensor]] = {}
+    by_score: dict[str, list[Tensor]] = {}
     for network in random_heads(model.transformer, question.random):
-        other = Studied(network, model.text)
-        (scores, _, _), (notes, _) = yield from _seen(other, question, rows, summed=False)
+        random_model = Studied(network, model.text)
+        (scores, _, _), (notes, _) = yield from _measured_scores(random_model, question, rows, summed=False)
         scores |= notes
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
-            scores |= _successors(to_host(_successor_hits(circuits, model.text)[0]))
+            scores |= _successor_score(to_host(_successor_hits(circuits, model.text)[0]))
         for name, score in scores.items():
-            found.setdefault(name, []).append(score.value.cpu())
-    return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
+            by_score.setdefault(name, []).append(score.value.cpu())
+    # by model [l h] -> [l (model h)] -> [l 1 n]
+    return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in by_score.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows on which heads are looked at, and the question about them."""
+    """The rows on which attention patterns are scored, and the question that scores them."""
 
     question: ByRow
     repeats: RepeatedTokens | None
-    """The task that makes the rows; None: they are the data of the run."""
+    """The task that makes rows of repeated tokens; None: the rows are the data of the run."""
 
     @classmethod
     def of(cls, question: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:
-        """The rows of repeated tokens, unless the run has data and no others are required."""
+        """The rows of the run's data where it has data and `question.repeats` is None; else repeated tokens."""
         if has_data and question.repeats is None:
-            copied = partial(_copied, copies=question.copies or same_token)
+            copied = partial(_row_scores, copies=question.copies or same_token)
             return cls(ByRow("patterns", copied, MaskedMeans), None)
         repeats = question.repeats or REPEATS
         _check(config, repeats)
         return cls(head_scores(config, repeats), repeats)
 
     def ask(self, model: Subject) -> Ask:
-        """The question about the rows, for one model."""
+        """The question that scores the patterns, with its rows, for one model."""
         source = None if self.repeats is None else _batches_of(self.repeats, model)
         return Ask(self.question, source, model)
 
-    def found(self, kept: Partial, model: Subject) -> FoundScores:
-        """The scores."""
+    def found(self, merged: Partial, model: Subject) -> FoundScores:
+        """The scores of the patterns, from the moments over all rows."""
         if self.repeats is None:
-            return _on_data(kept, model.transformer.config)
-        return _on_repeats(kept, self.repeats, model.transformer)
+            return _data_scores(merged, model.transformer.config)
+        return _repeat_scores(merged, self.repeats, model.transformer)
 
 
-def _seen(
+def _measured_scores(
     model: Subject, question: Heads, rows: _Rows, *, summed: bool = True
 ) -> Stages[tuple[FoundScores, tuple[dict[str, Score], dict[str, str | int]]]]:
     """Scores of the heads of one model from the patterns on the rows, and from indirect-object sentences."""
-    (kept,) = yield [rows.ask(model)]
+    (merged,) = yield [rows.ask(model)]
     width = 0 if rows.repeats is None else rows.repeats.length
-    names = yield from _names(model, question, width, summed=summed)
-    return rows.found(kept, model), names
+    names = yield from _name_scores(model, question, width, summed=summed)
+    return rows.found(merged, model), names
 
 
 FoundScores = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
-"""Scores of patterns, attrs of the result, and the score that comes last in the table."""
+"""Scores of patterns by name, attrs of the result, and the scores that come last in the table (`peak_distance`)."""
 
 
-def _on_repeats(kept: Partial, data: RepeatedTokens, network: Transformer) -> FoundScores:
-    """Scores of the patterns on rows of repeated tokens."""
-    assert isinstance(kept, Means)
-    config, moments = network.config, dict(kept.moments)
-    kernel, even = moments.pop("kernel"), _even(config, data)
-    scores = {name: _mass(moments[name], config, even[:, i, None]) for i, name in enumerate(SCORES)}
+def _repeat_scores(merged: Partial, data: RepeatedTokens, network: Transformer) -> FoundScores:
+    """Scores of the patterns, and of copying, on rows of repeated tokens."""
+    assert isinstance(merged, Means)
+    config, moments = network.config, dict(merged.moments)
+    kernel, even = moments.pop("kernel"), _even_scores(config, data)
+    scores = {name: _mass_score(moments[name], config, even[:, i, None]) for i, name in enumerate(SCORES)}
     if "copying" in moments:
         chance = chance_copying(data.sample)
         copying = Score.of(moments["copying"], "copying score", chance, within=SIGNED)
-        scores["copying"] = _without(copying, rewritten(network))
-    return scores, _attrs(data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+        scores["copying"] = _nan_at(copying, rewritten(network))
+    return scores, _attrs(data, kernel.n), {"peak_distance": _peak_score(kernel, even[:, len(SCORES) :])}
 
 
-def _mass(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
-    """A score of attention: a share, but in models with layers whose weights may be negative."""
+def _mass_score(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
+    """A score in attention mass, with its interval as a share's unless a layer's weights may be negative."""
     return Score.of(moments, MASS, null, share=not without_shares(config), within=SIGNED)
 
 
@@ -359,11 +363,13 @@ def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
     return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
 
 
-def _on_data(kept: Partial, config: ModelConfig) -> FoundScores:
-    """Scores of `SCORES` on any rows, each with that of attention spread evenly over what the layer may see."""
-    assert isinstance(kept, MaskedMeans)
-    moments = kept.moments
-    scores = {name: _mass(moments[name], config, moments[f"{name}_null"].mean[:, None]) for name in SCORES}
+def _data_scores(merged: Partial, config: ModelConfig) -> FoundScores:
+    """Scores of `SCORES` on the user's rows; the null of each is that of attention spread evenly over visible keys."""
+    assert isinstance(merged, MaskedMeans)
+    moments = merged.moments
+    scores = {
+        name: _mass_score(moments[name], config, moments[f"{name}_null"].mean[:, None]) for name in SCORES
+    }
     if not int(scores["induction"].n.max()):
         raise ValueError("data must have rows in which a token repeats an earlier one; no row has any")
     attrs: dict[str, str | int] = {
@@ -374,10 +380,10 @@ def _on_data(kept: Partial, config: ModelConfig) -> FoundScores:
     return scores, attrs, {}
 
 
-def _copied(
+def _row_scores(
     model: Transformer, batch: Batch, copies: Callable[[Batch], Bool[Tensor, "b q k"]]
 ) -> Steps[Values]:
-    """The scores of every head on each row; the read of a pattern depends on the rows."""
+    """Scores `[b l h]` of every head on each of the user's rows, and their nulls `[b l]` under even attention."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
     config, real = model.config, batch.real
@@ -419,15 +425,15 @@ def _signed_copy_scores(
     return scores
 
 
-def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
-    """The distance at which a head's kernel is largest; a place, so it has no interval."""
+def _peak_score(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
+    """Score: the distance, in tokens, at which a head's attention kernel is largest, without an interval."""
     value, null = kernel.mean.argmax(-1).double(), even.argmax(-1, keepdim=True).double()
-    none = torch.full_like(value, torch.nan)
-    return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
+    missing, count = torch.full_like(value, torch.nan), kernel.count()[..., 0]
+    return Score(value, missing, missing, count, null.to(value).expand_as(value), "tokens back")
 
 
-def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
-    """The score without the number of some heads, which is NaN."""
+def _nan_at(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
+    """The score with value and interval set to NaN for these heads."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
     return score._replace(
         **{name: x.masked_fill(to_device(heads, x.device), torch.nan) for name, x in ends.items()}
@@ -440,22 +446,22 @@ def _coords(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _kernel(model: Subject, question: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:
+def _kernel_table(model: Subject, question: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:
     config, data = model.transformer.config, question.repeats
-    (kept,) = yield [Ask(head_scores(config, data), _batches_of(data, model), model)]
-    assert isinstance(kept, Means)
-    kernel = kept.moments["kernel"]
-    null = _even(config, data)[:, None, len(SCORES) :]
-    found = labelled(
+    (merged,) = yield [Ask(head_scores(config, data), _batches_of(data, model), model)]
+    assert isinstance(merged, Means)
+    kernel = merged.moments["kernel"]
+    null = _even_scores(config, data)[:, None, len(SCORES) :]
+    table = labelled(
         question.name,
         kernel.estimate((*HEAD, "distance"), null=null, share=not without_shares(config), within=SIGNED),
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
-        notes=_begins_with(model.text)[1],
+        notes=_first_token(model.text)[1],
     )
-    seen = found.layer.isin(with_pattern(config))
-    return found.assign({name: found[name].where(seen) for name in ("value", "low", "high")})
+    seen = table.layer.isin(with_pattern(config))
+    return table.assign({name: table[name].where(seen) for name in ("value", "low", "high")})
 
 
 def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
@@ -466,26 +472,28 @@ def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
     }  # fmt: skip
 
 
-def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
-    """Every score and the kernel of attention that is spread evenly over what each layer may see."""
+def _even_scores(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
+    """Every score of `SCORES`, then the kernel, under attention spread evenly over the keys each layer may see."""
     windows = _windows(config)
-    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
+    even = {
+        window: _scores_and_kernel(even_attention(data.length, window), data)[0, 0] for window in set(windows)
+    }
     return torch.stack([even[window] for window in windows])
 
 
 def _windows(config: ModelConfig) -> list[int | None]:
-    """Number of keys that each layer's queries see; None: all that came before."""
+    """Number of keys that each layer's queries see; None: all up to the query."""
     return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
 
 
 def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
     """The rows of repeated tokens."""
-    tokens = data.tokens(model.transformer.config.d_vocab, _begins_with(model.text)[0])
+    tokens = data.tokens(model.transformer.config.d_vocab, _first_token(model.text)[0])
     return prompt_source(Batch(tokens, bos=True), model.text)
 
 
-def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
-    """First token of the rows of repeated tokens (BOS, else token 0), and the notes about it."""
+def _first_token(text: Text) -> tuple[int, tuple[str, ...]]:
+    """Id of the first token of the rows of repeated tokens (BOS, else 0), and a note where it is not BOS."""
     if text.bos_id is not None:
         return text.bos_id, ()
     why = (
@@ -495,9 +503,9 @@ def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:
-    """The question that `heads` and `attention_kernel` put to batches that `data` made; its answer is the moments."""
-    layers, first = with_pattern(config), partial(_sample, n=data.sample)
-    plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
+    """The question of `heads` and `attention_kernel` on rows of repeated tokens: moments of every score over rows."""
+    layers, first = with_pattern(config), partial(_first_values, n=data.sample)
+    plain, signed = (partial(_scores_and_kernel, data=data, signed=signed) for signed in (False, True))
     vias = [signed if layer in without_shares(config) else plain for layer in layers]
     patterns = [
         Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
@@ -527,17 +535,17 @@ def _why_not_copied(config: ModelConfig) -> str | None:
     return why_not_additive(next(mixer for mixer in config.mixers if not mixer.traits.additive))
 
 
-def _reduced(
+def _scores_and_kernel(
     pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens, *, signed: bool = False
 ) -> Float[Tensor, "b h s"]:
-    """Every score of a pattern (of its `signed_shares`) and, after them, its kernel."""
+    """Every score of `SCORES`, then the kernel, of a pattern, or of its `signed_shares` if `signed`."""
     pattern_bhqk = signed_shares(pattern_bhqk) if signed else pattern_bhqk
     kernel = distance_kernel(pattern_bhqk, data.farthest)
     return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
 
 
-def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
-    """The values of the first tokens after BOS."""
+def _first_values(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
+    """The value vectors of the first n tokens after BOS."""
     return v[:, 1 : 1 + n]
 
 
@@ -549,6 +557,7 @@ def _compute(
     values: Sequence[Read],
     data: RepeatedTokens,
 ) -> Mapping[str, Tensor]:
+    """Scores `[b l h]` of rows of repeated tokens, the kernel `[b l h distance]` and, given values, `copying`."""
     if batch.keep is not None or batch.documents is not None:
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)
@@ -556,20 +565,20 @@ def _compute(
     # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
     if signed := without_shares(model.config):
         scores[:, to_device(signed, scores.device), :, SCORES.index("entropy")] = 0.0
-    found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
+    by_score = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]
-        found["copying"] = copying_scores([trace[read] for read in values], first, model)
-    return found
+        by_score["copying"] = copying_scores([trace[read] for read in values], first, model)
+    return by_score
 
 
-def _names(
+def _name_scores(
     model: Subject, question: Heads, longest: int, *, summed: bool = True
 ) -> Stages[tuple[dict[str, Score], dict[str, str | int]]]:
-    """Scores on indirect-object sentences and their number; or the reason why there are none.
+    """Scores on indirect-object sentences, and attrs: the number of sentences, or why there are no scores.
 
     Args:
-        longest: how long the other rows are: as many sentences share a pass as have as many tokens.
+        longest: tokens in a row of repeated tokens; a pass of sentences has as many tokens as a pass of those rows.
     """
     if question.sentences is None:
         return {}, {"no_sentences": "not asked for"}
@@ -581,27 +590,27 @@ def _names(
     rows = ROWS * max(longest, width) // width
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}
     try:
-        found = yield from sentence_scores(model, batches, rows, summed=summed)
+        name_moments = yield from sentence_scores(model, batches, rows, summed=summed)
     except IncompleteSumError as cause:
         if not model.transformer.edits:
             raise
         reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
-        found = yield from sentence_scores(model, batches, rows, direct=False)
+        name_moments = yield from sentence_scores(model, batches, rows, direct=False)
     scores = {
         name: Score.of(moments, "logits", null.to(moments.mean))
         if name == "name_mover"
-        else _mass(moments, model.transformer.config, null.to(moments.mean))
-        for name, (moments, null) in found.items()
+        else _mass_score(moments, model.transformer.config, null.to(moments.mean))
+        for name, (moments, null) in name_moments.items()
     }
     return scores, reasons
 
 
-def _of_weights(
+def _weight_scores(
     model: Transformer, text: Text
 ) -> tuple[dict[str, Score], dict[str, str | int], RandomHeads | None]:
-    """The scores that are read off the weights, with random heads to compare; or why there are none.
+    """Scores computed from the weights, attrs that say why some are missing, and the random heads for comparison.
 
-    NaN for heads that edits make do otherwise.
+    Heads of `unlike_weights`, whose values or output an edit changes, are NaN.
     """
     if why := _why_not_copied(model.config):
         return {}, {"no_copying": why, "no_successor": why}, None
@@ -611,14 +620,14 @@ def _of_weights(
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     others, (hits, reasons) = unlike_weights(model), _successor_hits(circuits, text)
     copying, random, hits = against_random(circuits, without=others, extra=hits)
-    scores = {"copying_weights": Score.exact(copying, "copying score", random.mean), **_successors(hits)}
-    return {name: _without(score, others) for name, score in scores.items()}, reasons, random
+    scores = {"copying_weights": Score.exact(copying, "copying score", random.mean), **_successor_score(hits)}
+    return {name: _nan_at(score, others) for name, score in scores.items()}, reasons, random
 
 
 def _successor_hits(
     circuits: HeadCircuits, text: Text
 ) -> tuple[dict[str, Bool[Tensor, "pair l h"]], dict[str, str | int]]:
-    """Successor hits of each sequence that the tokenizer knows, and attrs about them; or why there are none."""
+    """Successor hits of each sequence whose items are single tokens, and attrs about them or why there are none."""
     try:
         sequences = known_sequences(text)
     except ValueError as cause:
@@ -629,55 +638,63 @@ def _successor_hits(
     }
 
 
-def _successors(hits: Mapping[str, Bool[Tensor, "pair l h"]]) -> dict[str, Score]:
-    """The successor score over the items of all sequences, from their hits on the host; none without any.
+def _successor_score(hits: Mapping[str, Bool[Tensor, "pair l h"]]) -> dict[str, Score]:
+    """The successor score, over the items of all sequences, under its name; empty without sequences.
 
-    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
+    Its null is that of a head that maps each of n items to a random other one: 1 / (n - 1), mean over all items.
     """
     if not hits:
         return {}
-    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits.values()]).mean())
+    chance = float(
+        torch.cat([torch.full((len(pair_hits),), 1 / len(pair_hits)) for pair_hits in hits.values()]).mean()
+    )
     score = Score.of(
         Moments.of(torch.cat(list(hits.values())).double()), "share of items", chance, share=True
     )
     return {"successor": score}
 
 
-# --- what edits take from the scores that are read off weights ---------------------------------------------------
+# --- heads for which edits invalidate the scores from weights ----------------------------------------------------
 
 
 def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
-    """Mask of the heads whose output an edit changes after their values: what they add is not their values' W_O."""
-    return _touched(model)
+    """Mask of the heads whose pattern-weighted values or output an edit changes: they do not write values times W_O."""
+    return _edited_heads(model)
 
 
 def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
     """Mask of the heads whose OV circuit is not that of the weights: edits change what they read or write."""
-    return _touched(model, TO_VALUES)
+    return _edited_heads(model, TO_VALUES)
 
 
 def embedding_edits(model: Transformer) -> list[str]:
-    """Names of the edits of what a token puts on the stream: embeddings, and block 0 outside its attention."""
+    """Names of the edits that change a token's effective embedding: at embeddings, or in block 0 outside attention."""
     attention = ("attn.", "hook_attn_out", "hook_q_input", "hook_k_input", "hook_v_input", "ln1")
-    found = []
+    edit_names = []
     for edit in model.edits:
         inside = layer_of(edit, model) == 0 and not inner_site(edit).startswith(attention)
         if inside or (edit.site in EMBEDDING_SITES and edit.site not in SILENT):
-            found.append(edit.name)
-    return found
+            edit_names.append(edit.name)
+    return edit_names
 
 
-def _touched(model: Transformer, also: tuple[str, ...] = ()) -> Bool[Tensor, "l h"]:
-    """Mask of the heads with edits after their pattern and values, or at further sites."""
+def _edited_heads(model: Transformer, also: tuple[str, ...] = ()) -> Bool[Tensor, "l h"]:
+    """Mask of the heads that an edit changes after their pattern and values, or at the sites `also` of their block."""
     config = model.config
-    found = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
+    mask = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
     for layer in range(config.n_layers):
         for edit in edits_at(model, layer, (*also, *after_pattern(config, layer))):
-            found[layer, _heads_of(edit)] = True
-    return found
+            mask[layer, _edited_indices(edit)] = True
+    return mask
 
 
-def _heads_of(edit: Edit) -> slice | list[int]:
-    """The heads that an edit names; all of them where it names none."""
-    given = edit.cells.get("h")
-    return list(given) if isinstance(given, tuple) else [given] if isinstance(given, int) else slice(None)
+def _edited_indices(edit: Edit) -> slice | list[int]:
+    """Index of the heads that an edit names; a slice of all heads where it names none."""
+    indices = edit.cells.get("h")
+    return (
+        list(indices)
+        if isinstance(indices, tuple)
+        else [indices]
+        if isinstance(indices, int)
+        else slice(None)
+    )

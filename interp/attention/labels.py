@@ -1,4 +1,4 @@
-"""A plain word per head, and its confidence: rules on the head's scores, of which the most specific one counts."""
+"""The label of each attention head, and its confidence: rules on the head's scores, the most specific one first."""
 
 from __future__ import annotations
 
@@ -52,81 +52,82 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Odds(Evidence):
-    """Condition: the odds `share / (1 - share)` of a score are at least so many times those of its null.
+    """Condition: the odds `share / (1 - share)` of a score are at least `times` the odds of its null.
 
-    So it requires as much of a score whose chance level is a fifth, on short rows, as of one whose is a hundredth.
+    Odds make the requirement as strict for a null of 1 / 5 (short rows) as for a null of 1 / 100.
     """
 
     times: float
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """Confidence that the score reaches the share with these odds."""
-        mine = cells[self.score]
-        return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
+        """Confidence that the score reaches the share whose odds are `times` those of the null."""
+        score = cells[self.score]
+        return sure_above(score, self.times * score.null / (1 + (self.times - 1) * score.null))
 
 
 @dataclass(frozen=True)
 class Beyond(Evidence):
-    """Condition: the score lies past its null by at least a margin in its own unit; below it if negative."""
+    """Condition: the score exceeds its null by at least `margin`; a negative margin requires it that far below."""
 
     margin: float
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """Confidence that the score reaches the null plus the margin."""
-        mine = cells[self.score]
-        return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
+        score = cells[self.score]
+        return sure_above(score, score.null + self.margin, below=self.margin < 0)
 
 
 @dataclass(frozen=True)
 class PartOf(Evidence):
-    """Condition: the score is at least such a share of another one (of 1, if there is no other)."""
+    """Condition: the score is at least `share` times the score `whole` (times 1 if `whole` is None)."""
 
     share: float
     whole: str | None = None
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The score and the other one."""
+        """The score, and `whole` if there is one."""
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """Confidence that the score reaches its share of the other's value, whose error is added to this score's."""
+        """Confidence that the score reaches `share` of `whole`; the half-widths of both intervals are added."""
         if self.whole is None:
             return sure_above(cells[self.score], self.share)
-        whole = cells[self.whole]
-        width = self.share * (whole.high - whole.value)
-        return sure_above(cells[self.score], self.share * whole.value, more=width)
+        reference = cells[self.whole]
+        width = self.share * (reference.high - reference.value)
+        return sure_above(cells[self.score], self.share * reference.value, more=width)
 
 
 @dataclass(frozen=True)
 class Rare(Evidence):
-    """Condition: the score is far out among those of random heads: its `p`, on the side of the sign."""
+    """Condition: few random heads have a score as far from the null (`p`), on the side that `sign` names (1 or -1)."""
 
     sign: int
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """The share of random heads that are less far out, on either side; 0 on the wrong one."""
-        mine = cells[self.score]
-        beyond_null = (mine.value - mine.null) * self.sign > 0
-        return np.where(beyond_null | np.isnan(mine.value), 1 - mine.p, 0.0)
+        """1 - p, the share of random heads that lie closer to the null; 0 for scores on the other side of it."""
+        score = cells[self.score]
+        beyond_null = (score.value - score.null) * self.sign > 0
+        return np.where(beyond_null | np.isnan(score.value), 1 - score.p, 0.0)
 
 
 def sure_above(
-    mine: ScoreByHead,
+    score: ScoreByHead,
     least: NDArray[np.float64] | float,
     *,
     below: bool = False,
     more: NDArray[np.float64] | float = 0.0,
 ) -> NDArray[np.float64]:
-    """Confidence that a score is at least `least` (at most: `below`), by Student's t over its rows `[layer, head]`.
+    """Confidence `[layer, head]` that a score is at least `least` (at most, with `below`), by Student's t over rows.
 
-    At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
+    It equals `SURE` where the near end of the score's 95 % interval is `least`. more: half-width of the interval of
+    `least` itself, added to that of the score.
     """
     from scipy.special import stdtr
 
-    gap = (least - mine.value) if below else (mine.value - least)
-    half = ((mine.high - mine.value) if below else (mine.value - mine.low)) + more
-    rows = mine.n.clip(min=2)
+    gap = (least - score.value) if below else (score.value - least)
+    half = ((score.high - score.value) if below else (score.value - score.low)) + more
+    rows = score.n.clip(min=2)
     widths = gap / np.where(half > 0, half, np.nan) * t95(torch.from_numpy(rows)).numpy()
     sure = np.where(half == 0, gap >= 0, stdtr(rows - 1, widths))
     return np.where(np.isnan(half) | np.isnan(gap), np.nan, sure)
@@ -141,7 +142,7 @@ class LabelRule:
 
 
 CLEAR = 5.0
-"""Factor on the odds of chance from which attention stands clear of it."""
+"""Factor on the odds of even attention from which a label counts a head's attention as clearly above chance."""
 RULES: tuple[LabelRule, ...] = (
     LabelRule("induction", (Odds("induction", CLEAR),)),
     LabelRule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
@@ -155,13 +156,13 @@ RULES: tuple[LabelRule, ...] = (
     LabelRule("first token", (PartOf("first_token", 0.5),)),
     LabelRule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
 )
-"""The rules by priority: about attention on repeats, then sentences, then weights, then where heads rest."""
+"""The rules by priority: attention on repeats, names in sentences, weights, and last first-token or local attention."""
 
 
 def confidences(table: xr.Dataset) -> xr.DataArray:
     """Confidence of every label `[layer, head, called]`: the lowest of its conditions; NaN without an interval.
 
-    Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
+    Several labels may hold at once: an induction head may copy, too. A label whose scores the table lacks is NaN.
     """
     arrays = {
         name: table[name].transpose("layer", "head", "score").to_numpy() for name in ScoreByHead._fields
@@ -171,24 +172,27 @@ def confidences(table: xr.Dataset) -> xr.DataArray:
         for i, score in enumerate(table["score"].values)
     }
     first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
-    found = []
+    by_rule = []
     for rule in RULES:
-        known = all(name in cells for each in rule.evidence for name in each.scores)
-        sure = [each.confidence(cells) for each in rule.evidence if known]
-        found.append(np.minimum.reduce(sure) if known else np.full(first.shape, np.nan))
+        known = all(name in cells for evidence in rule.evidence for name in evidence.scores)
+        holds = [evidence.confidence(cells) for evidence in rule.evidence if known]
+        by_rule.append(np.minimum.reduce(holds) if known else np.full(first.shape, np.nan))
     named = first.expand_dims(called=[rule.label for rule in RULES], axis=-1)
-    return named.copy(data=np.stack(found, -1)).drop_vars(("unit",), errors="ignore")
+    return named.copy(data=np.stack(by_rule, -1)).drop_vars(("unit",), errors="ignore")
 
 
 def labels(confidence: xr.DataArray) -> xr.DataArray:
-    """The first label of `RULES` that is sure `[layer, head]`, "none" where that is none of them.
+    """The first label of `RULES` with a confidence of at least `SURE` `[layer, head]`; "none" where there is none.
 
-    A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
-    require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
-    what goes to the last five), on names at 1.25 times the odds of their paired nulls (three times for s-inhibition); a
-    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or half of the way to
-    a perfect anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all
-    attention.
+    A head with a label may do other things as well: see the other labels' `confidence`. The labels require:
+
+    - induction, duplicate token, successor: five times the odds of the null. previous token, current token: that, and
+      half of the attention to the last five tokens.
+    - name mover: 0.25 logits of direct effect, and 1.25 times the odds of the null in attention to the receiver;
+      s-inhibition: three times the odds of the null.
+    - copying: a third of the way from chance to a perfect copier; anti-copying: half of the way to a perfect
+      anti-copier; both: an eigenvalue score that at most one random head in forty has.
+    - first token, local: half of all attention (local: and twice the odds of the null).
     """
     holds = confidence.transpose("layer", "head", "called").to_numpy() >= SURE
     names = np.array([*(rule.label for rule in RULES), NONE])

@@ -1,8 +1,8 @@
-"""Attention to names, and effects on them: scores of heads on sentences about two people.
+"""Attention of heads to names, and their direct effects on the names' logits, in sentences about two people.
 
-At the end of indirect-object sentences ("When Mary and John went to the store, John gave a drink to", followed by the
-name that occurs once) name movers look at the receiver and write it, S-inhibition heads at the giver's second mention
-(Wang et al. 2022).
+At the end of indirect-object sentences ("When Mary and John went to the store, John gave a drink to", which the name
+that occurs once completes) name movers attend to the receiver and raise its logit, S-inhibition heads attend to the
+giver's second mention (Wang et al. 2022).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def head_names(config: ModelConfig) -> list[list[str]]:
 
 
 def last_attention(config: ModelConfig, layer: int) -> Read:
-    """Read of the last query's attention `[b h k]` in a layer, as signed shares where weights are no shares."""
-    via = _last_shares if layer in without_shares(config) else _last
+    """Read of the last query's attention `[b h k]` in a layer, as `signed_shares` in layers of `without_shares`."""
+    via = _last_shares if layer in without_shares(config) else _last_query
     return Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
 
 
-def _last(pattern_bhqk: Tensor) -> Tensor:
+def _last_query(pattern_bhqk: Tensor) -> Tensor:
     return pattern_bhqk[:, :, -1]
 
 
@@ -56,13 +56,13 @@ def _last_shares(pattern_bhqk: Tensor) -> Tensor:
 
 
 MENTIONS = ("receiver", "first_giver", "giver")
-"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
+"""The names in a sentence: the receiver, who occurs once, and the giver's first and second mention."""
 
 
 def name_attention(config: ModelConfig, *, last_only: bool = False) -> ByRow:
     """Question about attention from the last position to each name, on batches that end in the last column.
 
-    The names are the batches' answers and wrong answers.
+    Receivers are the batches' answers, givers their wrong answers.
     """
     finish = partial(_name_table, config=config)
     rows = Reading(_last_rows(config), _name_masses, last_only, ends_aligned=True)
@@ -90,29 +90,33 @@ def sentence_scores(
 ) -> Stages[dict[str, tuple[Moments, Tensor]]]:
     """Name scores of each head `[layer, head]`: moments over draws (means of their four sentences), and their nulls.
 
-    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
-    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
-    attention to the same place where it holds a name not mentioned before.
-    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
-    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
-    null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
+    - `to_receiver`: attention from the last token to the receiver. Null: attention to the giver's first mention, which
+      stands at the same positions equally often.
+    - `to_giver`: attention from the last token to the giver's second mention. Null: attention to the same position in
+      the second batch of `sentences`, where it holds a name not mentioned before.
+    - `name_mover`: direct effect on logit(receiver) - logit(giver) with the final norm's scale frozen, in logits. Null:
+      0, since roles and names are balanced.
+    - `s_inhibition`: to_giver * (1 - |direct effect| / the largest of any head), per sentence. Null: that of to_giver.
+
+    The last two are left out where logits are not linear in the stream, and with `direct=False`.
 
     Args:
-        rows: of one pass.
-        summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`. Weights
-            that are no shares (differential attention) count as `signed_shares`.
+        rows: number of sentences in one pass.
+        summed: whether to check that the heads and all other parts sum to the logits, which `random_heads` do not.
     """
-    balanced, unsaid = sentences
+    balanced, controls = sentences
     config = model.transformer.config
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
     effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
-    distinct, again = _distinct(unsaid)
+    distinct, row_index = _distinct_rows(controls)
     first, second = (prompt_source(batch, model.text, batch_size=rows) for batch in (balanced, distinct))
-    of_said = [Ask(each, first, model) for each in (name_attention(config, last_only=direct), *effects)]
-    kept = yield [*of_said, Ask(name_attention(config), second, model)]
-    names, *of_effects, other = (_rows_of(each) for each in kept)
+    first_asks = [
+        Ask(question, first, model) for question in (name_attention(config, last_only=direct), *effects)
+    ]
+    merged = yield [*first_asks, Ask(name_attention(config), second, model)]
+    names, *of_effects, control = (_rows_of(question) for question in merged)
     receiver, mentioned, giver = (names[name] for name in MENTIONS)
-    unmentioned = other["giver"][again.to(other["giver"].device)].mean(0)
+    unmentioned = control["giver"][row_index.to(control["giver"].device)].mean(0)
     scores = {
         "to_receiver": (_over_draws(receiver), mentioned.mean(0)),
         "to_giver": (_over_draws(giver), unmentioned),
@@ -126,26 +130,26 @@ def sentence_scores(
     return scores
 
 
-def _rows_of(kept: Partial) -> Mapping[str, Tensor]:
-    """Every row that was kept, in the order of the data."""
-    assert isinstance(kept, Rows)
-    return kept.rows
+def _rows_of(merged: Partial) -> Mapping[str, Tensor]:
+    """The tensors that a question collected, by name, with one row per sentence in the order of the data."""
+    assert isinstance(merged, Rows)
+    return merged.rows
 
 
-def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
-    """Rows of a batch that differ in tokens, padding or wrong answer, and the index of each row among them."""
+def _distinct_rows(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
+    """The batch without rows that repeat tokens, padding and wrong answer, and each old row's index in it."""
     assert batch.wrong is not None
     rows = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
     first: dict[tuple[int, ...], int] = {}
     for i, row in enumerate(rows):
         first.setdefault(tuple(row), i)
     number = {row: i for i, row in enumerate(first)}
-    again = torch.tensor([number[tuple(row)] for row in rows])
-    return batch.rows(torch.tensor(list(first.values()))), again
+    row_index = torch.tensor([number[tuple(row)] for row in rows])
+    return batch.rows(torch.tensor(list(first.values()))), row_index
 
 
 def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
-    """Moments over draws: sentences of one draw share names and frame, so that they are no independent examples."""
+    """Moments over draws: the four sentences of one draw share names and frame, so they are not independent."""
     return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
 
 
@@ -154,7 +158,7 @@ def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
 
 
 def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    """Attention of the last query `[b l h]` to each name."""
+    """Attention `[b l h]` from the last query to each name of `MENTIONS`."""
     masks = to_device(mention_masks(batch.host()), batch.tokens.device)
     rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
     rows = in_every_layer(rows, model.config)
@@ -172,7 +176,7 @@ def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
 
 
 def _direct_effects(values: Float[Tensor, "b c"], config: ModelConfig) -> Float[Tensor, "b l h"]:
-    """Direct effect of each head on the logit difference of each sentence."""
+    """Direct effect of each head on each sentence's logit difference, out of the columns of `attribution`."""
     column = {part: i for i, part in enumerate(part_names(config, "head"))}
     of_heads = torch.tensor([[column[name] for name in layer] for layer in head_names(config)])
     return values[:, of_heads.to(values.device)].double()

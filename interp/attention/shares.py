@@ -16,7 +16,7 @@ NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
 def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """Weights as shares of all that a query weighs: a_ij / sum_j |a_ij|, negative where it is subtracted; in [-1, 1].
 
-    Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
+    Rows of shares do not change (but those with a sink, which sum to less than 1, now sum to 1), nor do rows of zeros.
     """
     values = upcast(rows)
     total = values.abs().sum(-1, keepdim=True)
@@ -33,14 +33,14 @@ def with_pattern(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer for layer, mixer in enumerate(config.mixers) if mixer.traits.patterned)
 
 
-def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
+def in_every_layer(values: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
     """Values of all layers, from those of the layers with a pattern; zeros for the others."""
     layers = with_pattern(config)
     if len(layers) == config.n_layers:
-        return found
-    every = found.new_zeros(len(found), config.n_layers, *found.shape[2:])
-    every[:, list(layers)] = found
-    return every
+        return values
+    all_layers = values.new_zeros(len(values), config.n_layers, *values.shape[2:])
+    all_layers[:, list(layers)] = values
+    return all_layers
 
 
 def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST = 5
-"""Values that the text of a result names."""
+"""Number of values that the text of a result lists."""
 NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "prompt_text")
-"""Coordinates that say what a value is of, where there are any."""
+"""Coordinates that name the object of a value, shown first in the text of a result."""
 COUNTED = ("layer", "head")
-"""Dims that those names say already."""
+"""Dims that are not shown next to a name, since names such as L1H2 contain them."""
 AFTER_EACH = ("depth", "pos", "rank")
-"""Dims of results that say which words come next after each token, by depth."""
+"""Dims of lens results, which list the predicted next words at each depth and position."""
 BY_DEPTH = ("top_prob", "target_prob", "target_rank", "entropy", "kl")
-"""Variables that describe such words."""
+"""Variables of lens results that are shown by depth."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement")
 """Attributes that say how to read the numbers, in the order in which they are shown."""
 
@@ -39,10 +39,10 @@ class Result:
     (xarray's own `Dataset.interp` interpolates, so the accessor cannot bear this package's name.)
 
     Example:
-        >>> found = interp.attribute(model, prompt, " Mary", " John", parts="head")
-        >>> found.view.analysis
+        >>> result = interp.attribute(model, prompt, " Mary", " John", parts="head")
+        >>> result.view.analysis
         'attribute'
-        >>> ax = found.view.plot(top=5)
+        >>> ax = result.view.plot(top=5)
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -94,12 +94,12 @@ class Result:
         names = [str(name) for name in self._dataset.data_vars]
         shown = [name for name in names if name == "value" or name not in results.ESTIMATE]
         lines.append(f"  values: {', '.join(shown)}")
-        return "\n".join([viewer.fitted(lines), *self._numbers()])
+        return "\n".join([viewer.fitted(lines), *self._value_lines()])
 
-    def _numbers(self) -> list[str]:
-        """The largest values with what they are of; of a result without values what each number ranges over."""
+    def _value_lines(self) -> list[str]:
+        """Lines with the largest values and their coordinates; without `value`, the range of each variable."""
         if "value" not in self._dataset:
-            return [*self._next_words(), *self._ranges()]
+            return [*self._next_word_lines(), *self._range_lines()]
         value = self._dataset["value"].to_numpy().astype(float)
         size = np.nan_to_num(np.abs(value), nan=-1.0).ravel()
         known = int((size >= 0).sum())
@@ -112,10 +112,12 @@ class Result:
             ]
             return [f"  {name}: {self._dataset[name].item():.4g}" for name in estimates]
         chosen, title = np.argsort(-size, kind="stable")[: min(LARGEST, known)], f"the largest of {known}"
-        if "score" in dims and value.shape[dims.index("score")] > 1:  # of different units
-            chosen = _one_of_each(size.reshape(value.shape), dims.index("score"))
+        if "score" in dims and value.shape[dims.index("score")] > 1:  # scores differ in units
+            chosen = _best_of_each_score(size.reshape(value.shape), dims.index("score"))
             title = "the largest of a score"
-        table, estimates = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
+        table, estimates = self._cells_table(
+            dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True))
+        )
         named = [name for name in table.columns if name in NAMES]
         alone = [dim for dim in dims if self._dataset.sizes[dim] == 1]
         variables = [*named, *estimates, *alone, *(COUNTED if named else ())]
@@ -125,12 +127,12 @@ class Result:
         title = title if len(chosen) < known else "all of it"
         return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]
 
-    def _next_words(self) -> list[str]:
-        """The next words at the end of the first prompt, by depth; no lines for a result that is no lens."""
-        found = self._dataset
-        if not set(AFTER_EACH) <= set(found.sizes) or not {"word", "top_prob"} <= set(found.data_vars):
+    def _next_word_lines(self) -> list[str]:
+        """Lines with the predicted next word at the first prompt's last token, by depth; none unless it is a lens."""
+        dataset = self._dataset
+        if not set(AFTER_EACH) <= set(dataset.sizes) or not {"word", "top_prob"} <= set(dataset.data_vars):
             return []
-        first = found.isel({dim: 0 for dim in ("prompt", "rank") if dim in found.dims})
+        first = dataset.isel({dim: 0 for dim in ("prompt", "rank") if dim in dataset.dims})
         filled = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)
         if not filled.size:
             return []
@@ -141,39 +143,39 @@ class Result:
         table["word"] = table.word.map(repr)
         token = f" after {str(last.token.item())!r}" if "token" in last else ""
         place = f", the last of {len(filled)} positions" if len(filled) > 1 else ""
-        whose = " of the first prompt" if found.sizes.get("prompt", 1) > 1 else ""
+        whose = " of the first prompt" if dataset.sizes.get("prompt", 1) > 1 else ""
         text = table.to_string(float_format=lambda x: f"{x:.4g}", index_names=False)
         lines = (f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())
         return [viewer.fitted([f"  the next word by depth{token}{place}{whose}:"]), *lines]
 
-    def _rows(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
-        """The cells at these places as a table, and the names of what they estimate."""
+    def _cells_table(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
+        """A table of the cells at these indices (by dim), and the names of its columns of `results.ESTIMATE`."""
         points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
         estimates = [name for name in results.ESTIMATE if name in self._dataset]
         estimates = [name for name in estimates if set(self._dataset[name].dims) <= set(places)]
         return self._dataset[estimates].isel(points).to_dataframe().reset_index(drop=True), estimates
 
-    def _ranges(self) -> list[str]:
+    def _range_lines(self) -> list[str]:
         lines = []
-        for name, each in list(self._dataset.data_vars.items())[:LARGEST]:
-            if each.dtype.kind != "f":
+        for name, variable in list(self._dataset.data_vars.items())[:LARGEST]:
+            if variable.dtype.kind != "f":
                 continue
-            known = each.to_numpy()[np.isfinite(each.to_numpy())]
+            known = variable.to_numpy()[np.isfinite(variable.to_numpy())]
             if known.size:
-                unit = f" {each.attrs['unit']}" if "unit" in each.attrs else ""
+                unit = f" {variable.attrs['unit']}" if "unit" in variable.attrs else ""
                 lines.append(f"  {name}: {known.min():.4g} to {known.max():.4g}{unit}")
         return lines
 
     __repr__ = __str__
 
 
-def _one_of_each(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
-    """Where each of the first scores is largest, as places in the flat array; scores without values are left out."""
+def _best_of_each_score(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
+    """Flat index of the largest cell of each of the first `LARGEST` scores; scores without values are left out."""
     rows = np.moveaxis(size, axis, 0).reshape(size.shape[axis], -1)
     places = np.moveaxis(np.arange(size.size).reshape(size.shape), axis, 0).reshape(rows.shape)
     best = rows.argmax(1)
-    every = np.arange(len(rows))
-    rows_with_place = every[rows[every, best] >= 0][:LARGEST]
+    score_ids = np.arange(len(rows))
+    rows_with_place = score_ids[rows[score_ids, best] >= 0][:LARGEST]
     return places[rows_with_place, best[rows_with_place]]
 
 

@@ -1,8 +1,8 @@
-"""Checks of arguments at public functions: the kind of every argument, refused by its name at the line of the call.
+"""Checks of the arguments of public functions against their annotations, with errors that name the argument.
 
-Annotations are the one statement of what an argument may be (`hints`); values are checked against them (`fitting`), and
-the message says what was required, what arrived and the nearest valid thing. Where an annotation needs words of its
-own, or a closer look, it is `Annotated` with a `Required`.
+The annotation alone defines what an argument may be (`hints`), and `fitting` checks values against it. The message says
+what is required, what was given, and the nearest valid value. An annotation with its own words or a stricter check is
+`Annotated` with a `Required`.
 """
 
 import collections
@@ -39,14 +39,14 @@ EARLIER: Mapping[str, Sequence[str]] = {
     "analyses": ("questions",),
     "analysis": ("question",),
 }
-"""Words of the first edition and what they are called in every function that now has the new word."""
+"""Names of arguments in the first edition, with the new names; it holds for every function with a new name."""
 SETTINGS: Mapping[str, str] = {
     "edits": "edits are made to the model, model.edited(edits), or hold for a block, with model.hooks(edits=edits)",
     "prepend_bos": "it is the model's, from_pretrained(..., default_prepend_bos=...), or of one batch, "
     "model.to_batch(prompts, prepend_bos=...)",
     "batch_size": "data may come in batches, such as model.to_batch(prompts).split(8), or as interp.Stream(...)",
 }
-"""Settings of a run that functions of questions do not take, and where to give them instead."""
+"""Settings of a run that analysis functions do not take, and where to give them instead."""
 
 
 @runtime_checkable
@@ -62,17 +62,16 @@ class _Public(Protocol):
 def public(
     *, renamed: Mapping[str, str] = NOTHING, unchecked: tuple[str, ...] = (), plain_pass: bool = False
 ) -> _Public:
-    """A decorator of public functions: arguments of the wrong kind are refused by name, before anything runs.
+    """A decorator of public functions: an argument of the wrong type raises an error with its name, before the call.
+
+    The decorated function raises a ValueError for a value that its annotation does not allow, and a TypeError for an
+    argument that it does not have. A dtype may be given by its name, "bfloat16". Of a class, `__init__` is decorated.
 
     Args:
-        renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is
-            known everywhere).
-        unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects is
-            looked at.
-        plain_pass: whether the function runs under the user's own settings of torch, such as autocast; others run
-            under those that torch begins with (`torch_state`). A dtype may be given by its name, "bfloat16", wherever
-            one is asked for. Errors of the decorated function: ValueError for a value that its annotation does not
-            allow; TypeError for an argument that it does not have.
+        renamed: old names of arguments, with the new names that the error message gives (`EARLIER` always holds).
+        unchecked: arguments that the function checks itself.
+        plain_pass: whether the function runs under the user's settings of torch, such as autocast; others run under
+            torch's default settings (`torch_state`).
 
     Example:
         >>> @public(renamed={"k": "top"})
@@ -87,26 +86,26 @@ def public(
         if isinstance(function, type):
             function.__init__ = decorated(function.__init__)  # type: ignore[misc]
             return function
-        signature, name = inspect.signature(function), _name(function)
+        signature, name = inspect.signature(function), _called_name(function)
         looked_at = set(signature.parameters) - {"self", "cls", *unchecked}
-        bind = _binding(signature)
+        bind = _argument_binder(signature)
         guarded = nullcontext if plain_pass else undisturbed
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            _known_keywords(name, kwargs, signature, renamed)
+            _check_keywords(name, kwargs, signature, renamed)
             bound, plain = bind(args, kwargs), True
             if bound is None:
-                return function(*args, **kwargs)  # which says what is missing
+                return function(*args, **kwargs)  # raises the TypeError that names the missing argument
             hints = hints_of(function)
             for argument, value in bound.arguments.items():
                 if argument not in hints or argument not in looked_at:
                     continue
-                if (meant := _dtype(value, hints[argument])) is not value:
+                if (meant := _named_dtype(value, hints[argument])) is not value:
                     bound.arguments[argument] = value = meant
                     plain = False
-                for each in _each(value, signature.parameters[argument]):
-                    check(f"{name}: {argument}", each, hints[argument])
+                for item in _argument_values(value, signature.parameters[argument]):
+                    check(f"{name}: {argument}", item, hints[argument])
             with guarded():
                 return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
 
@@ -116,16 +115,20 @@ def public(
     return cast("_Public", decorated)
 
 
-def _binding(
+def _argument_binder(
     signature: inspect.Signature,
 ) -> Callable[[Sequence[object], Mapping[str, object]], inspect.BoundArguments | None]:
-    """A function from the arguments of a call to those by name; None where they do not fit.
+    """A function that maps a call's arguments to parameter names; it returns None if they do not fit the signature.
 
-    Where every parameter has a name, names are given here: `Signature.bind` takes six times as long.
+    Without *args and **kwargs the names are assigned here, since `Signature.bind` takes six times as long.
     """
-    kinds = {each.kind for each in signature.parameters.values()}
-    by_place = [n for n, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    needed = {n for n, each in signature.parameters.items() if each.default is each.empty}
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    by_place = [
+        n
+        for n, parameter in signature.parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    needed = {n for n, parameter in signature.parameters.items() if parameter.default is parameter.empty}
 
     def bound(args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments | None:
         try:
@@ -134,23 +137,23 @@ def _binding(
             return None
 
     def named(args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments | None:
-        found = {**dict(zip(by_place, args, strict=False)), **kwargs}
-        if len(found) < len(args) + len(kwargs) or not needed <= found.keys():
+        arguments = {**dict(zip(by_place, args, strict=False)), **kwargs}
+        if len(arguments) < len(args) + len(kwargs) or not needed <= arguments.keys():
             return None
-        return inspect.BoundArguments(signature, collections.OrderedDict(found))
+        return inspect.BoundArguments(signature, collections.OrderedDict(arguments))
 
     usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     return named if kinds <= usual else bound
 
 
-def _dtype(value: object, hint: object) -> object:
-    """The dtype that a text names where the annotation is a dtype; everything else as it is."""
+def _named_dtype(value: object, hint: object) -> object:
+    """The torch dtype, for the name of one where the annotation is a dtype; any other value unchanged."""
     named = isinstance(value, str) and value in words(Precision) and value not in words(hint)
     return getattr(torch, str(value)) if named and torch.dtype in options(hint) else value
 
 
 def check_fields(record: object) -> None:
-    """ValueError, by the field's name, for a value of a record that its annotation does not allow."""
+    """Checks every field of a dataclass object against its annotation; the ValueError names the field."""
     assert dataclasses.is_dataclass(record)
     hints = hints_of(record.__class__)
     for field in dataclasses.fields(record):
@@ -159,24 +162,24 @@ def check_fields(record: object) -> None:
 
 
 def check(what: str, value: object, hint: object) -> None:
-    """ValueError naming `what`, unless the value is of the kind that an annotation says."""
+    """Raises a ValueError that names `what`, unless the value fits the annotation `hint`."""
     if not fits(value, hint):
         raise ValueError(
-            f"{what} must be {annotation_text(hint)}, got {value_text(value)}{_hint(what, value, hint)}"
+            f"{what} must be {annotation_text(hint)}, got {value_text(value)}{_suggestion(what, value, hint)}"
         )
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
 
 
-def _name(function: Callable[..., object]) -> str:
+def _called_name(function: Callable[..., object]) -> str:
     """The name by which users call a function."""
     owner, _, name = function.__qualname__.rpartition(".")
     return owner.rpartition(".")[2] if name in ("__init__", "__call__") else name
 
 
-def _each(value: object, parameter: inspect.Parameter) -> Sequence[object]:
-    """The values that a parameter got: of `*parts` and `**options` several."""
+def _argument_values(value: object, parameter: inspect.Parameter) -> Sequence[object]:
+    """The values to check for a parameter: several for `*args` and `**kwargs`, else one."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         assert isinstance(value, tuple)
         return value
@@ -186,14 +189,15 @@ def _each(value: object, parameter: inspect.Parameter) -> Sequence[object]:
     return (value,)
 
 
-def _known_keywords(
-    name: str, given: Mapping[str, object], signature: inspect.Signature, renamed: Mapping[str, str]
+def _check_keywords(
+    name: str, keywords: Mapping[str, object], signature: inspect.Signature, renamed: Mapping[str, str]
 ) -> None:
+    """Raises a TypeError for a keyword that the function does not have, with its new name or the nearest one."""
     parameters = signature.parameters
-    if given.keys() <= parameters.keys():
+    if keywords.keys() <= parameters.keys():
         return
-    open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    for word in given:
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for word in keywords:
         if word in parameters:
             continue
         earlier = [new for new in EARLIER.get(word, ()) if new in parameters]
@@ -213,36 +217,36 @@ def _known_keywords(
 _SEVERAL = (Sequence, Collection, Iterable, tuple)
 
 
-def _hint(what: str, value: object, hint: object) -> str:
-    """The nearest valid words, where the annotation lists words; or how to write what was meant."""
-    kinds = [kind for each in options(hint) if (kind := required(each))]
+def _suggestion(what: str, value: object, hint: object) -> str:
+    """End of an error message: the nearest valid words, or how to write what was probably meant; "" if neither."""
+    kinds = [kind for option in options(hint) if (kind := required(option))]
     if instead := next((text for kind in kinds if (text := kind.refused(value))), ""):
         return instead
-    classes = {each.__name__: each for each in options(hint) if is_asked_of_objects(each)}
+    classes = {option.__name__: option for option in options(hint) if is_asked_of_objects(option)}
     if isinstance(value, str):
         if choice := words(hint):
             return f"; {nearest(value, choice)}"
         if named := [name for name in classes if name.lower() == value.lower().removesuffix("()")]:
             return f": write {place_of(classes[named[0]])}()"
-    if isinstance(value, type) and any(_is_one(value, each) for each in classes.values()):
+    if isinstance(value, type) and any(_is_subclass(value, option) for option in classes.values()):
         return f": write {value.__name__}(...)"
     if inspect.isfunction(value) and value.__annotations__.get("return") in classes.values():
         return f": call it, {value.__name__}(...)"
     if hasattr(value, "__index__") and not isinstance(value, int) and int in options(hint):
         return ": write int(...)"
-    if any(get_origin(each) in _SEVERAL and fits((value,), each) for each in options(hint)):
+    if any(get_origin(option) in _SEVERAL and fits((value,), option) for option in options(hint)):
         return f": write {what.rpartition(' ')[2]}=({repr(value) if isinstance(value, str) else '...'},)"
     return ""
 
 
-def _is_one(kind: type, option: type) -> bool:
+def _is_subclass(kind: type, option: type) -> bool:
     """Whether a class is a subclass of another one; False for protocols, which Python checks for objects only."""
     return not getattr(option, "_is_protocol", False) and issubclass(kind, option)
 
 
 def place_of(kind: type) -> str:
-    """Where a user finds a class: at a face of the package rather than in the module that defines it."""
+    """The path from which a user imports a class: a package that exports it, rather than the module that defines it."""
     parts = kind.__module__.split(".")
     faces = [f"{parts[0]}.{parts[-1]}", *(".".join(parts[:n]) for n in range(2, len(parts)))]
-    found = (face for face in faces if getattr(sys.modules.get(face), kind.__name__, None) is kind)
-    return f"{next(found, kind.__module__)}.{kind.__name__}"
+    importable = (face for face in faces if getattr(sys.modules.get(face), kind.__name__, None) is kind)
+    return f"{next(importable, kind.__module__)}.{kind.__name__}"

@@ -1,7 +1,6 @@
-"""Lists of extremes with what runs around each entry: the tokens before and after it, and how its cell runs along them.
+"""Lists of the top values of each cell with their context: tokens and the cell's values before and after each entry.
 
-`TopRows` knows where the extremes are. What stands around them is taken from the batch, and follows its entry through
-every merge.
+`TopRows` finds the entries. Their context is taken from the batch, and is merged together with its entry.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,8 @@ class TopInContext:
 
     Args:
         along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of
-            them): those along the context, and those of the entry alone. Missing: NaN, -1 for integers.
+            cells). `along` values are kept for the whole context, `at` values for the entry only. Missing ones are NaN,
+            or -1 for integers.
 
     Raises:
         ValueError: as `TopRows`.
@@ -44,27 +44,27 @@ class TopInContext:
         """The lists of one batch."""
         n, p = named(values, self.top.value).shape[:2]
         place = torch.arange(n * p, device=values[self.top.value].device).view(n, p)
-        found = self._rule.of({**values, _PLACE: place}, rows)
-        assert found.context is not None
-        around, entry = found.context, found.context[..., self.top.before : self.top.before + 1]
-        kept = {name: _taken(named(values, name), around) for name in self.along}
-        kept |= {name: _taken(named(values, name), entry) for name in self.at}
-        return ContextExamples(replace(found, context=None), kept)
+        top = self._place_rule.of({**values, _PLACE: place}, rows)
+        assert top.context is not None
+        around, entry = top.context, top.context[..., self.top.before : self.top.before + 1]
+        along = {name: _values_at(named(values, name), around) for name in self.along}
+        along |= {name: _values_at(named(values, name), entry) for name in self.at}
+        return ContextExamples(replace(top, context=None), along)
 
     def load(self, tensors: Mapping[str, Tensor]) -> "ContextExamples":
         """The lists that were saved as these `tensors`."""
         parts = parted(tensors)
-        return ContextExamples(self._rule.load(parts["top"]), parts["along"])
+        return ContextExamples(self._place_rule.load(parts["top"]), parts["along"])
 
     @property
-    def _rule(self) -> TopRows:
-        """The rule of the lists with places in the batch for context, from which everything else can be taken."""
+    def _place_rule(self) -> TopRows:
+        """The rule `top`, with each token's flat index in the batch as context, to look up all other values by."""
         return replace(self.top, context=_PLACE)
 
 
 @dataclass(frozen=True, eq=False)
 class ContextExamples:
-    """The lists of every cell, and what runs along each entry."""
+    """The lists of every cell, and the values around each entry."""
 
     top: Extremes
     along: Mapping[str, Shaped[Tensor, "c k w"]]
@@ -75,12 +75,12 @@ class ContextExamples:
         first, second = (x.expand_as(self.top.rows)[..., None] for x in number.chunk(2))
         top = replace(self.top, context=first).merge(replace(other.top, context=second))
         assert top.context is not None
-        both = {name: torch.cat((x, other.along[name]), 1) for name, x in self.along.items()}
+        candidates = {name: torch.cat((x, other.along[name]), 1) for name, x in self.along.items()}
         along = {
             name: x.gather(1, top.context.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(
                 top.context < 0, absent(x)
             )
-            for name, x in both.items()
+            for name, x in candidates.items()
         }
         return ContextExamples(replace(top, context=None), along)
 
@@ -89,8 +89,8 @@ class ContextExamples:
         return joined({"top": self.top.tensors(), "along": self.along})
 
 
-def _taken(value: Shaped[Tensor, "n p ..."], place: Int[Tensor, "c k w"]) -> Shaped[Tensor, "c k w"]:
-    """The values at these places of a batch, each cell's own where there are cells; absent at -1."""
+def _values_at(value: Shaped[Tensor, "n p ..."], place: Int[Tensor, "c k w"]) -> Shaped[Tensor, "c k w"]:
+    """The values at flat indices `place` of a batch, for each cell its own; NaN (integers: -1) where `place` is -1."""
     flat = value.flatten(0, 1) if value.numel() else value.new_zeros(1, *value.shape[2:])
     at = place.clamp_min(0)
     cell = torch.arange(len(place), device=place.device)[:, None, None]

@@ -35,12 +35,12 @@ class Covariance:
     def of(cls, x: Shaped[Tensor, "n f"], y: Shaped[Tensor, "n g"] | None = None) -> "Covariance":
         """The covariance of the columns of x with those of y; with each other if y is None."""
         y = x if y is None else y
-        whole = ~(x.isnan().any(1) | y.isnan().any(1))
-        kept = whole.nonzero()[:, 0]
-        x, y = x[kept].double(), y[kept].double()
+        complete = ~(x.isnan().any(1) | y.isnan().any(1))
+        complete_rows = complete.nonzero()[:, 0]
+        x, y = x[complete_rows].double(), y[complete_rows].double()
         mean, mean_other = (z.sum(0) / max(len(z), 1) for z in (x, y))
         x, y = x - mean, y - mean_other
-        n = whole.sum()
+        n = complete.sum()
         return cls(n, mean, mean_other, x.square().sum(0), y.square().sum(0), x.mT @ y)
 
     def merge(self, other: "Covariance") -> "Covariance":

@@ -1,6 +1,6 @@
-"""The k largest or smallest values of every cell, and where they stood: maximum-activating examples.
+"""The k largest or smallest values of every cell, with their rows and positions: maximum-activating examples.
 
-The order is total (value, then row, then position), so the list is the same bit for bit however the rows were split.
+Entries are ordered by value, then row, then position, so the list is the same bit for bit for every split of the rows.
 """
 
 from collections.abc import Mapping
@@ -53,21 +53,23 @@ class TopRows:
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Extremes":
         """The list of one batch."""
-        value, tokens = self._taken(values)
+        value, tokens = self._value_and_tokens(values)
         if rows is None:
             raise ValueError("a list of rows requires rows with identities: number the batch (`Batch.row`)")
         cells = value.shape[2:]
         if len(rows) == 0:
-            return self._nothing(cells, value.device)
+            return self._empty_list(cells, value.device)
         rows = to_device(rows, value.device).long()
         scores, at = self._candidates(self._scores(value), rows)
         place, position = at // value.shape[1], at % value.shape[1]
-        best, scores = _ranked(scores, rows[place], position, self)
+        best, scores = _best_entries(scores, rows[place], position, self)
         place, position = place.gather(1, best), position.gather(1, best)
-        found = {"scores": scores, "rows": rows[place], "positions": position}
+        lists = {"scores": scores, "rows": rows[place], "positions": position}
         if tokens is not None:
-            found["context"] = self._windows(tokens.long(), place, position)
-        return self.load({name: x.view(*cells, *x.shape[1:]) for name, x in found.items()})._emptied()
+            lists["context"] = self._windows(tokens.long(), place, position)
+        return self.load(
+            {name: x.view(*cells, *x.shape[1:]) for name, x in lists.items()}
+        )._with_empty_places()
 
     def load(self, tensors: Mapping[str, Tensor]) -> "Extremes":
         """The list that was saved as these `tensors`."""
@@ -75,7 +77,7 @@ class TopRows:
             self, tensors["scores"], tensors["rows"], tensors["positions"], tensors.get("context")
         )
 
-    def _taken(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _value_and_tokens(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """The value with an axis of positions, and the tokens; ValueError if their shapes do not fit."""
         value = named(values, self.value)
         tokens = None if self.context is None else named(values, self.context)
@@ -95,21 +97,21 @@ class TopRows:
         return score_cnp.masked_fill(score_cnp.isnan(), -torch.inf)
 
     def _candidates(self, score_cnp: Float[Tensor, "c n p"], rows: Int[Tensor, "n"]) -> tuple[Tensor, Tensor]:
-        """Scores `[c m]` that hold the list's, m >= k, and where they are: the best of each row, or the k best."""
+        """Scores `[c m]`, m >= k, that include the list's, and their flat index: each row's best, or the k best."""
         _, n, p = score_cnp.shape
         if self.once_per_row:
             scores, at = score_cnp.max(2)  # the first of equal ones, as torch documents
             at = at + p * torch.arange(n, device=at.device)
         else:
             order = rows.argsort(stable=True)
-            at = _first_best(score_cnp[:, order].flatten(1), min(self.k, n * p))
+            at = _first_largest(score_cnp[:, order].flatten(1), min(self.k, n * p))
             at = order[at // p] * p + at % p
             scores = score_cnp.flatten(1).gather(1, at)
-        # Adding 0 makes -0 of 0: equal numbers must be equal to every way of sorting.
+        # Adding 0 turns -0 into 0, so that all sorts order equal numbers alike.
         missing = (0, max(0, self.k - at.shape[1]))
         return F.pad(scores.double() + 0.0, missing, value=-torch.inf), F.pad(at, missing)
 
-    def _nothing(self, cells: torch.Size, device: torch.device) -> "Extremes":
+    def _empty_list(self, cells: torch.Size, device: torch.device) -> "Extremes":
         """The list of no rows."""
         empty = torch.full((*cells, self.k), -1, device=device)
         width = self.before + self.after + 1
@@ -127,11 +129,11 @@ class TopRows:
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """The list of every cell, best first, always k long; where there are fewer it ends in -1."""
+    """The list of every cell, best first, of length k; with fewer entries, rows and positions end in -1."""
 
     rule: TopRows
     scores: Float[Tensor, "*cells k"]
-    """The values, negated if the smallest are wanted; -inf at empty places."""
+    """The values, negated if the list is of the smallest ones; -inf at empty places."""
     rows: Int[Tensor, "*cells k"]
     positions: Int[Tensor, "*cells k"]
     """Index along the axis of positions, 0 for values without one."""
@@ -161,31 +163,35 @@ class Extremes:
         if self.rule != other.rule:
             raise ValueError(f"lists made by one rule are required, got {self.rule} and {other.rule}")
         mine, theirs = self.tensors(), other.tensors()
-        both = {name: torch.cat((x, theirs[name]), self.rows.ndim - 1) for name, x in mine.items()}
-        best, scores = _ranked(both["scores"], both["rows"], both["positions"], self.rule)
-        found = {"scores": scores} | {name: both[name].gather(-1, best) for name in ("rows", "positions")}
+        candidates = {name: torch.cat((x, theirs[name]), self.rows.ndim - 1) for name, x in mine.items()}
+        best, scores = _best_entries(
+            candidates["scores"], candidates["rows"], candidates["positions"], self.rule
+        )
+        merged = {"scores": scores} | {
+            name: candidates[name].gather(-1, best) for name in ("rows", "positions")
+        }
         if self.context is not None:
-            each = best[..., None].expand(*best.shape, self.context.shape[-1])
-            found["context"] = both["context"].gather(-2, each)
-        return self.rule.load(found)._emptied()
+            best_windows = best[..., None].expand(*best.shape, self.context.shape[-1])
+            merged["context"] = candidates["context"].gather(-2, best_windows)
+        return self.rule.load(merged)._with_empty_places()
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the lists, by name."""
-        found = {"scores": self.scores, "rows": self.rows, "positions": self.positions}
-        return found if self.context is None else found | {"context": self.context}
+        tensors = {"scores": self.scores, "rows": self.rows, "positions": self.positions}
+        return tensors if self.context is None else tensors | {"context": self.context}
 
-    def _emptied(self) -> "Extremes":
-        """The extremes with -1 in every place that nothing fills."""
+    def _with_empty_places(self) -> "Extremes":
+        """The lists with rows, positions and context set to -1 at empty places."""
         empty = self.scores == -torch.inf
         context = None if self.context is None else self.context.masked_fill(empty[..., None], -1)
         rows, positions = (x.masked_fill(empty, -1) for x in (self.rows, self.positions))
         return Extremes(self.rule, self.scores, rows, positions, context)
 
 
-def _ranked(
+def _best_entries(
     scores: Float[Tensor, "*cells m"], rows: Int[Tensor, "*cells m"], positions: Tensor, rule: TopRows
 ) -> tuple[Tensor, Tensor]:
-    """Which k entries make the list, in order, and their scores: -inf for a row's second entry if once is enough."""
+    """Indices of the k best entries, in order, and their scores; with `once_per_row` a row's other entries get -inf."""
     order = positions.argsort(dim=-1, stable=True)
     order = order.gather(-1, scores.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
     order = order.gather(-1, rows.gather(-1, order).argsort(dim=-1, stable=True))
@@ -197,8 +203,8 @@ def _ranked(
     return order.gather(-1, best), scores.gather(-1, best)
 
 
-def _first_best(scores: Float[Tensor, "c m"], k: int) -> Int[Tensor, "c k"]:
-    """Where the k largest are, the first of equal ones (`topk` takes any), in no order."""
+def _first_largest(scores: Float[Tensor, "c m"], k: int) -> Int[Tensor, "c k"]:
+    """Indices of the k largest scores, in no order; of equal scores the first ones (`topk` takes any)."""
     least = scores.topk(k).values[:, -1:]
     above, level = scores > least, scores == least
     room = k - above.sum(1, keepdim=True)

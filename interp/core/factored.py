@@ -1,4 +1,4 @@
-"""A matrix kept as the product of two thin factors, and the questions that need only the factors."""
+"""A matrix stored as the product A @ B of two thin factors, and what can be computed from the factors alone."""
 
 from dataclasses import dataclass
 from typing import overload
@@ -53,7 +53,7 @@ class FactoredMatrix(Viewable):
 
     @property
     def AB(self) -> Float[Tensor, "... left right"]:
-        """The full product; this is where the memory goes."""
+        """The full product, `left x right` numbers in memory."""
         return self.A @ self.B
 
     @property
@@ -83,11 +83,11 @@ class FactoredMatrix(Viewable):
 
         `m.rows(i).columns(j)` is a block.
         """
-        return FactoredMatrix(self.A[..., _several(index), :], self.B)
+        return FactoredMatrix(self.A[..., _as_list(index), :], self.B)
 
     def columns(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these columns only; one column given as a number stays a column."""
-        return FactoredMatrix(self.A, self.B[..., _several(index)])
+        return FactoredMatrix(self.A, self.B[..., _as_list(index)])
 
     @overload
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
@@ -120,7 +120,7 @@ class FactoredMatrix(Viewable):
     __rmul__ = __mul__
 
     def __add__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The sum, its inner size that of both together. ValueError unless both have the same rows and columns."""
+        """The sum, whose inner size is the sum of both inner sizes; ValueError unless rows and columns are equal."""
         if self.shape[-2:] != other.shape[-2:]:
             raise ValueError(
                 f"a sum requires equal rows and columns, got {shape_text(self.shape)} and {shape_text(other.shape)}"
@@ -137,7 +137,7 @@ class FactoredMatrix(Viewable):
         return square.clamp_min(0).sqrt()
 
     def trace(self) -> Float[Tensor, "..."]:
-        """Trace of a square product, read off the small one."""
+        """Trace of a square product, computed as the trace of BA."""
         return self._wide_BA().diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def eigenvalues(self) -> Complex[Tensor, "... mid"]:
@@ -149,15 +149,15 @@ class FactoredMatrix(Viewable):
 
         Signs are arbitrary, and so are rotations among equal singular values.
         """
-        qa, core, qb = self._cored()
+        qa, core, qb = self._qr_and_core()
         u, s, vh = torch.linalg.svd(core, full_matrices=False)
         return qa @ u, s, qb @ vh.mT
 
     def core(self) -> Float[Tensor, "... mid mid"]:
         """A small matrix with the singular values of the product: `R_A R_B^T` of the factors' QR decompositions."""
-        return self._cored()[1]
+        return self._qr_and_core()[1]
 
-    def _cored(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _qr_and_core(self) -> tuple[Tensor, Tensor, Tensor]:
         qa, ra = torch.linalg.qr(upcast(self.A))
         qb, rb = torch.linalg.qr(upcast(self.B).mT)
         return qa, ra @ rb.mT, qb
@@ -179,7 +179,7 @@ class FactoredMatrix(Viewable):
         Returns:
             Values, rows and columns [k], in order.
         """
-        return tiles.top_entries(*self._single(), k, largest=largest)
+        return tiles.top_entries(*self._single_factors(), k, largest=largest)
 
     def row_top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """The k largest (or smallest) entries of every row of one product, computed tile by tile.
@@ -191,7 +191,7 @@ class FactoredMatrix(Viewable):
         Returns:
             Values and columns [n, k], in order.
         """
-        return tiles.row_top(*self._single(), k, largest=largest)
+        return tiles.row_top(*self._single_factors(), k, largest=largest)
 
     def diagonal_ranks(self) -> Int[Tensor, "n"]:
         """Rank of the diagonal's entry in each row of one product: how many entries are larger; tile by tile.
@@ -202,13 +202,13 @@ class FactoredMatrix(Viewable):
         Raises:
             ValueError: more rows than columns.
         """
-        return tiles.diagonal_ranks(*self._single())
+        return tiles.diagonal_ranks(*self._single_factors())
 
     def wide(self) -> "FactoredMatrix":
         """This matrix with both factors in float32 at least."""
         return FactoredMatrix(upcast(self.A), upcast(self.B))
 
-    def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
+    def _single_factors(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
         if self.ndim != 2:
             raise ValueError(f"one product is required (select it first), got {shape_text(self.shape)}")
         return self.A, self.B
@@ -220,8 +220,8 @@ class FactoredMatrix(Viewable):
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"
 
 
-def _several(index: FactoredIndex) -> slice | Tensor | list[int]:
-    """The index with a single number as a list of one, so that the axis stays."""
+def _as_list(index: FactoredIndex) -> slice | Tensor | list[int]:
+    """The index, with a single number as a list of one, so that indexing keeps the axis."""
     if isinstance(index, Tensor) and index.ndim == 0:
         return index[None]
     return [index] if isinstance(index, int) else index

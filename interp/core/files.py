@@ -1,4 +1,4 @@
-"""Writing of files: whole or not at all, in the place of regular files alone, with permissions as they were."""
+"""Writing of files, each completely or not at all; only regular files are replaced, and they keep their permissions."""
 
 import errno
 import json
@@ -20,20 +20,20 @@ WHAT_TO_DO: Mapping[int, str] = {
     **dict.fromkeys(NO_ROOM, "make room and do it again, or resume; nothing is half-written"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ELSEWHERE),
 }
-"""Advice by the number of a system's error."""
+"""What the user can do, by the errno of a system error."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let `write` fill a temporary file next to `path`, then rename it, so that no half-written file has the name.
+    """Lets `write` fill a temporary file next to `path`, then renames it, so that `path` is never half-written.
 
-    A file that is there keeps its permissions, a new one has those that the process gives to new files.
+    An existing file keeps its permissions; a new one gets the process' usual permissions.
 
     Args:
-        new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
+        new: whether an existing file is a FileExistsError; of several processes that write at once, one succeeds.
 
     Raises:
-        ValueError: what is no regular file (a device, a pipe, a symbolic link), which a rename would replace.
-        OSError: with the file and what to do, where the disk is full or may not be written to.
+        ValueError: a `path` that is no regular file (a device, a pipe, a symbolic link), which a rename would replace.
+        OSError: a disk that is full or read-only; the message names the file and what to do.
     """
     path = Path(path)
     check_replaceable(path)
@@ -46,23 +46,23 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
             write(temporary)
             temporary.chmod(mode)
         except Exception as cause:
-            if (found := explained(cause, path)) is None:
+            if (error := explained(cause, path)) is None:
                 raise
-            raise found from cause
+            raise error from cause
         if new:
             _link(temporary, path)
         else:
             temporary.replace(path)
     finally:
-        with suppress(OSError):  # it never was where the first line of these failed
+        with suppress(OSError):  # the temporary file may not have been created
             temporary.unlink(missing_ok=True)
 
 
 def check_replaceable(path: Path) -> None:
-    """Errors if no file may be written at a place, or instead of what is there.
+    """Raises an error if no file can be written at `path`, or if what is at `path` cannot be replaced.
 
-    ValueError for what is no regular file or a name that no file can have, FileNotFoundError where the folder is not
-    there, PermissionError for a file that is read-only.
+    ValueError: it is no regular file, or the name is invalid. FileNotFoundError: its folder does not exist.
+    PermissionError: the file is read-only.
     """
     path = named_path(path)
     if not path.parent.is_dir():
@@ -79,20 +79,21 @@ def check_replaceable(path: Path) -> None:
 
 
 def explained(cause: Exception, path: Path) -> OSError | None:
-    """The error of a write with its file and with what to do; None for any other error.
+    """An OSError that names the file and what to do, for an error in `WHAT_TO_DO`; None for any other error.
 
-    Libraries written in Rust, such as safetensors, say a system's error in words: "... (os error 28)", or, older ones,
+    Libraries in Rust, such as safetensors, give the errno in the message: "... (os error 28)", or, in older versions,
     "... Os { code: 28, ...".
     """
     number = cause.errno if isinstance(cause, OSError) else None
-    if number is None and (found := re.search(r"(?:\(os error|Os \{ code:) (\d+)", str(cause))):
-        number = int(found[1])
+    if number is None and (match := re.search(r"(?:\(os error|Os \{ code:) (\d+)", str(cause))):
+        number = int(match[1])
     if number is None or number not in WHAT_TO_DO:
         return None
     return OSError(number, f"{os.strerror(number)}: {WHAT_TO_DO[number]}", str(path))
 
 
 def _link(temporary: Path, path: Path) -> None:
+    """Gives the temporary file the name `path` as well; FileExistsError if there is a file of that name."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -104,47 +105,47 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def regular(path: Path | str) -> Path:
-    """A file that can be read: a pipe would be waited on for ever.
+    """The path, checked to be a regular file: reading a pipe, for example, might never end.
 
-    Errors, by its name: FileNotFoundError if it is not there (a link to nothing is not), ValueError for a name that no
-    file can have or for what is no regular file.
+    FileNotFoundError: there is no such file (or it is a broken link). ValueError: the name is invalid, or it is no
+    regular file. Both messages name the file.
     """
     path = Path(path)
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as cause:
-        raise FileNotFoundError(f"{_named(path)} does not exist") from cause
+        raise FileNotFoundError(f"{_path_text(path)} does not exist") from cause
     except (OSError, ValueError) as cause:  # a name that is too long, holds a zero byte, or links to itself
-        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
+        raise ValueError(f"{_path_text(path)} is the name of no file: {cause}") from cause
     if not stat.S_ISREG(mode):
-        raise ValueError(f"a regular file is required, {_named(path)} is {NO_FILES[stat.S_IFMT(mode)]}")
+        raise ValueError(f"a regular file is required, {_path_text(path)} is {NO_FILES[stat.S_IFMT(mode)]}")
     return path
 
 
 def named_path(path: Path | str) -> Path:
-    """A place to make a file or a folder at; ValueError, by its name, for one that no file system takes.
+    """The path of a file or folder to write; a name that no file system allows is a ValueError that names it.
 
-    The system would say so with an error that names no place (a zero byte, half of a surrogate pair), or only when the
+    Without this check the system's error names no path (a zero byte, half of a surrogate pair), or comes only when the
     work is done (a name of more than 255 bytes).
     """
     path = Path(path)
     try:
         parts = [os.fsencode(part) for part in path.parts]
     except UnicodeEncodeError as cause:
-        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
+        raise ValueError(f"{_path_text(path)} is the name of no file: {cause}") from cause
     if any(b"\0" in part or len(part) > 255 for part in parts):
         raise ValueError(
-            f"{_named(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes"
+            f"{_path_text(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes"
         )
     try:
         path.resolve()
     except (RuntimeError, OSError) as cause:  # which of them depends on the version of Python
-        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
+        raise ValueError(f"{_path_text(path)} is the name of no file: {cause}") from cause
     return path
 
 
 def made_folder(path: Path | str) -> Path:
-    """The folder, made with those that it is in. ValueError, by its name, for no folder's name or what is a file."""
+    """The folder, created with its parents if necessary; ValueError for an invalid name, or a path that is a file."""
     path = named_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -153,8 +154,8 @@ def made_folder(path: Path | str) -> Path:
     return path
 
 
-def _named(path: Path) -> str:
-    """A path in a message, where it may be long and hold anything."""
+def _path_text(path: Path) -> str:
+    """A path for an error message: shortened if it is long, quoted if it is not printable."""
     text = str(path)
     return (
         text if len(text) < 300 and text.isprintable() else repr(f"{text[:60]} ... {text[-60:]}"[: len(text)])
@@ -164,8 +165,8 @@ def _named(path: Path) -> str:
 def json_object(path: Path | str) -> dict[str, object]:
     """The object in a JSON file.
 
-    Errors, by the file's name: ValueError for what is no regular file, no UTF-8, no JSON, nested beyond reading, or no
-    object; OSError for a file that is not there.
+    OSError: there is no such file. ValueError: it is no regular file, no UTF-8, no JSON, nested too deeply, or not an
+    object. Both messages name the file.
     """
     try:
         record = json.loads(regular(path).read_text(encoding="utf-8"))

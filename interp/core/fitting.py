@@ -1,8 +1,8 @@
-"""Whether a value is of the kind that an annotation says: `typeguard`, and what people mean where Python is wider.
+"""Whether a value fits an annotation, by `typeguard` and some stricter rules (such as: True is no number).
 
-Typeguard takes annotations apart and asks `_checker_of` how each piece is checked: by a rule below, or as it does
-itself (mappings, tuples, functions, type variables). The rules hold inside `fits` alone: whoever else in the process
-uses typeguard sees nothing of them.
+Typeguard takes annotations apart and asks `_checker_of` how to check each piece: by a rule below, or by its own check
+(mappings, tuples, functions, type variables). The rules apply inside `fits` only, so other users of typeguard in the
+same process are not affected.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from typeguard import (
 from interp.core.hints import Required, is_asked_of_objects, options
 
 MOST = 1000
-"""Items of one value that are looked at one by one; of longer lists the first."""
+"""Length up to which every item of a value is checked; of longer values only the first item is."""
 _ALL_ITEMS, _FIRST_ITEM = (
     TypeCheckMemo({}, {}, config=TypeCheckConfiguration(collection_check_strategy=each))
     for each in (CollectionCheckStrategy.ALL_ITEMS, CollectionCheckStrategy.FIRST_ITEM)
@@ -35,8 +35,8 @@ _INSIDE = ContextVar("interp_inside_fits", default=False)
 
 
 def fits(value: object, hint: object) -> bool:
-    """Whether a value is of the kind that an annotation says."""
-    if type(value) in options(hint) and not _is_meta(value):  # nearly always, and ten times as quick
+    """Whether a value fits an annotation."""
+    if type(value) in options(hint) and not _is_meta(value):  # the usual case, ten times as fast
         return True
     is_long = isinstance(value, tuple | list | set | Mapping) and len(value) > MOST
     before = _INSIDE.set(True)
@@ -52,10 +52,10 @@ def fits(value: object, hint: object) -> bool:
 def _checker_of(
     kind: object, args: tuple[object, ...], extras: tuple[object, ...]
 ) -> TypeCheckerCallable | None:
-    """How typeguard checks one piece of an annotation, `Annotated[kind[args], *extras]`; None for its own way."""
+    """Typeguard's checker of one piece of an annotation, `Annotated[kind[args], *extras]`; None for its own checker."""
     if not _INSIDE.get():
         return None
-    if words := next((each for each in extras if isinstance(each, Required)), None):
+    if words := next((extra for extra in extras if isinstance(extra, Required)), None):
         return partial(_check, lambda value, *_: words.refused(value) is None)
     if rule := _RULES.get(kind):
         return partial(_check, rule)
@@ -68,7 +68,7 @@ def _check(rule: "Rule", value: object, kind: object, args: tuple[object, ...], 
 
 
 def _is_meta(value: object) -> bool:
-    """Whether a tensor has a shape and no numbers."""
+    """Whether a value is a tensor on the device meta, which has a shape but no numbers."""
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
@@ -83,28 +83,30 @@ def _is_object(value: object, kind: type, _: object) -> bool:
 
 
 def _is_number(value: object, kind: type, _: object) -> bool:
-    """True and False are no numbers; a whole number is a fraction too."""
+    """Whether a value is a number of this kind: bool is none, and an int is also a float."""
     return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
 
 
 def _is_choice(value: object, _: object, choices: tuple[object, ...]) -> bool:
-    """Words of numpy are words."""
-    return any((type(value) is type(each) or isinstance(value, str)) and value == each for each in choices)
+    """Whether a value equals a choice and has its type; strings of numpy count as str."""
+    return any(
+        (type(value) is type(choice) or isinstance(value, str)) and value == choice for choice in choices
+    )
 
 
 def _is_any_of(value: object, _: object, members: tuple[object, ...]) -> bool:
-    """Protocols come last: Python takes long to ask for them."""
-    return any(fits(value, each) for each in sorted(members, key=_is_protocol))
+    """Whether a value fits a member of a union; protocols are tried last, since they are slow to check."""
+    return any(fits(value, member) for member in sorted(members, key=_is_protocol))
 
 
 def _is_several(value: object, kind: type, args: tuple[object, ...]) -> bool:
-    """A text is no list of letters and bytes no list of numbers; what can be read only once is let in unread."""
+    """Whether a value is a sequence with fitting items; text and bytes are none, and iterators are not read."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray):
         return False
     if not isinstance(value, kind) or getattr(value, "ndim", 1) == 0:
         return False
     if isinstance(value, torch.Tensor) and not value.numel():
-        value = [value.new_zeros(value.shape[1:])]  # of what kind the entries would be
+        value = [value.new_zeros(value.shape[1:])]  # an example of the entries that it would have
     if isinstance(value, Iterator | type) or not args:
         return True
     return all(fits(item, args[0]) for item in islice(value, MOST))

@@ -10,9 +10,9 @@ def haar_frames(
 ) -> Float[Tensor, "n d e"]:
     """n frames of e orthonormal columns in d dimensions, each uniform among all such frames; on the host.
 
-    The orthonormal factor of a Gaussian matrix whose triangular factor has a positive diagonal (Mezzadri 2007, "How to
-    generate random matrices from the classical compact groups"). Without the signs it is not uniform: LAPACK
-    makes the first entry of the first column always negative, and the overlap of two frames positive on average.
+    A frame is the Q factor of a Gaussian matrix, with signs that make the diagonal of R positive (Mezzadri 2007, "How
+    to generate random matrices from the classical compact groups"). Without these signs it would not be uniform: LAPACK
+    makes the first entry of the first column always negative, and so the overlap of two frames positive on average.
 
     Example:
         >>> q = haar_frames(1, 6, 2, torch.Generator().manual_seed(0))[0]

@@ -7,29 +7,29 @@ import torch
 from interp.core.hints import Required
 
 MOST_COUNT = 10_000_000
-"""The most steps, draws, samples or permutations that are taken: more would never end."""
+"""The largest number of steps, draws, samples or permutations: a loop of more would never end."""
 Precision = torch.dtype | Literal["float64", "float32", "bfloat16", "float16"]
 """A dtype of weights, or its name."""
 
 
-def as_dtype(given: Precision | None) -> torch.dtype | None:
-    """The dtype that is meant; None stays None.
+def as_dtype(dtype: Precision | None) -> torch.dtype | None:
+    """The dtype of this name, or the dtype itself; None stays None.
 
     Example:
         >>> as_dtype("bfloat16")
         torch.bfloat16
     """
-    if isinstance(given, str):
-        found: torch.dtype = getattr(torch, given)
-        return found
-    return given
+    if isinstance(dtype, str):
+        named_dtype: torch.dtype = getattr(torch, dtype)
+        return named_dtype
+    return dtype
 
 
 def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
-    """Number of things that are listed of `most`: `top`; for None the usual number, or all where there are fewer.
+    """Number of listed things: `top`, or for None the `usual` number, but at most `most`.
 
     Raises:
-        ValueError: a `top` that is none of 1 to `most`; `what` says of what.
+        ValueError: a `top` that is not in 1 to `most`; the message adds `what`, the words for the things.
     """
     if top is None:
         return min(usual, most)
@@ -38,29 +38,29 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
     return top
 
 
-def _no_device(given: object) -> str | None:
-    """None for a device or its name."""
-    if isinstance(given, torch.device):
+def _device_refusal(value: object) -> str | None:
+    """None for a device or the name of one, else ""."""
+    if isinstance(value, torch.device):
         return None
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         return ""
     try:
-        torch.device(given)
+        torch.device(value)
     except (RuntimeError, ValueError):
         return ""
     return None
 
 
-def _no_seed(given: object) -> str | None:
-    """None for a whole number that is not negative."""
-    return None if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else ""
+def _seed_refusal(value: object) -> str | None:
+    """None for a whole number that is not negative, else ""."""
+    return None if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else ""
 
 
-def _no_count(given: object) -> str | None:
-    """None for a whole number that a loop can come to the end of; what is too small is for the function to say."""
-    return None if isinstance(given, int) and not isinstance(given, bool) and given <= MOST_COUNT else ""
+def _count_refusal(value: object) -> str | None:
+    """None for a whole number up to `MOST_COUNT`, else ""; functions themselves refuse numbers that are too small."""
+    return None if isinstance(value, int) and not isinstance(value, bool) and value <= MOST_COUNT else ""
 
 
-Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _no_device)]
-Seed = Annotated[int, Required("a whole number from 0 on", _no_seed)]
-Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _no_count)]
+Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _device_refusal)]
+Seed = Annotated[int, Required("a whole number from 0 on", _seed_refusal)]
+Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _count_refusal)]

@@ -1,23 +1,23 @@
 """Names that a package imports at their first use, so that importing `interp` does not load torch.
 
-The standard library alone.
+This file imports the standard library only.
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
 MODULES: dict[str, tuple[str, ...]] = {}
-"""Modules that fill a table of `core` or `model`, by the table; these may not import them."""
+"""By name of a table in `core` or `model`, the modules that fill it, which these two may not import directly."""
 
 
 def fill(table: str) -> None:
-    """Import what fills a table, if anything was named."""
+    """Imports the modules that fill a table, if `MODULES` has any."""
     for module in MODULES.get(table, ()):
         import_module(module)
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package with names in modules of it; a module may be a name itself."""
+    """The `__getattr__` of a package, from names to the modules (`homes`) that define them, or to a module itself."""
 
     def found(name: str) -> object:
         if name not in homes:

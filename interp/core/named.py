@@ -1,4 +1,4 @@
-"""Which of the named values a reduction takes, and several reductions of the same values at once."""
+"""Reductions of some of the named values, and several reductions of the same values at once."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -37,15 +37,15 @@ class Several:
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Parts":
         """The partial results of one batch."""
-        return Parts({name: each.of(values, rows) for name, each in self.reductions.items()})
+        return Parts({name: reduction.of(values, rows) for name, reduction in self.reductions.items()})
 
     def load(self, tensors: Mapping[str, Tensor]) -> "Parts":
         """The partial results that were saved as these `tensors`."""
         by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self.reductions}
         for path, value in tensors.items():
-            name, _, rest = path.partition("/")
-            named(by_name, name)[rest] = value
-        return Parts({name: each.load(by_name[name]) for name, each in self.reductions.items()})
+            name, _, inner_name = path.partition("/")
+            named(by_name, name)[inner_name] = value
+        return Parts({name: reduction.load(by_name[name]) for name, reduction in self.reductions.items()})
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Parts:
     parts: Mapping[str, Partial]
 
     def merge(self, other: "Parts") -> "Parts":
-        """Both, part by part."""
+        """Both together, each reduction's partial result merged with the other's."""
         return Parts({name: part.merge(other.parts[name]) for name, part in self.parts.items()})
 
     def tensors(self) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Only:
-    """A reduction: another one, of some of the values; `Only(("loss",), Means)` leaves the tokens out of the means.
+    """A reduction: another one, of some of the values only; `Only(("loss",), Means)` averages the loss, not tokens.
 
     Example:
         >>> from interp.core.stats import Means

@@ -23,12 +23,12 @@ def note(text: str) -> None:
 
 
 def _level_of_the_caller(inner: FrameType) -> int:
-    """The `stacklevel`, seen from the inner frame, of the one that called the outermost function of this package."""
-    package, level, found = __name__.partition(".")[0], 0, 1
+    """The `stacklevel`, counted from `inner`, of the frame that called the outermost function of this package."""
+    package, level, outermost = __name__.partition(".")[0], 0, 1
     frame: FrameType | None = inner
     while frame is not None:
         level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] == package:
-            found = level + 1
+            outermost = level + 1
         frame = frame.f_back
-    return found
+    return outermost

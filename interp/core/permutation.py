@@ -1,8 +1,8 @@
-"""Permutation tests over rows: whether two conditions differ by more than chance, whatever the law of the numbers.
+"""Permutation tests over rows: whether two conditions differ by more than chance, for any distribution.
 
-Under the null the labels carry no information: the sign of a paired difference, or which group a row is in. The test
-redraws them, exactly where they are few enough to enumerate, else from the identity of each row (`core.resampling`), so
-that the p-value depends on the rows and the seed alone.
+Under the null the labels (the sign of a paired difference, or the group of a row) carry no information. The test
+permutes them: all labellings if they are few enough, else random ones drawn from the identity of each row
+(`core.stats`), so that the p-value depends on the rows and the seed only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from interp.core.kinds import Count
 from interp.core.stats import signs, uniforms
 
 ENTRIES = 2**22
-"""Labels and statistics held at a time: about 0.2 GiB with what drawing them takes."""
+"""Labels and statistics in memory at a time: about 0.2 GiB with the memory for drawing them."""
 ROUNDING = 1e-12
-"""Statistics this close, in units of the data's spread, are equal: rounding must not break ties."""
+"""Normalised statistics that differ by less count as equal, so that rounding breaks no ties."""
 CONSTANT = 16 * torch.finfo(torch.float64).eps
-"""Deviations below this share of the values are rounding."""
+"""Deviations below this share of the values count as rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,29 +93,29 @@ def permutation_test(
     """
     if permutations < 1:
         raise ValueError(f"at least one permutation is required, got {permutations}")
-    given, ids = _checked(first, second, paired, rows)
-    flat = [rearrange(x.double(), "n ... -> n (...)") for x in given]
+    conditions, ids = _checked_conditions(first, second, paired, rows)
+    flat = [rearrange(x.double(), "n ... -> n (...)") for x in conditions]
     labels = _Flips.of(ids) if paired else _Deals(ids, len(first))
     exact = labels.few(permutations)
     total = labels.total() if exact else permutations
-    counts = _as_large(labels, labels.parts(*flat), total, None if exact else seed)
+    counts = _exceedance_counts(labels, labels.parts(*flat), total, None if exact else seed)
     added = 0 if exact else 1  # the observed labelling: one of all, but not of those drawn
     p, p_adjusted = ((counts + added) / (total + added)).view(2, *first.shape[1:])
     difference = flat[0].mean(0) - (flat[1].mean(0) if second is not None else 0)
     return PermutationTest(difference.view_as(p), p, p_adjusted, total, exact)
 
 
-def _as_large(
+def _exceedance_counts(
     labels: _Flips | _Deals, parts: Float[Tensor, "g c"], total: int, seed: int | None
 ) -> Float[Tensor, "2 c"]:
-    """Numbers of labellings that make each cell's statistic as large as observed, and that make any cell's as large."""
+    """Number of labellings in which the cell's own statistic, and the largest of any cell, is at least the observed."""
     observed = (labels.observed() @ parts).abs() - ROUNDING
     counts = parts.new_zeros(2, parts.shape[1])
     step = max(1, ENTRIES // sum(parts.shape))
     for start in range(0, total, step):
         size = min(step, total - start)
         labelling = labels.every(start, size) if seed is None else labels.drawn(start, size, seed)
-        statistic = (labelling @ parts).abs()
+        statistic = (labelling @ parts).abs()  # [labelling cell]
         counts[0] += (statistic >= observed).sum(0)
         counts[1] += (statistic.amax(1, keepdim=True) >= observed).sum(0)
     return counts
@@ -123,11 +123,11 @@ def _as_large(
 
 @dataclass(frozen=True, eq=False)
 class _Flips:
-    """Signs of paired differences, one for each identity."""
+    """Labellings of paired rows: a sign of the difference for each identity."""
 
     ids: Int[Tensor, "g"]
     member: Int[Tensor, "n"]
-    """Number of each pair's identity."""
+    """Index into `ids` of each pair's identity."""
 
     @classmethod
     def of(cls, ids: Int[Tensor, "n"]) -> _Flips:
@@ -136,11 +136,11 @@ class _Flips:
     def parts(
         self, first: Float[Tensor, "n c"], second: Float[Tensor, "n c"] | None = None
     ) -> Float[Tensor, "g c"]:
-        """Term of each identity in the statistic, over the root of the sum of their squares."""
+        """Difference of each identity (its term in the statistic), divided by the norm over identities."""
         difference = first if second is None else first - second
         size = difference.norm(dim=0) if second is None else (first.abs() + second.abs()).norm(dim=0)
         zeros = difference.new_zeros(len(self.ids), difference.shape[1])
-        return _normalised(zeros.index_add(0, self.member, difference), size)
+        return _normalised_terms(zeros.index_add(0, self.member, difference), size)
 
     def few(self, most: int) -> bool:
         return len(self.ids) < most.bit_length()
@@ -161,19 +161,19 @@ class _Flips:
 
 @dataclass(frozen=True, eq=False)
 class _Deals:
-    """Which rows of both conditions together are dealt to the first: 1, or else 0."""
+    """Labellings of unpaired rows: 1 for each row that is assigned to the first condition, else 0."""
 
     ids: Int[Tensor, "n"]
     first: int
 
     def parts(self, first: Float[Tensor, "n c"], second: Float[Tensor, "m c"]) -> Float[Tensor, "r c"]:
-        """Each row less the mean of all, so that the sum over a group is the difference up to a factor; normalised."""
-        both = torch.cat((first, second))
-        return _normalised(both - both.mean(0), both.norm(dim=0))
+        """Each row minus the mean of all, divided by the norm: a group's sum is proportional to the difference."""
+        pooled = torch.cat((first, second))
+        return _normalised_terms(pooled - pooled.mean(0), pooled.norm(dim=0))
 
     def few(self, most: int) -> bool:
         smaller = min(self.first, len(self.ids) - self.first)
-        # n over k is at least 2^k, and slow to compute for a large k.
+        # the binomial coefficient is at least 2^smaller, and slow to compute for a large `smaller`
         return smaller < most.bit_length() and self.total() <= most
 
     def total(self) -> int:
@@ -184,46 +184,46 @@ class _Deals:
 
     def every(self, start: int, size: int) -> Float[Tensor, "size r"]:
         dealt = islice(combinations(range(len(self.ids)), self.first), start, start + size)
-        return self._dealt(torch.tensor(list(dealt), device=self.ids.device))
+        return self._labelling(torch.tensor(list(dealt), device=self.ids.device))
 
     def drawn(self, start: int, size: int, seed: int) -> Float[Tensor, "size r"]:
-        """The rows with the smallest uniforms."""
+        """Random labellings: the rows with the smallest uniforms are assigned to the first condition."""
         chance = uniforms(self.ids, size, seed, start=start)
-        return self._dealt(chance.topk(self.first, largest=False).indices)
+        return self._labelling(chance.topk(self.first, largest=False).indices)
 
-    def _dealt(self, index: Int[Tensor, "size n"]) -> Float[Tensor, "size r"]:
+    def _labelling(self, index: Int[Tensor, "size n"]) -> Float[Tensor, "size r"]:
         zeros = torch.zeros(len(index), len(self.ids), dtype=torch.float64, device=index.device)
         return zeros.scatter(1, index, 1.0)
 
 
-def _normalised(parts: Float[Tensor, "g c"], size: Float[Tensor, "c"]) -> Float[Tensor, "g c"]:
-    """Each column over its norm; 0 where that is but rounding, given the norm of the values it was made from."""
+def _normalised_terms(parts: Float[Tensor, "g c"], size: Float[Tensor, "c"]) -> Float[Tensor, "g c"]:
+    """Each column divided by its norm; 0 where the norm is only rounding, relative to `size`, the original values'."""
     norm = parts.norm(dim=0)
     return torch.where(norm > CONSTANT * size, parts / norm, 0.0)
 
 
-def _checked(
+def _checked_conditions(
     first: Tensor, second: Tensor | None, paired: bool, rows: Tensor | None
 ) -> tuple[list[Tensor], Tensor]:
-    """The conditions that were given, and the identities of their rows."""
-    given = [first] if second is None else [first, second]
+    """The one or two conditions, and the identities of their rows, after checks of shapes and values."""
+    conditions = [first] if second is None else [first, second]
     if second is None and not paired:
         raise ValueError("an unpaired test requires a second condition, got one")
-    shapes = [shape_text(x.shape) for x in given]
+    shapes = [shape_text(x.shape) for x in conditions]
     shared_axes = slice(0 if paired else 1, None)
-    if any(x.numel() == 0 for x in given) or any(
-        x.shape[shared_axes] != first.shape[shared_axes] for x in given
+    if any(x.numel() == 0 for x in conditions) or any(
+        x.shape[shared_axes] != first.shape[shared_axes] for x in conditions
     ):
-        wanted = "one shape" if paired else "one shape up to the number of rows"
+        required = "one shape" if paired else "one shape up to the number of rows"
         raise ValueError(
-            f"conditions of {wanted}, none of them empty, are required, got {' and '.join(shapes)}"
+            f"conditions of {required}, none of them empty, are required, got {' and '.join(shapes)}"
         )
-    if not all(bool(x.isfinite().all()) for x in given):
+    if not all(bool(x.isfinite().all()) for x in conditions):
         raise ValueError("finite values are required, got NaN or infinity: set those rows aside first")
-    n = len(first) if paired else sum(map(len, given))
+    n = len(first) if paired else sum(map(len, conditions))
     ids = torch.arange(n, device=first.device) if rows is None else rows.to(first.device).long()
     if len(ids) != n:
         raise ValueError(f"{n} row identities are required, got {len(ids)}")
     if not paired and len(ids.unique()) != n:
         raise ValueError("an unpaired test requires rows of different identities, got some twice")
-    return given, ids
+    return conditions, ids

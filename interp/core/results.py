@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLACE_OF: dict[str, Callable[[object], tuple[int | None, int | None, str | None]]] = {}
-"""From the name of a part its layer, its head and its kind, under "part"; `interp.model.parts` puts it here."""
+"""Under "part", the function from a part's name to its layer, head and kind; `interp.model.parts` registers it."""
 
 
 class MergeTree(Generic[T]):
     """A merge of parts 0, 1, 2, ... in any order of arrival, which keeps only the roots of complete subtrees.
 
-    A node of level n is the merge of parts `i 2^n ... (i + 1) 2^n - 1`; it is built once both halves are there, always
-    left with right. So sums in float arithmetic are the same whether the parts came from one process or from many, with
-    or without a restart between. Of parts that come in order it holds log2(n) nodes, and rounding errors grow with
-    log2(n) too. A part may be None: nothing to add.
+    A node of level n is the merge of parts `i 2^n ... (i + 1) 2^n - 1`, computed when both halves have arrived, always
+    as merge(left, right). So float sums are the same bits whether the parts come from one process or many, with or
+    without a restart. For n parts in order the tree has about log2(n) nodes, and rounding errors grow as log2(n). A
+    part may be None: nothing to add.
     """
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
@@ -57,11 +57,11 @@ class MergeTree(Generic[T]):
         return sum(1 << level for level, _ in self.nodes)
 
     def add(self, part: int, value: T | None) -> None:
-        """Take one part in; ValueError if it is in already."""
+        """Adds one part; ValueError if it was added before."""
         self.put_node(0, part, value)
 
     def put_node(self, level: int, index: int, value: T | None) -> None:
-        """Take in a whole node, merged elsewhere; ValueError if any of its parts is in already."""
+        """Adds a complete node that was merged elsewhere; ValueError if any of its parts was added before."""
         first = index << level
         merged_before = [first] if first in self else []
         if level:
@@ -71,16 +71,16 @@ class MergeTree(Generic[T]):
         if merged_before:
             raise ValueError(f"part {min(merged_before)} was merged already")
         while (sibling := (level, index ^ 1)) in self.nodes:
-            other = self.nodes.pop(sibling)
-            value = self._joined(other, value) if index & 1 else self._joined(value, other)
+            neighbour = self.nodes.pop(sibling)
+            value = self._merged(neighbour, value) if index & 1 else self._merged(value, neighbour)
             level, index = level + 1, index >> 1
         self.nodes[level, index] = value
 
     def total(self) -> T | None:
-        """All parts so far together, in their order; the largest nodes are merged last."""
+        """The merge of all parts so far, in their order, from the last node to the first."""
         total: T | None = None
         for _, value in reversed(list(self._in_order())):
-            total = self._joined(value, total)
+            total = self._merged(value, total)
         return total
 
     def _in_order(self) -> Iterator[tuple[int, T | None]]:
@@ -88,10 +88,10 @@ class MergeTree(Generic[T]):
         starts = {index << level: value for (level, index), value in self.nodes.items()}
         yield from sorted(starts.items(), key=lambda entry: entry[0])
 
-    def _joined(self, one: T | None, other: T | None) -> T | None:
-        if one is None:
-            return other
-        return one if other is None else self._merge(one, other)
+    def _merged(self, left: T | None, right: T | None) -> T | None:
+        if left is None:
+            return right
+        return left if right is None else self._merge(left, right)
 
 
 Coords = Mapping[str, object]
@@ -102,7 +102,7 @@ ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
 NOTES = "notes"
 """The attribute that lists, in sentences, how a result differs from the request."""
 IDENTIFIED = ("prompt", "example")
-"""Dims with labels that a run knows: the rows of its data."""
+"""Dims over rows of the data, whose labels the run adds."""
 
 
 def labelled(
@@ -117,11 +117,10 @@ def labelled(
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
     Args:
-        analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot,
-            `result.view.plot()`.
-        coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
-        units: of every variable of real numbers, or of those by name; a number without one is a share or a count of
-            its own kind, unit "1".
+        analysis: name of the analysis, stored as `attrs["interp_analysis"]`, by which `result.view.plot()` finds the
+            plot.
+        coords: labels by dim; a dim without labels is counted from 0 (prompts are numbered by the run).
+        units: unit of every variable of real numbers, or units by name; a variable without one has unit "1".
         notes: as for `noted`.
     """
     import xarray as xr
@@ -143,13 +142,13 @@ def labelled(
         name: (tuple(dims), host(on_host[name]), unit_of(name, value))
         for name, (dims, value) in values.items()
     }
-    given = {name: _coordinate(value) for name, value in (coords or {}).items()}
+    labels = {name: _coordinate(value) for name, value in (coords or {}).items()}
     sizes = {
         dim: size for dims, value in values.values() for dim, size in zip(dims, value.shape, strict=True)
     }
     counted = {dim: range(size) for dim, size in sizes.items() if dim not in IDENTIFIED}
     about = {**(attrs or {}), viewer.ANALYSIS: analysis}
-    return noted(xr.Dataset(variables, coords={**counted, **given}, attrs=about), *notes)
+    return noted(xr.Dataset(variables, coords={**counted, **labels}, attrs=about), *notes)
 
 
 def noted(result: xr.Dataset, *notes: str) -> xr.Dataset:
@@ -172,7 +171,7 @@ def with_notes(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
 
 
 def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:
-    """ValueError naming `what`, unless a result has these variables, coordinates or dims, as what `giver` gives."""
+    """Raises a ValueError that names `what`, unless it has these variables, coordinates or dims, as `giver` returns."""
     if missing := [name for name in needs if name not in result.variables and name not in result.sizes]:
         variables = ", ".join(map(str, result.variables)) or "nothing"
         raise ValueError(
@@ -194,7 +193,7 @@ def _coordinate(value: object) -> object:
 
 
 class Score(NamedTuple):
-    """One of several quantities that a result estimates over equal dims."""
+    """One of several quantities that a result estimates over the same dims, with interval, count and chance level."""
 
     value: Tensor
     low: Tensor
@@ -221,9 +220,9 @@ class Score(NamedTuple):
 
     @classmethod
     def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
-        """A number that is no mean over rows: its interval is itself, and n = 0."""
-        chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
-        return cls(value, value, value, none, to_device(chance, value.device).expand_as(value), unit)
+        """A score that is not a mean over rows: both ends of its interval are the value, and n = 0."""
+        chance, count = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
+        return cls(value, value, value, count, to_device(chance, value.device).expand_as(value), unit)
 
 
 def scored(
@@ -253,11 +252,11 @@ def scored(
     }
     counts = torch.stack([on_host[name, "n"] for name in scores], -1)
     listed = ("score", [score.unit for score in scores.values()])
-    every = {**values, "n": (where, counts), **(others or {})}
-    of_scores = {name: "see the coordinate unit" for name, (its, _) in every.items() if "score" in its}
+    variables = {**values, "n": (where, counts), **(others or {})}
+    of_scores = {name: "see the coordinate unit" for name, (its, _) in variables.items() if "score" in its}
     return labelled(
         analysis,
-        every,
+        variables,
         coords={**(coords or {}), "score": list(scores), "unit": listed},
         units={**of_scores, **(units or {})},
         attrs=attrs,
@@ -306,22 +305,22 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         raise ValueError("a result with variables is required, this one has none")
     main = variable or ("value" if "value" in names else names[0])
     cells = set(result[main].dims)
-    kept = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
-    first = [name for name in ESTIMATE if name in kept]
-    order = [*first, *(name for name in kept if name not in first)]
+    shown = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
+    first = [name for name in ESTIMATE if name in shown]
+    order = [*first, *(name for name in shown if name not in first)]
     if cells:
         table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
     else:  # one number
         table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
-    table = _split_parts(table, order)
+    table = _with_part_columns(table, order)
     labels = [name for name in table.columns if name not in order]
     if "edge" in labels:
         table = table[table.edge != ""].reset_index(drop=True)
     return table[[*labels, *order]]
 
 
-def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
-    """The table with layer, head and kind of its parts next to their names; columns that it has already stay."""
+def _with_part_columns(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
+    """The table with columns layer, head and kind after the column `part`, unless it has them already."""
     import pandas as pd
 
     if "part" not in table or "part" in values:

@@ -1,8 +1,7 @@
-"""Whole distributions in constant memory: counts per bin, from which every quantile follows to a stated error.
+"""Histograms, which hold a distribution in constant memory and give every quantile up to a known error.
 
-Counts are integers, so any split and any order of the rows gives the same bits. A quantile sketch is nothing but a
-histogram whose edges grow geometrically (DDSketch; Masson, Rim and Lee 2019): every value is known to a fixed relative
-error.
+Counts are integers, so any split and any order of the rows gives the same bits. A quantile sketch is a histogram whose
+edges grow geometrically (DDSketch; Masson, Rim and Lee 2019), so that quantiles have a fixed relative error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from interp.core.transfers import to_device
 class Histogram:
     """Counts of observations between each two edges, cell by cell.
 
-    Bins are half-open, [edge, next edge), the last one closed, as in numpy. What lies outside is counted too, and so is
-    what is absent (NaN: padding, undefined).
+    Bins are half-open, [edge, next edge), the last one closed, as in numpy. Observations outside of the edges are
+    counted as well, and so are missing ones (NaN: padding, undefined).
 
     Example:
         >>> Histogram.of(torch.tensor([0.0, 0.5, 1.0, 2.0, 9.0]), torch.tensor([0.0, 1.0, 2.0])).counts.tolist()
@@ -32,7 +31,7 @@ class Histogram:
     edges: Float[Tensor, "e"]
     """Strictly increasing, in float64."""
     tally: Int[Tensor, "*cells e+2"]
-    """Below the first edge, each bin, above the last edge, absent."""
+    """Counts of observations below the first edge, in each bin, above the last edge, and missing (NaN)."""
 
     @classmethod
     def of(cls, values: Shaped[Tensor, "n *cells"], edges: Float[Tensor, "e"]) -> "Histogram":
@@ -41,7 +40,7 @@ class Histogram:
         Raises:
             ValueError: unless there are two finite edges at least, strictly increasing.
         """
-        edges, slots = to_device(_checked(edges), values.device), len(edges) + 2
+        edges, slots = to_device(_checked_edges(edges), values.device), len(edges) + 2
         wide = rearrange(values.double(), "n ... -> n (...)")
         slot = torch.bucketize(wide, edges, right=True) - (wide == edges[-1]).long()
         slot = slot.masked_fill(wide.isnan(), slots - 1)
@@ -53,7 +52,8 @@ class Histogram:
         """The histogram of both parts; ValueError if they do not have the same bins."""
         if not torch.equal(self.edges, other.edges):
             raise ValueError(
-                f"histograms of the same edges are required, got {_range(self.edges)} and {_range(other.edges)}"
+                "histograms of the same edges are required, got "
+                f"{_edges_text(self.edges)} and {_edges_text(other.edges)}"
             )
         return Histogram(self.edges, self.tally + other.tally)
 
@@ -74,12 +74,12 @@ class Histogram:
 
     @property
     def absent(self) -> Int[Tensor, "*cells"]:
-        """NaN: not counted as observations."""
+        """Number of NaN values, which are no observations."""
         return self.tally[..., -1]
 
     @property
     def n(self) -> Int[Tensor, "*cells"]:
-        """All observations, inside and outside the edges."""
+        """Number of observations, inside and outside the edges."""
         return self.tally[..., :-1].sum(-1)
 
     def quantile(self, q: float) -> Float[Tensor, "*cells"]:
@@ -133,7 +133,7 @@ class Histograms:
     cells: int = 0
 
     def __post_init__(self) -> None:
-        _checked(self._edges())
+        _checked_edges(self._edges())
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Histogram:
         """The histogram of one batch."""
@@ -168,7 +168,7 @@ def quantiles(
 
 
 def logarithmic_edges(relative_error: float, low: float, high: float) -> Float[Tensor, "e"]:
-    """Edges +-low g^i that reach +-high, g = (1 + error) / (1 - error): each bin's centre is that close to all of it.
+    """Edges +-low g^i up to +-high, g = (1 + error) / (1 - error): all of a bin is within `error` of its centre.
 
     Raises:
         ValueError: unless 1e-5 <= relative_error < 1 and 1e-300 <= low < high <= 1e300.
@@ -186,7 +186,7 @@ def logarithmic_edges(relative_error: float, low: float, high: float) -> Float[T
     return torch.cat((-positive.flip(0), positive))
 
 
-def _checked(edges: Float[Tensor, "e"]) -> Float[Tensor, "e"]:
+def _checked_edges(edges: Float[Tensor, "e"]) -> Float[Tensor, "e"]:
     edges = edges.double()
     if len(edges) < 2 or not bool(edges.isfinite().all() and (edges.diff() > 0).all()):
         raise ValueError(f"two or more finite, increasing edges are required, got {edges.tolist()[:9]}")
@@ -194,10 +194,10 @@ def _checked(edges: Float[Tensor, "e"]) -> Float[Tensor, "e"]:
 
 
 def _centres(edges: Float[Tensor, "e"]) -> Float[Tensor, "e-1"]:
-    """The point of each bin that is relatively closest to all of it; the middle where 0 is among it."""
+    """The point of each bin with the smallest relative error to all of the bin; its middle if the bin contains 0."""
     a, b = edges[:-1], edges[1:]
     return torch.where(a * b > 0, 2 * a * b / (a + b), (a + b) / 2)
 
 
-def _range(edges: Float[Tensor, "e"]) -> str:
+def _edges_text(edges: Float[Tensor, "e"]) -> str:
     return f"{len(edges)} from {edges[0]:g} to {edges[-1]:g}"

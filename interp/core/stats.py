@@ -1,17 +1,17 @@
-"""Sums that merge: partial results of any split of the data add up to the same numbers.
+"""Means, intervals, p-values and random draws whose results do not depend on how the data were split into batches.
 
-A *reduction* turns the per-row values of one batch into a *partial* (`of`); partials merge. `tensors` and `load` carry
-a partial through files and between processes, bit for bit.
+A *reduction* turns the per-row values of one batch into a *partial* result (`of`); partial results are merged.
+`tensors` and `load` save and restore a partial result, bit for bit, for files and other processes.
 
-95 % intervals are Student's t for means and Gaffke's for shares; each function says from how many rows on it holds
-(`experiments/bench/coverage.py` measures how often they hold the truth, on values of trained models;
-`experiments/bench/coverage_shares.py` on shares of known distributions, beside other intervals).
+95 % intervals are Student's t for means and Gaffke's for shares; each function says from how many rows on it is valid.
+`experiments/bench/coverage.py` measures their coverage on values of trained models,
+`experiments/bench/coverage_shares.py` on shares of known distributions, next to other intervals.
 
-A bootstrap or a permutation test over a corpus must not depend on how the rows were batched, ordered or spread over
-machines. So no generator is advanced: draw j of row r is output j of a SplitMix64 generator whose seed is output r of
-SplitMix64(seed), and any output of that generator can be computed alone (Steele, Lea and Flood, "Fast Splittable
+A bootstrap or a permutation test over a corpus must not depend on how the rows are batched, ordered or distributed over
+machines. So there is no generator with a state: draw j of row r is output j of a SplitMix64 generator whose seed is
+output r of SplitMix64(seed), and each output can be computed by itself (Steele, Lea and Flood, "Fast Splittable
 Pseudorandom Number Generators", OOPSLA 2014, figure 17, with the constants of Vigna's splitmix64.c). Integer arithmetic
-only: the bits are the same on every device. Two uses of one seed on the same rows are not independent of each other.
+gives the same bits on every device. Two uses of one seed on the same rows are not independent of each other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from interp.core.transfers import to_device, to_host
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity, in one look at their sums; False also where a sum is too large to tell.
+    """Whether no tensor holds NaN or infinity, judged by their sums; False also if a sum of finite numbers overflows.
 
     Example:
         >>> all_finite([torch.ones(3), torch.tensor([1.0, torch.nan])])
@@ -40,7 +40,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
-    """`all_finite` as a tensor, for callers that do not wait for a device yet."""
+    """`all_finite` as a tensor on the device, for callers that do not want to wait for it yet."""
     floats = [x for x in tensors if x.is_floating_point()]
     sums = [x.sum(dtype=None if x.dtype in WIDE else torch.float32).to(floats[0].device) for x in floats]
     return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
@@ -58,15 +58,15 @@ def narrowed(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
         >>> narrowed(torch.tensor([1e5]), torch.bfloat16, "weights").isfinite().all()
         tensor(True)
     """
-    found = x.to(dtype)
-    if torch.finfo(dtype).max < torch.finfo(x.dtype).max and not all_finite([found]):
-        lost = found.isinf() & x.isfinite()
+    rounded = x.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(x.dtype).max and not all_finite([rounded]):
+        lost = rounded.isinf() & x.isfinite()
         if bool(lost.any()):
             raise ValueError(
                 f"{what}: numbers up to {torch.finfo(dtype).max:g} fit {str(dtype).removeprefix('torch.')}, got "
                 f"{float(x[lost].abs().max()):g}: take bfloat16 or float32"
             )
-    return found
+    return rounded
 
 
 WIDE = (torch.float32, torch.float64)
@@ -74,7 +74,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 FEWEST = 3
-"""Rows below which a mean gets no interval: with two, Student's t is 12.7 standard errors wide and says nothing."""
+"""The fewest rows for an interval of a mean: with two, Student's t is 12.7 standard errors, too wide to be of use."""
 FEWEST_MASSES = 64
 """The fewest rows for an interval of numbers between two ends where most rows lie near one of them: attention masses,
 entropies.
@@ -92,13 +92,13 @@ ACCEPTED_MISS = 0.05
 ANYWHERE, POSITIVE, SIGNED = (-inf, inf), (0.0, inf), (-1.0, 1.0)
 """Ranges of numbers: any; losses, divergences, entropies and sizes; cosines, correlations and differences of shares."""
 Z95 = 1.959963984540054
-"""Half-width of a 95 % interval in standard errors of a normal mean whose spread is known."""
+"""Half-width of a 95 % interval, in standard errors, of a normal mean with known variance."""
 
 
 def t95(n: Real[Tensor, "..."] | int | float, fewest: int = FEWEST) -> Float[Tensor, "..."]:
     """Half-width of a 95 % interval of the mean of `n` rows, in standard errors (Student 1908); NaN below `fewest`.
 
-    n need not be whole: the effective number of rows that count in clusters.
+    n need not be whole: with clusters it is the effective number of rows.
 
     Example:
         >>> [round(float(x), 3) for x in t95(torch.tensor([2.0, 4.0, 1001.0]))]
@@ -107,12 +107,12 @@ def t95(n: Real[Tensor, "..."] | int | float, fewest: int = FEWEST) -> Float[Ten
     from scipy.special import stdtrit
 
     rows = torch.as_tensor(n, dtype=torch.float64)
-    found = torch.as_tensor(stdtrit((rows - 1).clamp_min(1.0).cpu().numpy(), 0.975)).to(rows)
-    return found.masked_fill(rows < fewest, torch.nan)
+    half_widths = torch.as_tensor(stdtrit((rows - 1).clamp_min(1.0).cpu().numpy(), 0.975)).to(rows)
+    return half_widths.masked_fill(rows < fewest, torch.nan)
 
 
 def over(rows: str, fewest: int = FEWEST) -> str:
-    """Words for what an interval is over.
+    """Words about an interval: over which rows it is taken, and from how many of them on.
 
     Example:
         >>> over("prompts", 64)
@@ -122,7 +122,7 @@ def over(rows: str, fewest: int = FEWEST) -> str:
 
 
 def if_at_least(fewest: int) -> str:
-    """From how many rows on a number has an interval, in words."""
+    """Words for the fewest rows that an interval requires."""
     return f"if at least {fewest}"
 
 
@@ -153,28 +153,29 @@ def share_interval(
     n: Real[Tensor, "*#n"] | int,
     variance: Float[Tensor, "*n"] | None = None,
 ) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """A 95 % interval of a mean of `n` rows between 0 and 1, inside [0, 1], wide enough for the rows not seen.
+    """A 95 % interval of the mean of `n` rows between 0 and 1, inside [0, 1], valid for skewed rows as well.
 
-    Gaffke's bound (Gaffke 2005; Learned-Miller and Thomas 2020): the rows and one more at the far end are weighted by a
-    uniform draw from the simplex, and the end is a quantile of that mean. Its law is taken to be the Beta law of its
-    mean and variance. Of rows that are 0 or 1 that is exact, and the interval is Clopper and Pearson's: where no row is
-    1, `high` is the p at which that happens in 2.5 % of samples.
+    Gaffke's bound (Gaffke 2005; Learned-Miller and Thomas 2020): the rows and one more, at 0 or at 1, get weights drawn
+    uniformly from the simplex, and the end of the interval is a quantile of the weighted mean. The distribution of that
+    mean is approximated by the Beta distribution with its mean and variance. For rows that are 0 or 1 this is exact,
+    and gives the interval of Clopper and Pearson: if no row is 1, `high` is the share at which that happens in 2.5 % of
+    samples.
 
-    Where `low` is 0 the statement is "at most `high`", at 97.5 %. Rows that hardly differ get a wide interval too, for
-    a few of them cannot exclude a rare row far out. 0 and 1 where there are no rows, NaN where the mean is.
+    If `low` is 0 the statement is "at most `high`", at 97.5 %. Rows that hardly differ get a wide interval too, since a
+    few rows cannot exclude rare rows with other values. The ends are 0 and 1 without rows, and NaN for a mean of NaN.
 
     Args:
-        mean: of the rows.
-        n: how many rows, or clusters of them; need not be whole.
-        variance: of the rows, divided by n; None: of rows that are 0 or 1, mean (1 - mean).
+        mean: mean of the rows.
+        n: number of rows, or of clusters of rows; need not be whole.
+        variance: mean squared deviation of the rows (divided by n); None: mean (1 - mean), for rows that are 0 or 1.
 
     Example:
         >>> low, high = share_interval(torch.zeros(1), 8)
         >>> float(low), round(float(high), 4), round(1 - 0.025 ** (1 / 8), 4)
         (0.0, 0.3694, 0.3694)
     """
-    given = {"m": mean, "n": torch.as_tensor(n)} | ({} if variance is None else {"v": variance})
-    on_host = {name: value.double() for name, value in to_host(given).items()}
+    tensors = {"m": mean, "n": torch.as_tensor(n)} | ({} if variance is None else {"v": variance})
+    on_host = {name: value.double() for name, value in to_host(tensors).items()}
     m, count = torch.broadcast_tensors(on_host["m"].clamp(0.0, 1.0), on_host["n"])
     most = m * (1 - m)
     spread = torch.minimum(on_host["v"], most) if "v" in on_host else most
@@ -183,7 +184,7 @@ def share_interval(
 
 
 SHARE_ROUNDING = 1e-2
-"""How far a mean of shares may be outside [0, 1] by the rounding of half precision; beyond it, they are none."""
+"""How far half precision may round a mean of shares outside [0, 1]; means further outside are not of shares."""
 _FEW, _MANY = 5e-3, 1e12
 
 
@@ -201,31 +202,31 @@ def _lower_end(m: Tensor, n: Tensor, variance: Tensor) -> Tensor:
 
 
 def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
-    """Share of chance values at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
+    """One-sided p of each value against n chance values: (1 + #{chance >= value}) / (1 + n).
 
-    At most a share a of values that are exchangeable with their draws has p <= a, exactly so where a (n + 1) is whole
-    and no two are equal (Phipson and Smyth 2010); ties count against the value. Draws that are NaN do not count. NaN
-    for a value that is NaN, or without draws.
+    If value and draws are exchangeable, P(p <= a) is at most a, and equal to a if a (n + 1) is whole and there are no
+    ties (Phipson and Smyth 2010); ties increase p. Draws that are NaN do not count. p is NaN for a value that is NaN,
+    or without draws.
 
     Example:
         >>> upper_p(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 1.0, 2.0]))
         tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    mine, n = value.double()[..., None], (~chance.isnan()).sum(-1)
-    found = (1 + (chance.double() >= mine).sum(-1)).double() / (1 + n)
-    return found.masked_fill(mine[..., 0].isnan() | (n == 0), torch.nan)
+    column, n = value.double()[..., None], (~chance.isnan()).sum(-1)
+    p = (1 + (chance.double() >= column).sum(-1)).double() / (1 + n)
+    return p.masked_fill(column[..., 0].isnan() | (n == 0), torch.nan)
 
 
 def two_sided_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
-    """How often chance is as far out on the side of each value, twice: `upper_p` of the nearer end, at most 1."""
+    """Two-sided p of each value against n chance values: twice the smaller of both one-sided p, at most 1."""
     return (2 * torch.minimum(upper_p(value, chance), upper_p(-value, -chance))).clamp(max=1)
 
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
-    _, which, count = values.unique(return_inverse=True, return_counts=True)
+    _, group, count = values.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0).double() - 1
-    return (last - (count.double() - 1) / 2)[which]
+    return (last - (count.double() - 1) / 2)[group]
 
 
 def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
@@ -246,12 +247,12 @@ def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -
 def poisson_weights(
     rows: Int[Tensor, "n"], replicates: int, seed: int, *, start: int = 0
 ) -> Float[Tensor, "replicates n"]:
-    """How often each row stands in each bootstrap replicate: independent Poisson(1) counts, as float64.
+    """How often each row occurs in each bootstrap replicate: independent Poisson(1) counts, as float64.
 
-    The bootstrap that merges: a resample of n rows gives each a Binomial(n, 1/n) count, whose limit is Poisson(1), and
-    Poisson counts of different rows do not constrain each other (Chamandy et al. 2012, "Estimating uncertainty for
-    massive data streams"). By the inverse CDF of `uniforms`. Caveat: a replicate's total is n only on average; divide
-    by the sum of the weights, and expect replicates without any row when n is a handful (e^-n of them).
+    A resample of n rows gives each row a Binomial(n, 1/n) count, whose limit is Poisson(1). Poisson counts of different
+    rows are independent, so batches can be merged (Chamandy et al. 2012, "Estimating uncertainty for massive data
+    streams"). Computed from `uniforms` by the inverse CDF. Caveat: a replicate has n rows only on average; divide by
+    the sum of the weights, and expect replicates without any row if n is small (a share of e^-n).
 
     Example:
         >>> poisson_weights(torch.arange(1000), 200, seed=0).mean().round(decimals=1).item()
@@ -294,7 +295,7 @@ def splitmix64(seed: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Int[Tenso
 
 
 def _shift_right(z: Int[Tensor, "..."], by: int) -> Int[Tensor, "..."]:
-    """The shift of an unsigned integer: zeros come in from the left, where torch repeats the sign."""
+    """The right shift of an unsigned integer: fills with zeros, where torch fills with the sign bit."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -334,9 +335,9 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True)
 class Replicates:
-    """Sums under random weights of the rows: a bootstrap that merges (Efron 1979; Poisson weights).
+    """Weighted sums of the rows in each bootstrap replicate (Efron 1979; Poisson weights), which can be merged.
 
-    Weights belong to the row, not to the batch, so no split and no order changes them.
+    A weight depends on the row's identity, not on the batch, so the split and order of the rows do not change it.
     """
 
     weight: Float[Tensor, "r ..."]
@@ -344,7 +345,7 @@ class Replicates:
 
     @classmethod
     def of(cls, values: Float[Tensor, "n ..."], weights: Float[Tensor, "r n"]) -> "Replicates":
-        """Weighted sums of values (0 where there is none: NaN), and the weights that went into each."""
+        """Weighted sums of the values in each replicate, and sums of the weights; NaN values are left out of both."""
         weights, absent, shape = weights.to(values.device), values.isnan(), (len(weights), *values.shape[1:])
         total = weights @ values.masked_fill(absent, 0.0).reshape(len(values), -1)
         if not bool(absent.any()):
@@ -366,15 +367,16 @@ class Replicates:
         return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
 
     def widened(self, pad: Sequence[int]) -> "Replicates":
-        """The sums with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
+        """The sums with zeros appended to their axes; pad: as in `F.pad`."""
         return Replicates(F.pad(self.per_cell(), pad), F.pad(self.total, pad))
 
     def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
-        """The standard error of a mean of n rows, and how many clusters of equal size its rows are worth.
+        """The standard error of a mean of n rows, and the number of equal clusters with the same information.
 
-        What a replicate's sum misses of the mean times its weight is a sum over clusters of centred values, each times
-        its weight's deviation: its variance is the squared standard error (Cameron and Miller 2015, equation 11),
-        without the bias of a ratio in small samples. The variance of the weight alone is the sum of squared sizes.
+        A replicate's sum minus the mean times its weight is a sum over clusters of centred values times the deviation
+        of the cluster's weight. Its variance, over n^2, is the squared standard error (Cameron and Miller 2015,
+        equation 11), without the bias of a ratio in small samples. The variance of the weight is the sum of squared
+        cluster sizes.
         """
         weight = self.per_cell()
         clusters = (n.square() / weight.var(0)).round().clamp(max=n)
@@ -384,10 +386,10 @@ class Replicates:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and summed squared deviation over rows, in float64; `merge` is exact and order-free to rounding.
+    """Count, mean and summed squared deviation over rows, in float64; `merge` is exact up to rounding, in any order.
 
     Merging uses Chan's pairwise update, so a large common offset costs no digits. With `replicates`, standard errors
-    are those of the bootstrap, which knows that rows of one identity belong together.
+    are those of the bootstrap, in which rows of one identity are one cluster.
     """
 
     n: int
@@ -406,19 +408,19 @@ class Moments:
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both batches together. ValueError for rows of different shapes."""
         if self.mean.shape != other.mean.shape:
-            one, two = shape_text(self.mean.shape), shape_text(other.mean.shape)
+            mine, theirs = shape_text(self.mean.shape), shape_text(other.mean.shape)
             raise ValueError(
-                f"moments require rows of one shape, got {one} and {two}: keep every row, or pad them"
+                f"moments require rows of one shape, got {mine} and {theirs}: keep every row, or pad them"
             )
         n = self.n + other.n
         step = other.mean - self.mean
         mean = self.mean + step * (other.n / n)
         spread = self.spread + other.spread + step.square() * (self.n * other.n / n)
-        return Moments(n, mean, spread, _both(self.replicates, other.replicates))
+        return Moments(n, mean, spread, _merged_replicates(self.replicates, other.replicates))
 
     def standard_error(self) -> Float[Tensor, "..."]:
         """Standard error of the mean over rows; NaN for a single row."""
-        return self._error()[0]
+        return self._error_and_rows()[0]
 
     def interval(
         self,
@@ -430,13 +432,14 @@ class Moments:
         """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates.
 
         Args:
-            fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
-            share: the rows are between 0 and 1: `share_interval`, from one row on, which holds the mean of skewed
-                ones too. Means that no shares can have (an edited pattern may hold anything) keep Student's t.
-            within: the range of other rows, at which the interval is cut off.
+            fewest: number of rows below which the ends are NaN; above `FEWEST` for skewed numbers, for which Student's
+                t requires many rows.
+            share: whether the rows are between 0 and 1: then `share_interval`, from one row on, which is valid for
+                skewed rows as well. Means outside [0, 1] (possible under edits of a pattern) keep Student's t.
+            within: the range of rows that are no shares, at which the interval is cut off.
         """
-        mean, (error, rows) = self.mean, self._error()
-        if share:  # on the host, where its quantiles are
+        mean, (error, rows) = self.mean, self._error_and_rows()
+        if share:  # on the host, where scipy computes the quantiles
             mean, error, rows = to_host(dict(enumerate((mean, error, rows)))).values()
         half = t95(rows, fewest) * error
         low, high = (mean - half).clamp_min(within[0]), (mean + half).clamp_max(within[1])
@@ -446,11 +449,11 @@ class Moments:
         least, most = share_interval(mean, rows, variance)
         apart = (mean < -SHARE_ROUNDING) | (mean > 1 + SHARE_ROUNDING)
         ends = torch.stack((torch.where(apart, low, least), torch.where(apart, high, most)))
-        found = to_device(ends, self.mean.device)
-        return found[0], found[1]
+        ends_on_device = to_device(ends, self.mean.device)
+        return ends_on_device[0], ends_on_device[1]
 
-    def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """The standard error of every mean, and of how many independent rows it is; NaN for fewer than two."""
+    def _error_and_rows(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """The standard error of every mean (NaN for fewer than two rows), and its number of independent rows."""
         n = self.count().double()
         if self.replicates is not None:
             error, n = self.replicates.error(self.mean, n)
@@ -473,12 +476,12 @@ class Moments:
         level, any shape that broadcasts against the mean. share, fewest, within: as there.
         """
         low, high = self.interval(share=share, fewest=fewest, within=within)
-        found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
+        variables = {"value": self.mean, "low": low, "high": high, "n": self.count()}
         if null is not None:
-            found["null"] = (
+            variables["null"] = (
                 torch.as_tensor(null, dtype=self.mean.dtype).to(self.mean.device).expand_as(self.mean)
             )
-        return {name: (tuple(dims), value) for name, value in found.items()}
+        return {name: (tuple(dims), value) for name, value in variables.items()}
 
     def count(self) -> Int[Tensor, "..."]:
         """How many rows every mean is of."""
@@ -486,10 +489,10 @@ class Moments:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the moments, by name."""
-        found = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
+        tensors = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
         if self.replicates is None:
-            return found
-        return found | {"weight": self.replicates.weight, "total": self.replicates.total}
+            return tensors
+        return tensors | {"weight": self.replicates.weight, "total": self.replicates.total}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> "Moments":
@@ -500,10 +503,10 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedMoments(Moments):
-    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens shorter axes."""
+    """Moments of rows with missing entries (NaN): every entry has its own count. Merging pads shorter axes."""
 
     counts: Float[Tensor, "..."]
-    """How many rows have each entry; the mean is 0 where none has."""
+    """Number of rows that have each entry; the mean is 0 where it is 0."""
 
     @classmethod
     def of(cls, rows: Float[Tensor, "b ..."], weights: Float[Tensor, "r b"] | None = None) -> "MaskedMoments":
@@ -522,15 +525,15 @@ class MaskedMoments(Moments):
         counts = a.counts + b.counts
         share, step = b.counts / counts.clamp_min(1.0), b.mean - a.mean
         spread = a.spread + b.spread + step.square() * a.counts * share
-        replicates = _both(a.replicates, b.replicates)
+        replicates = _merged_replicates(a.replicates, b.replicates)
         return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
 
     def widened(self, shape: torch.Size) -> "MaskedMoments":
-        """The moments with entries that no row has, up to longer axes."""
-        more = [max(0, wanted - have) for wanted, have in zip(shape, self.mean.shape, strict=True)]
+        """The moments padded to a shape, with entries of count 0."""
+        more = [max(0, length - have) for length, have in zip(shape, self.mean.shape, strict=True)]
         if not any(more):
             return self
-        pad = [n for each in reversed(more) for n in (0, each)]
+        pad = [n for missing in reversed(more) for n in (0, missing)]
         mean, spread, counts = (F.pad(x, pad) for x in (self.mean, self.spread, self.counts))
         replicates = None if self.replicates is None else self.replicates.widened(pad)
         return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
@@ -551,7 +554,7 @@ class MaskedMoments(Moments):
 
 
 ROUNDING = 1e-12
-"""A difference of sums that is smaller than this share of them is rounding."""
+"""A difference of sums below this share of the sums counts as rounding."""
 
 
 def ratio(
@@ -562,10 +565,10 @@ def ratio(
     *,
     within: tuple[float, float] = ANYWHERE,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The mean of `top` by that of `bottom`, and the ends of its 95 % interval over rows (linearised, Student's t).
+    """The mean of `top` divided by that of `bottom`, and its 95 % interval over rows (linearised, Student's t).
 
-    The variance of top - ratio * bottom needs their covariance, which `both`, the moments of their sum, holds. NaN ends
-    below `fewest` rows. within: the range at which the interval is cut off.
+    The variance of top - ratio * bottom requires their covariance, which follows from `both`, the moments of top +
+    bottom. The ends are NaN below `fewest` rows. within: the range at which the interval is cut off.
 
     Example:
         >>> rows = torch.tensor([1.0, 2.0, 4.0])
@@ -574,9 +577,9 @@ def ratio(
     """
     value = top.mean / bottom.mean
     covariance = (both.spread - top.spread - bottom.spread) / 2
-    whole = top.spread + value.square() * bottom.spread
-    spread = whole - 2 * value * covariance
-    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
+    terms = top.spread + value.square() * bottom.spread
+    spread = terms - 2 * value * covariance
+    spread = spread.masked_fill(spread < ROUNDING * terms, 0.0)
     error = (spread / max(top.n - 1, 1) / top.n).sqrt() / bottom.mean.abs()
     half = t95(top.n, fewest) * error
     return value, (value - half).clamp_min(within[0]), (value + half).clamp_max(within[1])
@@ -635,7 +638,7 @@ class Rows:
 
     rows: Mapping[str, Tensor]
     ids: Int[Tensor, "n"] | None = None
-    """The identity of each row, where the rows came with one."""
+    """The identity of each row; None if the rows have none."""
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Rows":
@@ -645,7 +648,7 @@ class Rows:
     def merge(self, other: "Rows") -> "Rows":
         """The rows of this part followed by those of the other; shorter ones end in NaN (floats) or -1 (integers)."""
         ids = None if self.ids is None or other.ids is None else torch.cat((self.ids, other.ids))
-        return Rows({name: _stacked(r, other.rows[name]) for name, r in self.rows.items()}, ids)
+        return Rows({name: _concatenated(r, other.rows[name]) for name, r in self.rows.items()}, ids)
 
     def ordered(self) -> "Rows":
         """The rows sorted by identity; rows of equal identity keep their order."""
@@ -704,7 +707,7 @@ def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The groups that `joined` made flat; a group's own name may hold "/"."""
+    """The named groups of a flat mapping of `joined`; the name of a group may contain "/"."""
     parts: dict[str, dict[str, Tensor]] = {}
     for path, value in tensors.items():
         group, _, name = path.rpartition("/")
@@ -713,26 +716,26 @@ def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, each contiguous and with a memory of its own."""
+    """Copies of the tensors on the CPU, each contiguous and with memory of its own."""
     form = torch.contiguous_format
     return {name: value.clone(memory_format=form) for name, value in to_host(partial).items()}
 
 
-def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:
-    if one is None or other is None:
+def _merged_replicates(first: Replicates | None, second: Replicates | None) -> Replicates | None:
+    if first is None or second is None:
         return None
-    return one.merge(other)
+    return first.merge(second)
 
 
-def _stacked(one: Tensor, other: Tensor) -> Tensor:
-    """One tensor above the other; where trailing axes differ, the shorter is filled up at its end."""
-    if one.shape[1:] == other.shape[1:]:
-        return torch.cat((one, other))
-    shape = [max(pair) for pair in zip(one.shape[1:], other.shape[1:], strict=True)]
-    return torch.cat([_filled(x, shape) for x in (one, other)])
+def _concatenated(first: Tensor, second: Tensor) -> Tensor:
+    """The two tensors concatenated along the first axis; where other axes differ, the shorter tensor is padded."""
+    if first.shape[1:] == second.shape[1:]:
+        return torch.cat((first, second))
+    shape = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    return torch.cat([_padded(x, shape) for x in (first, second)])
 
 
-def _filled(value: Tensor, shape: Sequence[int]) -> Tensor:
-    pad = [n for wanted, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
-           for n in (0, wanted - have)]  # fmt: skip
+def _padded(value: Tensor, shape: Sequence[int]) -> Tensor:
+    pad = [n for length, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
+           for n in (0, length - have)]  # fmt: skip
     return F.pad(value, pad, value=torch.nan if value.is_floating_point() else -1)

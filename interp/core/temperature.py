@@ -7,7 +7,7 @@ from torch import Tensor
 POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 """Coefficients of beta(H), highest power first (Veličković et al. 2024)."""
 SHARP = 0.5
-"""Rows of at most this entropy, in nats, are left as they are."""
+"""Entropy, in nats, up to which the scores of a row are not changed."""
 
 
 def log_n_factor(n_visible: Real[Tensor, "*b"], train_length: int) -> Float[Tensor, "*b"]:

@@ -1,8 +1,8 @@
-"""Torch's global settings, of which no number may depend: default dtype and device, autocast, inference mode.
+"""Torch's global settings, on which no result may depend: default dtype and device, autocast, inference mode.
 
-A public function runs as if nobody had touched them (`core/boundary.py` sees to it), so that an analysis gives the same
-bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, and may differentiate inside
-`torch.inference_mode()`. What is a plain pass of a model (`observe`, `run_with_cache`, `generate`) does as it is told.
+A public function runs under torch's default settings (by the decorator in `core/boundary.py`). So an analysis gives the
+same bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, and may differentiate inside
+`torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _INSIDE = ContextVar("interp_inside_a_public_function", default=False)
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside `with`, torch's settings are those that it begins with; only the outermost call looks at them."""
+    """Inside `with`, torch has its default settings; of nested calls only the outermost one sets them."""
     if _INSIDE.get():
         yield
         return
@@ -30,23 +30,23 @@ def undisturbed() -> Iterator[None]:
 
 
 def untouched() -> bool:
-    """Whether all of these settings are those that torch begins with."""
+    """Whether all of these settings are torch's defaults."""
     return (
         torch.get_default_dtype() is torch.float32
         and not torch.is_inference_mode_enabled()
-        and not _casting()
+        and not _autocast_devices()
         and torch.get_default_device() == CPU
     )
 
 
 @contextmanager
 def reset() -> Iterator[None]:
-    """Inside `with`, torch's settings are those that it begins with; gradients stay on or off, as they are."""
+    """Inside `with`, torch has its default settings; gradients stay enabled or disabled, as they were."""
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled() or torch.is_inference_mode_enabled()
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.set_grad_enabled(grad))
-        for kind in _casting():
+        for kind in _autocast_devices():
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(CPU)
         torch.set_default_dtype(torch.float32)
@@ -54,6 +54,6 @@ def reset() -> Iterator[None]:
         yield
 
 
-def _casting() -> list[str]:
-    """The kinds of devices on which products are cast to half precision."""
+def _autocast_devices() -> list[str]:
+    """The device types ("cpu", "cuda") on which autocast is enabled."""
     return [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

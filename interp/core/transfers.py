@@ -1,8 +1,8 @@
-"""Transfers between host and device: without a wait where none is needed, in one copy where one is.
+"""Copies between host and GPU with as few synchronisations as possible.
 
-An accelerator works through a queue that the host fills. A copy to the host, and a plain copy from it,
-wait until all of that is done, and then the device stands still. So what is sent does not wait, and what is fetched is
-fetched together; checks of numbers are flags that are fetched with them (`checks_together`).
+A GPU works through a queue that the host fills. A copy to the host, or a blocking copy from it, waits until the queue
+is empty, and then the GPU is idle. So copies to the GPU are non-blocking, and tensors for the host are copied together,
+as are the flags of checks (`checks_together`).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ K = TypeVar("K", bound=Hashable)
 Whole = int | Sequence["Whole"]
 """A whole number, or lists of them."""
 Failure = Callable[[], Exception | None]
-"""Maker of the error of a failed check; None where a closer look finds nothing wrong."""
+"""Function that returns the error of a failed check, or None if a closer check finds nothing wrong."""
 LOOK = 8
-"""Number of steps of a search between two looks at a device's numbers."""
+"""Number of steps of a search after which the host reads from the GPU whether the search is over."""
 
 
 def to_device(values: Tensor | Whole, device: torch.device) -> Tensor:
-    """A tensor on a device, queued after the device's work; the host's copy may change at once.
+    """A tensor on a device, by a non-blocking copy; the host's tensor may be changed right after the call.
 
     Args:
         values: a tensor, or whole numbers, which become int64.
@@ -38,37 +38,37 @@ def to_device(values: Tensor | Whole, device: torch.device) -> Tensor:
 
 
 def to_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """Tensors brought to the host, without gradients, those of one device in one copy; the host's own as they are.
+    """The tensors on the host, without gradients; all tensors of one device come in one copy.
 
     Example:
         >>> to_host({"a": torch.ones(2), "b": torch.ones(1, dtype=torch.bool)})["b"]
         tensor([True])
     """
-    found = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
+    on_host = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
     away: dict[torch.device, list[K]] = {}
-    for name, value in found.items():
+    for name, value in on_host.items():
         if value.device.type != "cpu":
             away.setdefault(value.device, []).append(name)
     for names in away.values():
         names.sort(
-            key=lambda name: -found[name].element_size()
-        )  # so that each begins at a multiple of its own size
-        flat = [_bytes(found[name]) for name in names]
-        parts = torch.cat(flat).cpu().split([len(each) for each in flat])
+            key=lambda name: -on_host[name].element_size()
+        )  # aligns each tensor to a multiple of its element size
+        flat = [_flat_bytes(on_host[name]) for name in names]
+        parts = torch.cat(flat).cpu().split([len(piece) for piece in flat])
         for name, part in zip(names, parts, strict=True):
-            value = found[name]
-            found[name] = part.view(value.dtype).reshape(value.shape)
-    return found
+            value = on_host[name]
+            on_host[name] = part.view(value.dtype).reshape(value.shape)
+    return on_host
 
 
-def _bytes(value: Tensor) -> Tensor:
+def _flat_bytes(value: Tensor) -> Tensor:
     flat = value.reshape(-1)
     dense = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return dense.view(torch.uint8)
 
 
 def ended(done: Bool[Tensor, ""], step: int) -> bool:
-    """Whether a search is over; a device is asked after every `LOOK` steps, and goes on until then without effect.
+    """Whether a search is over; on a GPU `done` is read every `LOOK` steps only, and further steps have no effect.
 
     Example:
         >>> ended(torch.tensor(True), 0)
@@ -78,22 +78,22 @@ def ended(done: Bool[Tensor, ""], step: int) -> bool:
 
 
 class Checks:
-    """Checks of a device's numbers that were not looked at yet, in their order."""
+    """Checks on a GPU whose results the host has not read yet, in their order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Bool[Tensor, ""], Failure]] = []
 
     def add(self, fine: Bool[Tensor, ""], failure: Failure) -> None:
-        """Look at one more."""
+        """Adds a check: `fine` is its result, `failure` returns its error."""
         self._waiting.append((fine, failure))
 
     @property
     def flags(self) -> dict[int, Bool[Tensor, ""]]:
-        """Whether each check is fine, for callers that fetch the flags with something else."""
+        """The result of each check, for callers that copy the flags to the host with other tensors."""
         return {i: fine for i, (fine, _) in enumerate(self._waiting)}
 
     def settle(self, flags: Mapping[int, Bool[Tensor, ""]]) -> None:
-        """Raise what the first that is not fine raises; flags: `flags`, on the host."""
+        """Raises the error of the first check that failed; flags: `flags`, on the host."""
         waiting, self._waiting = self._waiting, []
         for i, (_, failure) in enumerate(waiting):
             if not bool(flags[i]) and (error := failure()) is not None:
@@ -104,7 +104,7 @@ _TOGETHER: ContextVar[Checks | None] = ContextVar("interp_checks_together", defa
 
 
 def check(fine: Bool[Tensor, ""], failure: Failure) -> None:
-    """Raise what `failure` gives unless `fine`: at once, or, of a device inside `checks_together`, after that.
+    """Raises the error of `failure` unless `fine`: at once, or, on a GPU inside `checks_together`, at its end.
 
     Example:
         >>> check(torch.tensor(True), lambda: ValueError("never"))
@@ -118,9 +118,9 @@ def check(fine: Bool[Tensor, ""], failure: Failure) -> None:
 
 @contextmanager
 def checks_together() -> Iterator[Checks]:
-    """Let the checks of a device's numbers wait, so that they are settled once, with other fetched values.
+    """Postpones checks on a GPU inside `with`, so that the caller can settle all of them with one copy to the host.
 
-    Where something else raises inside, the first check that failed before is raised instead, as on the host.
+    If something inside raises, the first check that had failed before is raised instead, as it would be on the host.
     """
     checks = Checks()
     token = _TOGETHER.set(checks)

@@ -1,7 +1,7 @@
-"""Which function draws which result: an empty table, filled by `interp.plot` when it is imported.
+"""The table of functions that draw results, which `interp.plot` fills when it is imported.
 
-Results are made everywhere, so what they share (`.plot()`, a card in a notebook) must be known to `core`; drawing needs
-matplotlib and `interp.plot`, which `core` knows nothing of. `interp` says how they are imported, at the first look.
+Results of all packages have `.plot()` and a card in a notebook, so these are defined in `core`. Drawing requires
+matplotlib and `interp.plot`, which `core` may not import; they are imported at the first use (`late.MODULES`).
 """
 
 import textwrap
@@ -12,27 +12,27 @@ from typing import Literal, get_args
 from interp.core import late
 
 WIDTH = 80
-"""Columns of a plain text form."""
+"""Width, in characters, of the text of a result."""
 LONG = 60
-"""Characters of a value in the text of a record."""
+"""The most characters of a value in the text of a record."""
 ANALYSIS = "interp_analysis"
-"""The attribute of a labelled result that names what gave it."""
+"""The attribute of a labelled result that names its analysis."""
 Style = Literal["screen", "paper"]
 """What a picture is for: to be looked at on a screen, or to be printed in a column (`interp.plot.paper`)."""
 Draw = Callable[..., object]
-"""From a result, options of its own and `ax` to matplotlib's Axes."""
+"""Function from a result, its own options and `ax` to matplotlib's Axes."""
 
 
 @dataclass
 class Pictures:
-    """The functions that draw results; ValueError where none was registered yet."""
+    """The functions that draw results, by analysis or class of the result."""
 
     draws: dict[str | type, Draw] = field(default_factory=dict)
-    """Name of an analysis, the same and " over training", or class of a result -> its function."""
+    """By name of an analysis (with or without " over training") or class of a result, the function that draws it."""
     paper: Callable[..., object] = print
     """From an Axes and `width=` to the same, fit to be printed."""
     card: Callable[[object], str] = str
-    """HTML: a small picture of a result, what it is, and its numbers."""
+    """Function from a result to HTML with a small picture, its name and its numbers."""
 
     def of(self, result: object) -> Draw | None:
         """The function that draws this result; None if there is none."""
@@ -73,19 +73,21 @@ class Brief:
 
     def __repr__(self) -> str:
         assert is_dataclass(self)
-        given = ((each, getattr(self, each.name)) for each in fields(self) if each.repr)
-        texts = (f"{each.name}={_brief(value)}" for each, value in given if not _usual(each, value))
+        values = ((item, getattr(self, item.name)) for item in fields(self) if item.repr)
+        texts = (
+            f"{item.name}={_short_text(value)}" for item, value in values if not _is_default(item, value)
+        )
         return f"{type(self).__name__}({', '.join(texts)})"
 
 
-def _usual(each: Field[object], value: object) -> bool:
-    """Whether a value is the field's default: the same object, or as empty as what its factory makes."""
-    made = each.default_factory is not MISSING and isinstance(value, Sized)
-    return value is each.default or (made and not value)
+def _is_default(item: Field[object], value: object) -> bool:
+    """Whether a value is the field's default: the same object, or empty if the field has a default factory."""
+    from_factory = item.default_factory is not MISSING and isinstance(value, Sized)
+    return value is item.default or (from_factory and not value)
 
 
-def _brief(value: object) -> str:
-    """A value in at most a line."""
+def _short_text(value: object) -> str:
+    """A short text of a value, at most one line."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if hasattr(value, "named_modules"):
@@ -100,7 +102,7 @@ def _brief(value: object) -> str:
 
 
 def fitted(lines: Iterable[str]) -> str:
-    """The lines as one text of at most 80 columns, what does not fit on the next line; a long word stays whole."""
+    """The lines as one text, wrapped to at most `WIDTH` characters; long words are not broken."""
     wrapped = textwrap.TextWrapper(
         WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
     )
@@ -108,17 +110,17 @@ def fitted(lines: Iterable[str]) -> str:
 
 
 def named(result: object) -> str | None:
-    """The analysis that a Dataset says it comes from; None for what is no labelled result."""
+    """The name of the analysis in a result's attrs; None for anything that is no labelled result."""
     attrs = getattr(result, "attrs", None)
     name = attrs.get(ANALYSIS) if isinstance(attrs, dict) else None
     return name if isinstance(name, str) else None
 
 
 def notes_of(result: object) -> tuple[str, ...]:
-    """The sentences under `attrs["notes"]` of a Dataset, those of a file with a single one included."""
+    """The sentences under `attrs["notes"]` of a Dataset, also if a file stored a single one as a string."""
     attrs = getattr(result, "attrs", None)
-    found = attrs.get("notes", ()) if isinstance(attrs, dict) else ()
-    return (found,) if isinstance(found, str) else tuple(map(str, found))
+    notes = attrs.get("notes", ()) if isinstance(attrs, dict) else ()
+    return (notes,) if isinstance(notes, str) else tuple(map(str, notes))
 
 
 def over_training(result: object) -> str:
@@ -127,7 +129,7 @@ def over_training(result: object) -> str:
 
 
 def described(result: object) -> str:
-    """A result in words."""
+    """Words for a result, for error messages."""
     if name := named(result):
         return f"the result of {name}{over_training(result)}"
     kind = type(result).__name__
@@ -157,6 +159,6 @@ def drawn(
 
 
 def card(result: object) -> str:
-    """HTML: a small picture of a result, what it is, and its numbers."""
+    """HTML with a small picture of a result, its name and its numbers."""
     late.fill("pictures")
     return PICTURES.card(result)

@@ -1,4 +1,4 @@
-"""The activations of one pass under their site names, with the residual stream's accessors on them."""
+"""The activations of one pass under their site names, with methods that decompose the residual stream."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ Key = str | tuple[str, int] | tuple[str, int, str]
 class ActivationCache(Shown, Mapping[str, Tensor]):
     """Activations that `run_with_cache` recorded, by site name or in shorthand: `cache["pattern", 3]`.
 
-    A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
+    A negative layer counts from the end. Methods that split the residual stream check that the parts sum to it, and
     raise `IncompleteSumError` if they do not.
     """
 
@@ -37,15 +37,15 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         self.batched = batched
 
     def __getitem__(self, key: Key) -> Tensor:
-        name = key if isinstance(key, str) else self._named(*key)
-        found = self._values.get(name)
-        if found is None:
-            found = self._values.get(full_name(name)) if "hook_" not in name else None
-        if found is None:
+        name = key if isinstance(key, str) else self._site_name(*key)
+        value = self._values.get(name)
+        if value is None:
+            value = self._values.get(full_name(name)) if "hook_" not in name else None
+        if value is None:
             raise KeyError(f"{name!r} was not recorded; {nearest(name, self._values)}")
-        return found
+        return value
 
-    def _named(self, short: str, layer: int, part: str | None = None) -> str:
+    def _site_name(self, short: str, layer: int, part: str | None = None) -> str:
         n = self.model.config.n_layers
         if not -n <= layer < n:
             raise KeyError(f"layers are 0 to {n - 1}, got {layer}")
@@ -128,9 +128,9 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
     ) -> Decomposition:
         """Each part's contribution to the logit (or logit difference) at `pos`, `[part + 1, batch]`.
 
-        The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum, with what the pass rounded off (the
-        result's `rounding`), is checked against the logits that the final residual gives (before a soft cap). Computed
-        in float32 at least.
+        The last row, `final_bias`, is beta W_U + b_U. For complete parts, the sum of all rows and of the result's
+        `rounding` is checked against the logits of the final residual stream (before a soft cap). Computed in float32
+        at least.
 
         Raises:
             ValueError: a row whose answer and wrong answer are one token.
@@ -143,19 +143,19 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         direction, bias = decomposition.logit_direction(model, answer, wrong)
         pulled = final_norm(model).of(final.to(wide)).back(direction.to(wide))
         values = einsum(stack.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
-        whole_stack = torch.cat((values, bias[None].to(wide)))
+        contributions = torch.cat((values, bias[None].to(wide)))
         names = (*stack.parts, str(Part("final_bias")))
         if not stack.complete or stack.rounding is None:
-            return Decomposition(whole_stack, names)
+            return Decomposition(contributions, names)
         tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
         terms = model.uncapped(final.to(wide)).gather(1, tokens.mT)
-        whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
+        total = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
         rounding = (stack.rounding[:, pos] * pulled).sum(-1)
-        every = torch.cat((whole_stack, rounding[None]))
+        summands = torch.cat((contributions, rounding[None]))
         lengths = (stack.values[:, :, pos].to(wide) * pulled).norm(dim=-1).sum(0)
-        size = every.abs().sum(0) + terms.abs().sum(1) + lengths
-        missed = decomposition.check_sum(every, whole, "logit attribution", size=size)
-        return Decomposition(whole_stack, names, complete=True, rounding=rounding, missed=missed)
+        size = summands.abs().sum(0) + terms.abs().sum(1) + lengths
+        missed = decomposition.check_sum(summands, total, "logit attribution", size=size)
+        return Decomposition(contributions, names, complete=True, rounding=rounding, missed=missed)
 
     def _rows(self) -> Mapping[str, Tensor]:
         return self if self.batched else {name: value[None] for name, value in self._values.items()}

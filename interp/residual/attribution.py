@@ -146,7 +146,7 @@ class Attribute(Question):
         rows = attribution(config, self.parts, directions=directions)
         _check_top(config, self.parts, self.top)
         if self.parts == "source":
-            rows = replace(rows, compute=partial(_from_the_first_token, inner=rows.compute))
+            rows = replace(rows, compute=partial(_with_prompt_sources, inner=rows.compute))
         one_position(self.pos)
         options = {
             "answers": 1 if answers is None else answers.prompts or 1,
@@ -160,7 +160,7 @@ class Attribute(Question):
         last = isinstance(self.pos, int) and self.pos == -1
         return ByRow(
             self.name,
-            rows if last else partial(_elsewhere, pos=self.pos, rows=rows),
+            rows if last else partial(_attribution_at, pos=self.pos, rows=rows),
             Rows,
             partial(_finish, config=config, parts=self.parts, top=self.top, projected=directions is not None),
             answers,
@@ -179,8 +179,8 @@ def attribution(
 
     Args:
         directions: one for all prompts, or one for each, after the final norm, in place of tokens.
-        summed: parts that miss the total are an error; not so where the parts asked about are others than those that
-            write the stream.
+        summed: whether parts that do not sum to the total are an error; False for parts that are not those which wrote
+            the stream, such as random heads.
     """
     _check_parts(config, parts)
     if directions is None and (what := not_linear(config)):
@@ -206,7 +206,7 @@ def _check_parts(config: ModelConfig, parts: Grain) -> None:
 
 
 def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
-    """ValueError for a number of neurons where there are none, or not so many."""
+    """Raises a ValueError for a `top` without `parts="neuron"`, or for more neurons than the model has."""
     if top is None:
         return
     if parts != "neuron" or not isinstance(config.mlp, MLP):
@@ -216,42 +216,44 @@ def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
         raise ValueError(f"top must be in [1, {count}] neurons, got {top!r}")
 
 
-def _elsewhere(model: Transformer, batch: Batch, pos: int | PerRow, rows: Reading) -> Steps[Values]:
-    """Attribution at other positions than the last: each prompt is cut after its own, and its pass ends there.
+def _attribution_at(model: Transformer, batch: Batch, pos: int | PerRow, rows: Reading) -> Steps[Values]:
+    """Attribution at `pos` of each prompt: the prompt is cut after that token, and the pass ends there.
 
-    Where a position sees what comes after it, and under edits of tokens, which are those of whole prompts, these are
-    run, and what was to be read at the last column is read at the position's.
+    Whole prompts are run, and read at `pos` instead of the last column, where a position sees later tokens, and under
+    edits that name tokens by their place in the whole prompt.
     """
     if model.config.causal and not any(map(names_tokens, model.edits)):
         return (yield from rows(model, cut_after(batch, pos)))
-    whole = batch.left_aligned()
-    column = places_of(whole, pos) + whole.tokens.shape[1] - whole.lengths
-    moved = {read: _there(read, column) for read in rows.reads}
-    seen = (yield from recorded(whole, list(moved.values()))).trace
-    return rows.compute(Trace({read: seen[moved_read] for read, moved_read in moved.items()}), whole, model)
+    aligned = batch.left_aligned()
+    column = places_of(aligned, pos) + aligned.tokens.shape[1] - aligned.lengths
+    read_at = {read: _read_at(read, column) for read in rows.reads}
+    seen = (yield from recorded(aligned, list(read_at.values()))).trace
+    return rows.compute(
+        Trace({read: seen[moved_read] for read, moved_read in read_at.items()}), aligned, model
+    )
 
 
-def _there(read: Read, column: Int[Tensor, "b"]) -> Read:
-    """A read of the last column as one of each row's own; others as they are."""
+def _read_at(read: Read, column: Int[Tensor, "b"]) -> Read:
+    """A read of the last position as a read at each row's own column; reads of all positions stay as they are."""
     axis = 1 if read.via is _last else 2 if read.via is _last_query else None
-    return read if axis is None else Read(read.site, partial(_at, column=column, axis=axis))
+    return read if axis is None else Read(read.site, partial(_columns_at, column=column, axis=axis))
 
 
-def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
-    """One column of each row along the axis of positions."""
+def _columns_at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
+    """The values at one column of each row: `[b p ...] -> [b ...]`, with `axis` the axis of positions."""
     rows = torch.arange(len(column), device=x.device)
     return x.expand(len(column), *x.shape[1:]).movedim(axis, 1)[rows, column.to(x.device)]
 
 
 def places_of(batch: Batch, pos: int | PerRow) -> Int[Tensor, "b"]:
-    """Index, among the real tokens of each row, of the token in question; negative numbers counted from its end."""
+    """Index of the token `pos` among the real tokens of each row; a negative `pos` counts from the row's end."""
     return to_device(batch.tokens_at(pos).places[:, 0], batch.tokens.device)
 
 
 def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
-    """Each row cut after one of its real tokens, negative from its end, which then stands in the last column.
+    """The batch with each row cut after its real token `pos` (negative: from its end), now in the last column.
 
-    In a causal model nothing after a position changes what is computed there.
+    In a causal model later tokens do not change the activations there.
 
     Raises:
         ValueError: another number of positions than of rows.
@@ -272,26 +274,26 @@ def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
     return cut.to(device)
 
 
-def _from_the_first_token(
+def _with_prompt_sources(
     trace: Trace,
     batch: Batch,
     model: Transformer,
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
-    """The values with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
-    found = inner(trace, batch, model)
+    """The values of `inner`, with the source axis starting at each prompt's first token instead of at its padding."""
+    values = inner(trace, batch, model)
     if batch.keep is None:
-        return found
-    first = batch.keep.int().argsort(dim=1, descending=True, stable=True)
-    every = {f"attn_out_{layer}" for layer in range(model.config.n_layers)}
+        return values
+    order = batch.keep.int().argsort(dim=1, descending=True, stable=True)
+    by_source = {f"attn_out_{layer}" for layer in range(model.config.n_layers)}
     return {
-        name: x.gather(-1, first.to(x.device)[:, None].expand(x.shape)) if name in every else x
-        for name, x in found.items()
+        name: x.gather(-1, order.to(x.device)[:, None].expand(x.shape)) if name in by_source else x
+        for name, x in values.items()
     }
 
 
 def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n d_model"] | None:
-    """One direction for all prompts as a table of one, or one for each; None where the answers are tokens."""
+    """The directions `[1 d]` for all prompts, or `[prompt d]` for each; None where the answers are tokens."""
     floating = [x for x in (answer, wrong) if isinstance(x, Tensor) and x.is_floating_point()]
     if not floating:
         return None
@@ -310,37 +312,38 @@ def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n
 
 def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
     """The parts of one grain, in the order of the values."""
-    found = _of_embeddings(config)
+    all_parts = _embedding_parts(config)
     for layer in range(config.n_layers):
-        whole = [Part("block", layer)]
-        each = (part for s in config.sublayers for part in _of_sublayer(config, parts, layer, s))
-        found += whole if parts == "layer" else each
-    return (*map(str, found), "final_bias", "rounding")
+        block = [Part("block", layer)]
+        pieces = (part for s in config.sublayers for part in _sublayer_parts(config, parts, layer, s))
+        all_parts += block if parts == "layer" else pieces
+    return (*map(str, all_parts), "final_bias", "rounding")
 
 
 def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
     """The parts of one grain (`sublayer` or `head`) that were written before attention of a layer reads."""
     places = places_before_attention(config, layer)
-    written = [part for place in places for part in _of_sublayer(config, parts, *place)]
-    return tuple(map(str, [*_of_embeddings(config), *written]))
+    written = [part for place in places for part in _sublayer_parts(config, parts, *place)]
+    return tuple(map(str, [*_embedding_parts(config), *written]))
 
 
-def _of_embeddings(config: ModelConfig) -> list[Part]:
+def _embedding_parts(config: ModelConfig) -> list[Part]:
     bias = [Part("embed_bias")] if config.embed_norm and _has_beta(config) else []
     return [Part.of(site) for site in embedding_parts(config)] + bias
 
 
-def _of_sublayer(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+def _sublayer_parts(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+    """The parts into which a grain splits one sublayer, then its bias and, in post-norm models, the norm's beta."""
     name = sublayer.removesuffix("_out")
     head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
-    found = [Part(name, layer)]
+    pieces = [Part(name, layer)]
     if head and grain in ("head", "source"):
-        found = [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
+        pieces = [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
     elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
         kind = _NEURONS[sublayer]
-        found = [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
+        pieces = [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
     post = config.norm_place == "post" and _has_beta(config)
-    return [*found, Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else found
+    return [*pieces, Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else pieces
 
 
 def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
@@ -360,17 +363,18 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
     return pattern_bhqk[:, :, -1]
 
 
-def _splits(config: ModelConfig, layer: int, sublayer: str) -> bool:
+def _splits_by_source(config: ModelConfig, layer: int, sublayer: str) -> bool:
     """Whether the heads of a layer split by source: a mixer that keeps a state of the past does not."""
     return sublayer == "cross_attn_out" or config.mixers[layer].traits.additive
 
 
 def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
+    """Reads of one layer that attribution at this grain needs, at the last position where that suffices."""
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
         if sublayer in WITH_HEADS and parts in ("head", "source"):
             yield Read(f"blocks.{layer}.{mixer}.hook_z", _last)
-            if parts == "source" and _splits(config, layer, sublayer):
+            if parts == "source" and _splits_by_source(config, layer, sublayer):
                 yield Read(f"blocks.{layer}.{mixer}.hook_pattern", _last_query)
                 yield Read(f"blocks.{layer}.{mixer}.hook_v")
         elif sublayer in MLPS and parts == "neuron":
@@ -394,7 +398,7 @@ def _compute(
     directions: Float[Tensor, "n d"] | None,
     summed: bool,
 ) -> Mapping[str, Tensor]:
-    """Contributions `[b c]` by folding the direction backwards, so nothing per head or neuron is as wide as d_model."""
+    """Contributions `[b c]` of all parts: dot products with the direction, carried back to each sublayer's output."""
     if batch.answer is None and directions is None:
         raise ValueError(
             "attribution requires an answer for every prompt, got none: name it, or bring it with the data"
@@ -403,21 +407,23 @@ def _compute(
         raise ValueError("attribution requires rows that end in the last column (padding on the left)")
     last = {read.site: upcast(trace[read]) for read in _reads(model.config, parts)}
     target = (
-        _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
+        _logit_target(model, batch, last)
+        if directions is None
+        else _direction_target(model, batch, last, directions)
     )
     folded = Folded(model, last, upcast(target.direction), checked=summed)
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
-        found, sources = folded.block(layer, parts)
-        columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found
+        block_columns, sources = folded.block(layer, parts)
+        columns += [torch.cat(block_columns, 1).sum(1, keepdim=True)] if parts == "layer" else block_columns
         extra |= sources
     values = torch.cat((*columns, upcast(target.constant)[:, None]), 1)
     rounding = target.total - values.sum(1)
     size = values.abs().sum(1) + folded.size + target.size
     allowed = bound(values.shape[1], size, values.dtype)
     if summed:
-        known = folded.left + folded.rounded_off()
+        known = folded.missed + folded.rounded_off()
         failure = partial(_incomplete, rounding, allowed, model, parts)
         check(((rounding - known).abs() <= allowed).all(), failure)
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(values.dtype).tiny)
@@ -442,21 +448,21 @@ def _incomplete(
 
 @dataclass(frozen=True)
 class _Target:
-    """The number that the parts sum to, and the direction that gives it."""
+    """The logit (difference), or the projection on a direction, that the parts sum to."""
 
     direction: Float[Tensor, "b d"]
-    """The direction at the output of the final norm."""
+    """The direction at the output of the final norm: total = direction . norm(stream) without beta + constant."""
     constant: Float[Tensor, "b"]
-    """Constant that is added after the linear part of the final norm."""
+    """What beta of the final norm (and b_U) add to the total."""
     total: Float[Tensor, "b"]
-    """The model's own number."""
+    """The number that the model computes."""
     largest: Float[Tensor, "b"]
-    """The largest term that the model sums or subtracts to get the total."""
+    """The largest absolute term of the total: one of two logits, or of the products that a direction sums."""
     size: Float[Tensor, "b"]
-    """Absolute values of the terms of the difference, and the length of the products that they sum."""
+    """Size that rounding is relative to: absolute logits, plus the length of the products that they sum."""
 
 
-def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
+def _logit_target(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
     """The logit (difference) of each row, before a soft cap."""
     assert batch.answer is not None
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
@@ -469,15 +475,15 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
     return _Target(direction, constant, total, logits.abs().amax(1), size)
 
 
-def _of_rows(
+def _direction_target(
     model: Transformer, batch: Batch, last: Mapping[str, Tensor], directions: Float[Tensor, "n d"]
 ) -> _Target:
-    """Target that is the normed final stream along a direction: that of each prompt, or the one for all."""
+    """The normed final stream's projection on a direction: one for each prompt, or one for all."""
     stream = last[final_stream(model.config)]
-    whose = (
+    direction_ids = (
         torch.zeros(len(batch), dtype=torch.long) if len(directions) == 1 or batch.row is None else batch.row
     )
-    direction = directions.to(stream)[whose.to(stream.device)]
+    direction = directions.to(stream)[direction_ids.to(stream.device)]
     gamma, beta = model.ln_final.weight, model.ln_final.bias
     normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device))
     terms = normed.to(stream) * direction
@@ -488,11 +494,11 @@ def _of_rows(
 class Folded:
     """A direction at the end of the stream, carried back through the frozen norms to the output of each sublayer.
 
-    The transpose of pushing every part forwards: what a head or a neuron adds along the direction is its activation
-    times one folded vector, and nothing per head or neuron is ever as wide as d_model.
+    A head or a neuron adds along the direction its activation times a folded vector (the direction times W_O or
+    W_out). So no head or neuron needs a vector of d_model of its own, as it would if its output went forwards.
 
-    `last` holds the activations at the last position, `direction` stands at the output of the final norm. In pre-norm
-    models it is the same everywhere in the stream; the beta of a norm that lies in between becomes a column.
+    `last` holds the activations at the last position, `direction` is one at the output of the final norm. In pre-norm
+    models it is the same at every depth of the stream. In post-norm models each norm's beta becomes a column.
     """
 
     def __init__(
@@ -503,13 +509,13 @@ class Folded:
         *,
         checked: bool = False,
     ) -> None:
-        """checked: heads and neurons that do not sum to what their sublayer wrote are an error."""
+        """checked: whether heads and neurons that do not sum to their sublayer's output are an error."""
         self.model, self.last, self.weights, self.checked = model, last, Weights(model), checked
         self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
         self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
-        self.unseen = self.left = self.size = torch.zeros_like(direction[:, 0])
-        """How large a piece of a sublayer might be that is missing; what the pieces of all sublayers miss of them; the
-        sum of the lengths of what is summed, number by number, to each sublayer's column."""
+        self.unseen = self.missed = self.size = torch.zeros_like(direction[:, 0])
+        """`unseen`: the largest contribution that could be missing unnoticed. `missed`: contributions of all sublayers
+        minus those of their pieces. `size`: sum over sublayers of the length of output * direction."""
         end = self.final = final_norm(model).of(last[final_stream(model.config)]).back(direction)
         for layer in reversed(range(model.config.n_layers)):
             for sublayer in reversed(model.config.sublayers):
@@ -520,7 +526,7 @@ class Folded:
         self.end = end
 
     def rounded_off(self) -> Float[Tensor, "b"]:
-        """The part of the total that the pass rounded off where it added up the stream; checked to be rounding."""
+        """Contribution of what the pass rounded off when it summed the residual stream; checked to be rounding."""
         config, last = self.model.config, self.last[final_stream(self.model.config)]
         places = [(layer, sublayer) for layer in range(config.n_layers) for sublayer in config.sublayers]
         edited = ", ".join(edit.name for edit in self.model.edits)
@@ -531,22 +537,22 @@ class Folded:
             self.unseen = torch.maximum(self.unseen, seen)
         return _dot(lost, self.final)[:, 0]
 
-    def _weighed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b _"]]) -> None:
-        """Add the part of a sublayer that its pieces miss; IncompleteSumError where rounding explains less.
+    def _add_missed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b _"]]) -> None:
+        """Adds to `missed` what the pieces of a sublayer miss of it; IncompleteSumError if that is more than rounding.
 
-        Half precision rounds a sublayer's output number by number and independently: along a direction that makes as
-        much of the length of their products, not of the sum of their sizes.
+        Half precision rounds each number of a sublayer's output independently. So the error along a direction is
+        relative to the length of output * direction, not to the sum of its absolute values.
         """
         out, direction = self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]
-        size, whole = (out * direction).norm(dim=1), _dot(out, direction)[:, 0]
+        size, total = (out * direction).norm(dim=1), _dot(out, direction)[:, 0]
         values = torch.cat(list(pieces), 1)
-        left = whole - values.sum(1)
+        missed = total - values.sum(1)
         half = in_half(self.model) * size
         allowed = bound(values.shape[1], values.abs().sum(1) + size, values.dtype) + half
         if self.checked:
-            failure = partial(_incomplete, left, allowed, self.model, f"{sublayer} of layer {layer}")
-            check((left.abs() <= allowed).all(), failure)
-        self.left, self.size = self.left + left, self.size + size
+            failure = partial(_incomplete, missed, allowed, self.model, f"{sublayer} of layer {layer}")
+            check((missed.abs() <= allowed).all(), failure)
+        self.missed, self.size = self.missed + missed, self.size + size
         self.unseen = torch.maximum(self.unseen, half)
 
     def embeddings(self) -> list[Float[Tensor, "b 1"]]:
@@ -557,19 +563,19 @@ class Folded:
         return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
 
     def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
-        """Columns of one block at this grain, and each head split by source if the grain is "source"."""
+        """Contributions of one block's parts, and by `sublayer_layer` each head's by source if grain is "source"."""
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
             if sublayer in WITH_HEADS and grain in ("head", "source"):
-                found, sources = self._heads(layer, sublayer, grain)
+                pieces, sources = self._heads(layer, sublayer, grain)
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
             elif sublayer in MLPS and grain == "neuron":
-                found = self._neurons(layer, sublayer)
+                pieces = self._neurons(layer, sublayer)
             else:
-                found = [_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer])]
-            self._weighed(layer, sublayer, found)
-            columns += found
+                pieces = [_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer])]
+            self._add_missed(layer, sublayer, pieces)
+            columns += pieces
             if (layer, sublayer) in self.betas:
                 columns.append(self.betas[layer, sublayer])
         return columns, extra
@@ -577,7 +583,7 @@ class Folded:
     def _heads(
         self, layer: int, sublayer: str, grain: Grain
     ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
-        """The heads' columns and their bias'; with `grain="source"` also each head's by source."""
+        """Contributions of the heads and of b_O; with `grain="source"` also of each head by source token."""
         mixer = sublayer.removesuffix("_out")
         w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
         z = self.last[f"blocks.{layer}.{mixer}.hook_z"]
@@ -589,7 +595,7 @@ class Folded:
         folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
         heads = (z * folded).sum(-1)
         columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
-        if grain == "head" or not _splits(self.model.config, layer, sublayer):
+        if grain == "head" or not _splits_by_source(self.model.config, layer, sublayer):
             return columns, None
         v = self.last[f"blocks.{layer}.{mixer}.hook_v"][:, :, self.weights.kv_head()]
         pattern = self.last[f"blocks.{layer}.{mixer}.hook_pattern"]
@@ -605,7 +611,7 @@ class Folded:
         return columns, sources
 
     def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
-        """Every neuron's column, and the bias'."""
+        """Contributions of every neuron, and of b_out."""
         w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
         post = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_post"]
         assert w.W_out is not None and w.b_out is not None
@@ -616,7 +622,7 @@ class Folded:
     def _at_output(
         self, layer: int, sublayer: str, output: Callable[[], Tensor]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
-        """The direction at a sublayer's output before its norm, and the addition of beta of the norm after it."""
+        """The direction before the norm of a sublayer's output, and the contribution of that norm's beta."""
         norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]
         beta = 0.0 if norm.beta is None else _dot(direction, norm.beta.to(direction))
         return norm.back(direction), beta
@@ -631,20 +637,22 @@ def _finish(
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows, names = merged.rows, labels(config, parts)
-    found, names = (
+    contributions, names = (
         (rows["logits"], names) if top is None else _top_neurons(rows["logits"], names, config, top)
     )
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "value": (("prompt", "part"), found),
+        "value": (("prompt", "part"), contributions),
         "total": (("prompt",), rows["total"]),
     }
     if parts == "source":
         for sublayer, (name, dim) in _SOURCES.items():
             if sublayer in config.sublayers:
-                each = [rows.get(f"{sublayer}_{layer}") for layer in range(config.n_layers)]
-                none = torch.full_like(next(one for one in each if one is not None), torch.nan)
-                every = torch.stack([none if one is None else one for one in each], 1)
-                values[name] = (("prompt", "layer", "head", dim), every)
+                by_layer = [rows.get(f"{sublayer}_{layer}") for layer in range(config.n_layers)]
+                missing = torch.full_like(
+                    next(sources for sources in by_layer if sources is not None), torch.nan
+                )
+                all_layers = torch.stack([missing if sources is None else sources for sources in by_layer], 1)
+                values[name] = (("prompt", "layer", "head", dim), all_layers)
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
         "attribute",
@@ -652,11 +660,11 @@ def _finish(
         coords={"part": names},
         units="projection on the direction" if projected else unit,
         attrs={"parts": parts, "completeness_error": float(rows["error"].max())},
-        notes=_of_half(rows),
+        notes=_half_precision_notes(rows),
     )
 
 
-def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+def _half_precision_notes(rows: Mapping[str, Tensor]) -> list[str]:
     """Note about the precision of the check under half precision; empty in float32."""
     if "unseen" not in rows:
         return []
@@ -670,19 +678,19 @@ def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
 def _top_neurons(
     values: Float[Tensor, "b c"], names: tuple[str, ...], config: ModelConfig, top: int
 ) -> tuple[Float[Tensor, "b c2"], tuple[str, ...]]:
-    """The columns with all but the largest neurons summed, one column per MLP."""
+    """Contributions and names of parts, with the neurons outside the `top` largest summed, one column per MLP."""
     assert isinstance(config.mlp, MLP)
     width, mlps = config.mlp.d_mlp, _mlps(config)
     starts = [names.index(str(Part(_NEURONS[mlp], layer, 0))) for layer, mlp in mlps]
     neurons = torch.cat([values[:, start : start + width] for start in starts], 1)
     chosen = torch.zeros(neurons.shape[1], dtype=torch.bool, device=values.device)
     chosen[neurons.abs().mean(0).topk(top).indices] = True
-    columns, kept, end = [], list[str](), 0
+    columns, kept_names, end = [], list[str](), 0
     for (layer, mlp), start, mask in zip(mlps, starts, chosen.split(width), strict=True):
         block = values[:, start : start + width]
         rest = block.masked_fill(mask, 0).sum(1, keepdim=True)
         columns += [values[:, end:start], block[:, mask], rest]
-        kept += [*names[end:start], *(names[start + u] for u in mask.nonzero().flatten().tolist())]
-        kept.append(str(Part(f"{mlp.removesuffix('_out')}_rest", layer)))
+        kept_names += [*names[end:start], *(names[start + u] for u in mask.nonzero().flatten().tolist())]
+        kept_names.append(str(Part(f"{mlp.removesuffix('_out')}_rest", layer)))
         end = start + width
-    return torch.cat((*columns, values[:, end:]), 1), (*kept, *names[end:])
+    return torch.cat((*columns, values[:, end:]), 1), (*kept_names, *names[end:])

@@ -3,9 +3,9 @@
 `cache` is any mapping from site names to tensors (an `ActivationCache`, say). Elhage et al. 2021: the stream at any
 depth is the embedding plus everything the heads and MLPs before it added.
 
-What a sum of parts may miss its whole by, wherever one is checked. Sums are made in float32 at least; n terms of
-absolute sum S are allowed eps (8 + sqrt n) S (`bound`), and in half precision what the model itself rounded on the way,
-`ROUNDINGS` times a sublayer's output or a head's z (`in_half`). What is left is the part `rounding`.
+Every check of such a sum allows the following error. Sums are computed in float32 at least. A sum of n terms whose
+absolute values sum to S may be off by eps (8 + sqrt n) S (`bound`); in half precision also by what the model itself
+rounded, `ROUNDINGS` eps times a sublayer's output or a head's z (`in_half`). The difference is the part `rounding`.
 
 | sum | terms | in half precision |
 |---|---|---|
@@ -20,11 +20,11 @@ absolute sum S are allowed eps (8 + sqrt n) S (`bound`), and in half precision w
 | the frozen pass = the pass | the same, six roundings a layer | the same in the model's eps: coarse, and noted |
 | an edited z, output = c x what was moved (`edited_sums`) | a v, a v W | z, `ROUNDINGS` |
 
-Depth enters by n alone: errors of rounding are independent, so they grow by sqrt n while S grows by n, and at 80 layers
-the bound is still a few millionths of S. Where the stream is added up in half precision depth does not enter at all:
-what is compared are two sums of the same numbers in the same order. `tests/residual/test_bounds.py` holds each at 80
-layers in four dtypes, and that each finds what is missing. (Relevances under backward rules have a bound of their own,
-`interp.passes.rules.completeness`; integrals of gradients report an error that is no rounding.)
+Depth enters only through n: rounding errors are independent, so they grow as sqrt n while S grows as n, and at 80
+layers the bound is still a few millionths of S. In half precision depth does not enter the check of the stream: it
+compares two sums of the same numbers in the same order. `tests/residual/test_bounds.py` tests each bound at 80 layers
+in four dtypes, and that each check finds a part that is missing. (Relevances under backward rules have a bound of their
+own, `interp.passes.rules.completeness`; integrals of gradients report an error that is not rounding.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_no
 
 Cache = Mapping[str, Tensor]
 PartSplit = Callable[[int, str], dict[Part, Tensor]]
-"""Function from layer and name of a sublayer to its parts."""
+"""Function from layer and name of a sublayer to its parts and what each adds to the stream."""
 
 EPS = {
     dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -70,15 +70,15 @@ class IncompleteSumError(ArithmeticError):
         super().__init__(message)
         self.error = error
         self.allowed = allowed
-        """What rounding could have made of it, relative to the same."""
+        """The largest error that rounding explains, relative to the same size as `error`."""
 
 
 def bound(n: int, size: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
     """Largest rounding error of a sum of n terms: eps (8 + sqrt n) times the sum of their absolute values.
 
-    n additions round by half an eps of what was summed so far, which is at most `size`; the roundings are independent,
-    so they add up to sqrt(n / 12) eps size, one standard deviation: the bound is at 3.5 of them for however many
-    terms, and the 8 is what terms carry that are products themselves (their own sums, scales, factors).
+    Each of n additions rounds by at most half an eps of the sum so far, which is at most `size`. The roundings are
+    independent, so their sum has a standard deviation of sqrt(n / 12) eps size, and sqrt(n) is 3.5 of these for any n.
+    The 8 allows for rounding inside terms that are products themselves (their own sums, scales, factors).
 
     Args:
         n: number of terms.
@@ -89,23 +89,23 @@ def bound(n: int, size: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor
 
 
 class Missed(NamedTuple):
-    """Miss of a sum, and the miss that rounding explains, where the two are closest."""
+    """Error of a sum, and the error that rounding explains, at the element where error / allowed is largest."""
 
     error: Float[Tensor, ""]
-    """Miss relative to the largest part."""
+    """Absolute error, relative to the largest part."""
     allowed: Float[Tensor, ""]
-    """Allowed miss, relative to the same."""
+    """Largest error that rounding explains, relative to the same."""
 
 
 REMAINDER = "remainder"
-"""Name of everything that a decomposition does not split."""
+"""Name of the one part that holds all that a decomposition does not split further."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
     """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.
 
-    `found["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.
+    `decomposition["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.
     """
 
     values: Float[Tensor, "c ..."]
@@ -115,12 +115,12 @@ class Decomposition:
     complete: bool = False
     """Whether the parts were checked to sum to the whole final residual stream."""
     rounding: Float[Tensor, "..."] | None = None
-    """Rest of the whole after its parts, in float32 at least: what the pass rounded off where it added them up.
+    """The whole minus the sum of its parts, in float32 at least: what the pass rounded off when it summed them.
 
-    The parts and this sum to the whole. None if nothing was checked.
+    None if nothing was checked.
     """
     missed: Missed | None = None
-    """Miss of the checked sum; None if nothing was checked."""
+    """Error of the checked sum; None if nothing was checked."""
 
     def __getitem__(self, part: PartName) -> Float[Tensor, "..."]:
         name = REMAINDER if part == REMAINDER else str(Part.of(part))
@@ -132,7 +132,7 @@ class Decomposition:
 def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> float:
     """max |sum of parts - whole| relative to the largest absolute part (or whole); sums in float32 at least.
 
-    Each vector (each number, for `[c b]`) has its own scale, so a huge position hides no error elsewhere.
+    Each vector (each number, for `[c b]`) has its own scale, so a position of large norm hides no error elsewhere.
     """
     error = (upcast(parts).sum(0) - upcast(whole)).abs()
     scale = _largest(parts, whole)
@@ -141,8 +141,8 @@ def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> flo
 
 
 def _largest(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The largest number of each vector of the parts and the whole."""
-    largest = upcast(torch.maximum(_absolute(parts, torch.inf), whole.abs().to(parts)))
+    """Largest absolute value in each vector (each number, for `[c b]`), over all parts and the whole."""
+    largest = upcast(torch.maximum(_absolute_sum(parts, torch.inf), whole.abs().to(parts)))
     largest = largest.amax(-1, keepdim=True) if whole.ndim > 1 else largest
     return largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
@@ -155,20 +155,20 @@ def check_sum(
     size: Float[Tensor, "..."] | None = None,
     more: Float[Tensor, "..."] | float = 0.0,
 ) -> Missed:
-    """Miss of parts against their whole, number by number; IncompleteSumError where rounding explains less.
+    """Error of a sum of parts against the whole, element by element; IncompleteSumError if it is more than rounding.
 
-    The sum is made in float32 at least, and its terms are allowed what `bound` says.
+    The sum is computed in float32 at least; the error may be `bound`, plus `more`.
 
     Args:
         parts: the terms, along the first axis.
-        whole: their sum.
-        what: words for them in the message.
-        size: the sum of the absolute terms, for parts that are sums of products themselves, which may be small where
-            their terms are not; None: that of the parts and the whole.
-        more: rounding of the whole by the model beyond that.
+        whole: the tensor that they should sum to.
+        what: words for the parts in the error's message.
+        size: sum of the absolute terms of the parts, for parts that are sums of products themselves (a part may be
+            small although its terms are large); None: the sum of the absolute parts and the whole.
+        more: further error to allow, from rounding of the whole in the model's dtype.
     """
     parts, whole = upcast(parts), upcast(whole)
-    of_parts = _absolute(parts) + whole.abs()
+    of_parts = _absolute_sum(parts) + whole.abs()
     size = of_parts if size is None else torch.maximum(upcast(size), of_parts)
     error = (parts.sum(0) - whole).abs()
     return check_missed(error, bound(len(parts), size, parts.dtype) + more, _largest(parts, whole), what)
@@ -177,19 +177,21 @@ def check_sum(
 def check_missed(
     error: Float[Tensor, "..."], allowed: Float[Tensor, "..."], scale: Float[Tensor, "..."], what: str
 ) -> Missed:
-    """The largest of these errors against what is allowed; IncompleteSumError if it is more, or is not a number.
+    """The error with the largest error / allowed; IncompleteSumError if that is above 1, or NaN.
 
     Args:
-        scale: size that both are relative to.
+        scale: size that error and allowed error are divided by in the result.
     """
     allowed = allowed.expand_as(error)
-    found = _NOTHING
+    worst_miss = _NO_MISS
     if error.numel():
         worst = (error / allowed.clamp_min(torch.finfo(error.dtype).tiny)).flatten().argmax()
-        found = Missed(*((x / scale).take(worst) for x in (error, allowed)))  # a device is not waited for
+        worst_miss = Missed(
+            *((x / scale).take(worst) for x in (error, allowed))
+        )  # a device is not waited for
 
     def failure() -> IncompleteSumError:
-        missed, explained = float(found.error), float(found.allowed)
+        missed, explained = float(worst_miss.error), float(worst_miss.allowed)
         return IncompleteSumError(
             f"{what}: parts miss the whole by {missed:.2e} of the largest part, rounding explains {explained:.0e} "
             "(was the pass edited, or a weight changed since?)",
@@ -197,11 +199,11 @@ def check_missed(
             explained,
         )
 
-    check(found.error <= found.allowed, failure)
-    return found
+    check(worst_miss.error <= worst_miss.allowed, failure)
+    return worst_miss
 
 
-_NOTHING = Missed(torch.tensor(0.0), torch.tensor(0.0))
+_NO_MISS = Missed(torch.tensor(0.0), torch.tensor(0.0))
 
 
 def rounded_off(
@@ -211,20 +213,19 @@ def rounded_off(
     whole: Float[Tensor, "*b d"],
     what: str,
 ) -> tuple[Float[Tensor, "*b d"], Missed]:
-    """Rest of a stream that its embeddings and sublayers do not explain, in float32 at least.
+    """The residual stream `whole` minus its embeddings and sublayers, in float32 at least, checked to be rounding.
 
-    It is checked to be rounding, and the check is as sharp in half precision as in float32. There every addition rounds
-    by 1/256 (bfloat16) of all that was added before, so that a bound on the sum of 60 sublayers could not fail.
-    So the additions are made once more, in the same order and the model's dtype: the same numbers, added alike, give
-    the same stream, bit by bit and at any depth. One rounding of the largest stream on the way is allowed (a fused
-    kernel may save one); 8 + 1.5 sqrt(n) where norms stand in the stream, or where a wrapped network adds n parts in
-    an order of its own. In float32 the parts are summed and `bound` is allowed, as for every other sum.
+    In float32 the parts are summed, and the error may be `bound`, as for every other sum. In bfloat16 each addition
+    rounds by up to 1/256 of the stream so far, so such a bound over 60 sublayers would let any missing part pass.
+    There the additions are repeated in the same order and the model's dtype, which gives the same stream bit by bit at
+    any depth. The error may be one eps of the largest stream on the way (a fused kernel may save a rounding), or
+    8 + 1.5 sqrt(n) eps where norms stand in the stream or a wrapped network adds its n parts in another order.
 
     Args:
         places: layer and name of the sublayers that wrote to the stream.
 
     Raises:
-        IncompleteSumError: the rest is more than rounding.
+        IncompleteSumError: the difference is more than rounding.
     """
     replay = _Replay.of(cache, model, places)
     whole = upcast(whole)
@@ -240,7 +241,7 @@ def rounded_off(
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """A stream added up again from the additions to it."""
+    """A residual stream, summed again from the embeddings and the sublayers' outputs."""
 
     stream: Float[Tensor, "*b d"]
     """The sum in the model's dtype, every addition rounded as in the pass."""
@@ -257,17 +258,17 @@ class _Replay:
 
     @classmethod
     def of(cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]]) -> _Replay:
-        """The stream of the embeddings and these sublayers, added up again."""
+        """The stream of the embeddings and the sublayers in `places`, summed again in their order."""
         first, *others = (cache[site] for site in embedding_parts(model.config))
         size = upcast(first).abs()
-        found = cls(first.to(model.dtype), upcast(first), size, size)
+        replay = cls(first.to(model.dtype), upcast(first), size, size)
         for other in others:
-            found = found.plus(other)
-        found = found.through(embedding_norm(model).recorded(cache))
+            replay = replay.plus(other)
+        replay = replay.through(embedding_norm(model).recorded(cache))
         for layer, sublayer in places:
-            found = found.plus(cache[f"blocks.{layer}.hook_{sublayer}"])
-            found = found.through(sum_norm(model, layer, sublayer).recorded(cache))
-        return found
+            replay = replay.plus(cache[f"blocks.{layer}.hook_{sublayer}"])
+            replay = replay.through(sum_norm(model, layer, sublayer).recorded(cache))
+        return replay
 
     def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
         """The replay with one more term."""
@@ -319,7 +320,7 @@ def depth(model: Transformer, layer: int | None) -> int:
 def accumulated(
     cache: Cache, model: Transformer, layer: int | None = None, *, incl_mid: bool = False
 ) -> Decomposition:
-    """The stream itself at each depth up to `layer`: states to look through with a lens, not parts that sum.
+    """The stream itself at each depth up to `layer`, as for a logit lens: not parts that sum to anything.
 
     Names `L0.resid`, `L0.resid_mid`, ..., and that of the final stream, `L1.resid_post`. `incl_mid` is ignored where a
     block has no middle (parallel, attention-only); a Macaron block has two, `L0.resid_pre_attn` before attention and
@@ -342,7 +343,7 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
     In post-norm models every part goes through the later norms of the stream at their frozen scales, and each norm's
     beta is a part of its own (`L0.ln1_bias`).
     """
-    return _collected(cache, model, depth(model, layer), as_wholes(cache))
+    return _stream_parts(cache, model, depth(model, layer), as_wholes(cache))
 
 
 def head_results(
@@ -350,8 +351,8 @@ def head_results(
 ) -> Float[Tensor, "h b p d"]:
     """Addition of each head of a block to the stream, without the bias; checked: heads + bias = attn_out.
 
-    z W_O, through the norm and the factor of attention's output where the family has them. cross: the heads of
-    cross-attention.
+    The addition is z W_O, through the norm and times the factor of attention's output where the model has them. cross:
+    whether the heads are those of cross-attention.
     """
     return head_parts(cache, model, layer, cross=cross).values[:-1]
 
@@ -364,18 +365,22 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     results = einsum(z, W_O, "b p h e, h e d -> h b p d")
     size = einsum(z.abs(), W_O.abs(), "b p h e, h e d -> b p d") + b_O.abs()
     sublayer = "cross_attn_out" if cross else "attn_out"
-    values, size = _added(model, layer, sublayer, torch.cat((results, b_O.expand_as(results[0])[None])), size)
-    whole = cache[f"blocks.{layer}.hook_{sublayer}"]
-    missed = check_sum(values, whole, f"heads of layer {layer}", size=size, more=rounded_output(model, whole))
-    names = tuple(map(str, _heads(model.config, layer, cross=cross)))
-    return Decomposition(values, names, rounding=upcast(whole) - values.sum(0), missed=missed)
+    values, size = _stream_additions(
+        model, layer, sublayer, torch.cat((results, b_O.expand_as(results[0])[None])), size
+    )
+    output = cache[f"blocks.{layer}.hook_{sublayer}"]
+    missed = check_sum(
+        values, output, f"heads of layer {layer}", size=size, more=rounded_output(model, output)
+    )
+    names = tuple(map(str, _heads_and_bias(model.config, layer, cross=cross)))
+    return Decomposition(values, names, rounding=upcast(output) - values.sum(0), missed=missed)
 
 
 def in_half(model: Transformer) -> float:
-    """Rounding of a sublayer's output or of a head's z in half precision, relative to it; 0 in float32 and float64.
+    """Relative rounding of a sublayer's output or a head's z in half precision; 0 in float32 and float64.
 
-    There what was rounded is no more than `bound` holds. Products are summed in float32 and rounded once; so are the
-    bias, the norm and the factor after them.
+    In float32 `bound` already allows for it. In half precision products are summed in float32 and rounded once, and
+    the bias, the norm and the factor after them round once each: `ROUNDINGS`.
     """
     return 0.0 if model.dtype in WIDE else ROUNDINGS * EPS[model.dtype]
 
@@ -383,7 +388,7 @@ def in_half(model: Transformer) -> float:
 def rounded_output(model: Transformer, whole: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"] | float:
     """Rounding of each number of a sublayer's output in half precision.
 
-    What is rounded is about as large as the number, or, where that happens to be small, as the rest of its vector.
+    It is relative to the number itself, or to the root mean square of its vector where that is larger.
     """
     share = in_half(model)
     return share and share * torch.maximum(
@@ -391,7 +396,7 @@ def rounded_output(model: Transformer, whole: Float[Tensor, "*b d"]) -> Float[Te
     )
 
 
-def _heads(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
+def _heads_and_bias(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
     """The heads of a layer's attention, and their bias."""
     head, bias = ("cross_head", "cross_attn_bias") if cross else ("head", "attn_bias")
     return [*(Part(head, layer, h) for h in range(config.n_heads)), Part(bias, layer)]
@@ -403,25 +408,25 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     The remainder holds embeddings, MLPs and biases. Checked twice: heads + bias = attn_out in each layer, and all
     parts against the stream.
     """
-    every = _collected(cache, model, depth(model, layer), into_heads(cache, model))
-    is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
+    parts = _stream_parts(cache, model, depth(model, layer), into_heads(cache, model))
+    is_head = [Part.of(name).kind in ("head", "cross_head") for name in parts.parts]
     heads = [i for i, head in enumerate(is_head) if head]
-    others = every.values[~torch.tensor(is_head, device=every.values.device)]
+    others = parts.values[~torch.tensor(is_head, device=parts.values.device)]
     values = torch.stack(
-        [*(every.values[i] for i in heads), others.sum(0)]
-    )  # of views: nothing is held twice
-    names = (*(every.parts[i] for i in heads), REMAINDER)
-    return Decomposition(values, names, every.complete, every.rounding, every.missed)
+        [*(parts.values[i] for i in heads), others.sum(0)]
+    )  # stack of views: no second copy in memory
+    names = (*(parts.parts[i] for i in heads), REMAINDER)
+    return Decomposition(values, names, parts.complete, parts.rounding, parts.missed)
 
 
 def before_attention(cache: Cache, model: Transformer, layer: int, split: PartSplit) -> Decomposition:
     """Parts of the stream that attention of block `layer` reads; checked to sum to it.
 
-    Embeddings and every sublayer as `as_wholes` or `into_heads` split it. In Macaron blocks the MLP before attention is
-    one of them.
+    The parts are the embeddings and what `split` (`as_wholes` or `into_heads`) makes of every earlier sublayer, in
+    Macaron blocks also of the block's own MLP before attention.
     """
     whole = cache[attention_input(model.config, layer)]
-    return _collected(
+    return _stream_parts(
         cache, model, layer, split, before=places_before_attention(model.config, layer), whole=whole
     )
 
@@ -430,13 +435,16 @@ def places_before_attention(config: ModelConfig, layer: int) -> list[tuple[int, 
     """Layer and name of every sublayer that wrote to the stream which attention of block `layer` reads."""
     order = config.sublayers
     before = order[: order.index("attn_out")]
-    return [*((i, each) for i in range(layer) for each in order), *((layer, each) for each in before)]
+    return [
+        *((i, sublayer) for i in range(layer) for sublayer in order),
+        *((layer, sublayer) for sublayer in before),
+    ]
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
     """Addition of each head of a block at position `pos` by source position; checked to sum to the heads.
 
-    a_ij (v_j W_O), b_V included in v. Ferrando et al. 2024, the head's intermediate representations.
+    The term of source j at position i is a_ij v_j W_O, with b_V in v; Ferrando et al. 2024.
     """
     require("additive", model.config.mixers[layer : layer + 1], "splitting heads by source")
     weights = Weights(model)
@@ -481,7 +489,7 @@ def by_neuron(
     neurons = einsum(post, W_out, "b m, m d -> m b d")
     size = post.abs() @ W_out.abs() + b_out.abs()
     written = torch.cat((neurons, b_out.expand_as(neurons[0])[None]))
-    stacked, size = _added(model, layer, f"{mlp}_out", written, size)
+    stacked, size = _stream_additions(model, layer, f"{mlp}_out", written, size)
     missed = check_sum(stacked, out, f"neurons of layer {layer}", size=size, more=rounded_output(model, out))
     kind = "neuron_before" if before else "neuron"
     parts = [*(Part(kind, layer, u) for u in range(len(neurons))), Part(f"{mlp}_bias", layer)]
@@ -507,13 +515,13 @@ def into_heads(cache: Cache, model: Transformer) -> PartSplit:
         if sublayer not in WITH_HEADS:
             return as_wholes(cache)(i, sublayer)
         cross = sublayer == "cross_attn_out"
-        found = head_parts(cache, model, i, cross=cross)
-        return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
+        heads = head_parts(cache, model, i, cross=cross)
+        return dict(zip(_heads_and_bias(model.config, i, cross=cross), heads.values, strict=True))
 
     return split
 
 
-def _collected(
+def _stream_parts(
     cache: Cache,
     model: Transformer,
     n: int,
@@ -522,34 +530,36 @@ def _collected(
     before: Iterable[tuple[int, str]] | None = None,
     whole: Float[Tensor, "b p d"] | None = None,
 ) -> Decomposition:
-    """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream.
+    """The embeddings and the parts that `split` makes of every sublayer before depth `n`, after the stream's norms.
 
     Args:
-        before: the sublayers, by layer and name, where they end inside of a block.
-        whole: the stream that they then sum to.
+        before: layer and name of the sublayers, where the last block is not complete; None: all before depth n.
+        whole: the stream that the parts should sum to; None: that of depth n.
     """
-    parts = _embedded(cache, model)
-    every = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]
-    places = every if before is None else list(before)
-    left = torch.zeros_like(next(iter(parts.values())))
+    parts = _embedding_parts(cache, model)
+    all_places = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]
+    places = all_places if before is None else list(before)
+    unexplained = torch.zeros_like(next(iter(parts.values())))
     for i, sublayer in places:
         pieces = split(i, sublayer)
-        left = left + _left(cache[f"blocks.{i}.hook_{sublayer}"], pieces, model, f"{sublayer} of layer {i}")
+        unexplained = unexplained + _unexplained(
+            cache[f"blocks.{i}.hook_{sublayer}"], pieces, model, f"{sublayer} of layer {i}"
+        )
         parts |= pieces
         norm = sum_norm(model, i, sublayer)
         if norm.norm is not None:
             recorded_norm = norm.recorded(cache)
-            parts, left = (
-                _behind(recorded_norm, parts, Part(f"{norm.norm.name}_bias", i)),
-                recorded_norm.through(left),
+            parts, unexplained = (
+                _after_norm(recorded_norm, parts, Part(f"{norm.norm.name}_bias", i)),
+                recorded_norm.through(unexplained),
             )
     whole = stream(cache, model, n) if whole is None else whole
     what = f"parts before depth {n}"
     rounding, missed = rounded_off(cache, model, places, whole, what)
     names = tuple(map(str, parts))
-    rows = _moved(parts, rounding, left)
+    rows = _stacked(parts, rounding, unexplained)
     stacked = rows[: len(names)]
-    size = _absolute(stacked) + upcast(whole).abs()
+    size = _absolute_sum(stacked) + upcast(whole).abs()
     size = size + size.mean(-1, keepdim=True)  # a norm in the stream takes a mean off
     summed = check_sum(rows, whole, what, size=size)
     return Decomposition(
@@ -557,61 +567,61 @@ def _collected(
         names,
         n == model.config.n_layers,
         upcast(whole) - stacked.sum(0),
-        _worse(missed, summed),
+        _worse_miss(missed, summed),
     )
 
 
-def _moved(parts: dict[Part, Tensor], *more: Tensor) -> Float[Tensor, "c *n d"]:
-    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is there twice."""
+def _stacked(parts: dict[Part, Tensor], *more: Tensor) -> Float[Tensor, "c *n d"]:
+    """The parts, then `more`, in one tensor; empties the dict of parts on the way to save memory."""
     first = next(iter(parts.values()))
-    found = first.new_empty(len(parts) + len(more), *first.shape)
-    for row, part in zip(found, list(parts), strict=False):
+    stack = first.new_empty(len(parts) + len(more), *first.shape)
+    for row, part in zip(stack, list(parts), strict=False):
         row.copy_(parts.pop(part))
-    found[-len(more) :] = torch.stack(more)
-    return found
+    stack[-len(more) :] = torch.stack(more)
+    return stack
 
 
-def _absolute(parts: Float[Tensor, "c *n"], order: float = 1.0) -> Float[Tensor, "*n"]:
-    """The sum of the parts' absolute values (the largest one, with infinity), which are never made."""
+def _absolute_sum(parts: Float[Tensor, "c *n"], order: float = 1.0) -> Float[Tensor, "*n"]:
+    """Sum over parts of absolute values (their maximum, with order infinity), without a tensor of absolute values."""
     return torch.linalg.vector_norm(parts, ord=order, dim=0)
 
 
-def _left(
+def _unexplained(
     out: Float[Tensor, "*b d"], pieces: Mapping[Part, Tensor], model: Transformer, what: str
 ) -> Float[Tensor, "*b d"]:
-    """Rest of a sublayer's output that its pieces do not explain; IncompleteSumError where it is no rounding."""
-    each, out = torch.stack(list(pieces.values())), upcast(out)
+    """A sublayer's output minus its pieces, in float32 at least; IncompleteSumError if that is more than rounding."""
+    stacked, out = torch.stack(list(pieces.values())), upcast(out)
     size = (
-        each.abs().sum(0).amax(-1, keepdim=True)
-    )  # pieces are products: one may be small where its terms are not
-    check_sum(each, out, what, size=size, more=rounded_output(model, out))
-    return out - each.sum(0)
+        stacked.abs().sum(0).amax(-1, keepdim=True)
+    )  # a piece is a sum of products, and may be small although its terms are large
+    check_sum(stacked, out, what, size=size, more=rounded_output(model, out))
+    return out - stacked.sum(0)
 
 
-def _worse(one: Missed, other: Missed) -> Missed:
-    """The miss that is nearer to what is allowed."""
+def _worse_miss(first: Missed, second: Missed) -> Missed:
+    """Of two errors, the one with the larger error / allowed."""
     tiny = torch.finfo(torch.float32).tiny
-    nearer = one.error / one.allowed.clamp_min(tiny) >= other.error / other.allowed.clamp_min(tiny)
-    return Missed(*(torch.where(nearer, x, y.to(x)) for x, y in zip(one, other, strict=True)))
+    nearer = first.error / first.allowed.clamp_min(tiny) >= second.error / second.allowed.clamp_min(tiny)
+    return Missed(*(torch.where(nearer, x, y.to(x)) for x, y in zip(first, second, strict=True)))
 
 
-def _added(
+def _stream_additions(
     model: Transformer,
     layer: int,
     sublayer: str,
     parts: Float[Tensor, "c *n d"],
     size: Float[Tensor, "*n d"],
 ) -> tuple[Float[Tensor, "c *n d"], Float[Tensor, "*n d"]]:
-    """Parts of a sublayer's output as additions to the stream, and the sum of their absolute terms there.
+    """Parts of a sublayer's output after its output norm, if any, and the sum of their absolute terms (`size`) there.
 
-    The last part, its bias, takes the norm's beta.
+    The norm's beta is added to the last part, the bias.
     """
     norm = output_norm(model, layer, sublayer).of(lambda: parts.sum(0))
     return norm.split(parts, -1), norm.size(size)
 
 
-def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
-    """Parts of the stream after a norm of it, with beta as one more."""
+def _after_norm(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
+    """Parts of the stream after a norm of the stream, with the norm's beta as the further part `bias`."""
     new = {part: norm.through(value) for part, value in parts.items()}
     if norm.beta is None:
         return new
@@ -619,10 +629,10 @@ def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Par
     return new | {bias: upcast(norm.beta).to(like.device).expand_as(like)}
 
 
-def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
+def _embedding_parts(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
     """The parts of the stream entering the first block."""
     parts = {Part.of(site): upcast(cache[site]) for site in embedding_parts(model.config)}
-    return _behind(embedding_norm(model).recorded(cache), parts, Part("embed_bias"))
+    return _after_norm(embedding_norm(model).recorded(cache), parts, Part("embed_bias"))
 
 
 def not_linear(config: ModelConfig) -> str | None:

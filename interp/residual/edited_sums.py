@@ -1,4 +1,4 @@
-"""The factors by which edits multiplied sums that are split by source."""
+"""The factors by which edits multiplied a head's output, which a split of the head by source has to contain."""
 
 import torch
 from einops import einsum, rearrange
@@ -20,44 +20,46 @@ def head_shares(
     """Factor of every head's output in an edited pass, at every query: 1 where no edit touched it, 0 if zeroed.
 
     Raises:
-        ValueError: where it is no multiple of what the head moved.
+        ValueError: an edited output that is no multiple of the pattern-weighted values.
     """
     moved, size = (
         einsum(p, v, "b h q k, b k h e -> b q h e")
         for p, v in ((pattern, value), (pattern.abs(), value.abs()))
     )
-    found = multiple(model, layer, z, moved, size, pattern.shape[-1])
-    return rearrange(found, "b q h 1 -> b h q 1")
+    factors = multiple(model, layer, z, moved, size, pattern.shape[-1])
+    return rearrange(factors, "b q h 1 -> b h q 1")
 
 
 def multiple(
     model: Transformer,
     layer: int,
     edited: Float[Tensor, "*b d"],
-    whole: Float[Tensor, "*b d"],
+    original: Float[Tensor, "*b d"],
     size: Float[Tensor, "*b d"],
     n: int,
 ) -> Float[Tensor, "*b 1"]:
-    """The factor c of `edited = c whole` for every vector.
+    """The factor c of `edited = c * original` for every vector (the last axis).
 
     Args:
-        size: sum of the absolute terms of `whole`.
-        n: their number.
+        size: sum of the absolute values of the terms of `original`.
+        n: number of these terms.
 
     Raises:
-        ValueError: vectors that are no multiples, naming the edits of the layer.
+        ValueError: edited vectors that are no multiples of the original; the message names the edits of the layer.
     """
-    tiny = torch.finfo(whole.dtype).tiny
+    tiny = torch.finfo(original.dtype).tiny
     most = torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
     allowed = bound(n, most, most.dtype) + in_half(model) * most
-    found = (edited * whole).sum(-1, keepdim=True) / whole.square().sum(-1, keepdim=True).clamp_min(tiny)
-    found = torch.where(whole.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(found), found)
-    found = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(found), found)
-    if not bool(((edited - found * whole).abs() <= allowed).all()):
+    factor = (edited * original).sum(-1, keepdim=True) / original.square().sum(-1, keepdim=True).clamp_min(
+        tiny
+    )
+    factor = torch.where(original.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(factor), factor)
+    factor = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(factor), factor)
+    if not bool(((edited - factor * original).abs() <= allowed).all()):
         names = [edit.name for edit in model.edits if layer_of(edit, model) == layer]
         raise ValueError(
             f"splitting attention of layer {layer} by source requires edits that multiply what it moved (Zero, "
             f"Scale), or that come before its patterns and values; what the edits of {', '.join(names)} write comes "
             "from no source"
         )
-    return found
+    return factor

@@ -1,14 +1,14 @@
 """Attention-only models as sums of paths: the direct path, single heads, virtual heads; and the loss by order.
 
-With its pattern A given, a head is the linear map A (x) W_V W_O, mixing positions on one side and vectors on the
-other; a norm whose scale is given is affine too. So the logits are a sum over the ways through the heads. Order k is
-all that passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+With its attention pattern A frozen, a head is the linear map A (x) W_V W_O: A mixes positions, W_V W_O maps vectors. A
+norm with a frozen scale is affine. So the logits are a sum over paths through the heads; order k is the sum of all
+paths through exactly k heads. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
-Freezing the patterns limits all this to V-composition: a head that serves another one's queries or keys (an induction
-circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
+With frozen patterns only V-composition appears as paths. A head that another one's queries or keys read (the
+previous-token head of an induction circuit) acts on that head's pattern, and is not a path of its own.
 
-Terms are kept by order, stacked along the first axis. Constants (b_V, b_O, betas) stand where a rerun that adds the
-heads' previous outputs would meet them: a head acts with its constants on order 0, linearly on every other order.
+Tensors by order have the orders on their first axis. Each head applies its constants (b_V, b_O, betas) to order 0, and
+only its linear part to every other order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _RECORDED = (
     "attn.hook_smeared_k", "attn.hook_attn_scores", "attn.hook_first_pattern", "attn.hook_pattern", "ln1.hook_scale",
     "ln1_post.hook_scale",
 )  # fmt: skip
-"""Beginnings of the sites of a block whose changes are in the recorded patterns and scales."""
+"""Prefixes of the sites of a block at which an edit acts through the recorded patterns and norm scales only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class Paths(Question):
         config = model.transformer.config
         return ByRow(
             self.name,
-            Reading(frozen_reads(config), _contributions, ends_aligned=True),
+            Reading(frozen_reads(config), _path_values, ends_aligned=True),
             Rows,
             partial(_finish_paths, name=self.name, config=config),
             AnswerTokens.of(model.text, self.answer, self.wrong),
@@ -179,7 +179,7 @@ class Orders(Question):
         check_expandable(model.transformer)
         config = model.transformer.config
         finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
-        return ByRow(self.name, Reading(frozen_reads(config), _by_order), Rows, finish)
+        return ByRow(self.name, Reading(frozen_reads(config), _order_values), Rows, finish)
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class TermImportance(Question):
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> found = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
-        >>> dict(zip(found.term.values.tolist(), found.terms.values.tolist(), strict=True))
+        >>> result = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
+        >>> dict(zip(result.term.values.tolist(), result.terms.values.tolist(), strict=True))
         {'order 0': 1.0, 'order 1': 8.0, 'order 2': 16.0, 'L0.attn': 4.0, 'L1.attn': 4.0}
     """
 
@@ -270,7 +270,7 @@ def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMat
         FactoredMatrix([64, 64], rank <= 64)
     """
     circuits = as_circuits(circuits)
-    chosen = [_place(as_part(head, circuits.config)) for head in heads]
+    chosen = [_head_index(as_part(head, circuits.config)) for head in heads]
     if any(later <= earlier for (earlier, _), (later, _) in pairwise(chosen)):
         named = ", ".join(path_name(head) for head in heads)
         raise ValueError(f"heads in the order of strictly rising layers are required, got {named}")
@@ -284,7 +284,7 @@ def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMat
     return FactoredMatrix(upcast(circuits.embedded) @ path.A, path.B @ upcast(circuits.unembedding))
 
 
-def _place(part: Part) -> tuple[int, int]:
+def _head_index(part: Part) -> tuple[int, int]:
     """Layer and index of a head. ValueError for any other part."""
     if part.kind != "head" or part.layer is None or part.index is None:
         raise ValueError(f"a path goes through heads of self-attention, such as L0H1, got {part}")
@@ -307,19 +307,19 @@ def path_name(*parts: PartName) -> str:
 
 
 @torch.no_grad()
-def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+def _order_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     values, error = order_logits(Frozen(model, trace, batch.layout))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
-    every = torch.full_like(by_row[:, 0, 0, 0], error)
-    return {"value": by_row, "token": batch.token_ids, "error": every, **_half(model, every)}
+    errors = torch.full_like(by_row[:, 0, 0, 0], error)
+    return {"value": by_row, "token": batch.token_ids, "error": errors, **_half_error(model, errors)}
 
 
-def _half(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
-    """Numbers for the notes of a result in half precision; empty in float32."""
+def _half_error(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
+    """The error under the name that `_half_precision_notes` reads, in half precision; empty in float32."""
     return {} if model.dtype in WIDE else {"half": error}
 
 
-def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+def _half_precision_notes(rows: Mapping[str, Tensor]) -> list[str]:
     """Note about the precision of the check under half precision; empty in float32."""
     if "half" not in rows:
         return []
@@ -331,16 +331,16 @@ def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
 
 @torch.no_grad()
 def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
-    """Logits by order of V-composition, and by how much their sum misses the model's.
+    """Logits by order of V-composition, and the relative error of their sum against the model's logits.
 
     Args:
         frozen: a recorded pass.
 
     Returns:
-        [order, b, p, v], before a soft cap, and the miss, relative.
+        Logits [order, b, p, v], before a soft cap, and the relative error.
 
     Raises:
-        IncompleteSumError: the sum misses by more than rounding.
+        IncompleteSumError: the error is more than rounding.
     """
     frozen.check("logits by order")
     parts = frozen.part_logits(frozen.orders)
@@ -357,7 +357,7 @@ def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) 
         coords={"order": range(config.n_layers + 1), "token": text.token_words(merged.rows["token"])},
         units=_unit(config),
         attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
-        notes=_of_half(merged.rows),
+        notes=_half_precision_notes(merged.rows),
     )
 
 
@@ -367,12 +367,13 @@ def _unit(config: ModelConfig) -> str:
 
 @torch.no_grad()
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    """Every score of every term, first those of the orders, then those of one head by layer."""
+    """Every score `[b term]` of `term_importance`: first for each order, then for each layer's single heads."""
     model.config.require_next_token("a next-token loss")
     frozen = Frozen(model, trace, batch.layout)
     frozen.check("final stream by order")
-    upto, first = frozen.orders.cumsum(0), frozen.first_order
+    upto, first = frozen.orders.cumsum(0), frozen.first_order  # [order b p d], [l b p d]
     loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
+    # final streams with the heads of one layer only, and with those of all other layers
     heads = [(upto[0] + part, upto[1] - part) for part in first]
     alone = [torch.stack([_row_loss(frozen, batch, stream) for stream in pair], 1) for pair in heads]
     single, without = torch.stack(alone, 1).unbind(2) if alone else (loss[:, :0], loss[:, :0])
@@ -386,7 +387,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
 
 
 def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
-    """Each row's mean loss if this were the final stream, in nats; one stream at a time: logits are large."""
+    """Each row's mean next-token loss, in nats, with `stream` in place of the final residual stream."""
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:
         logits = cap * (logits / cap).tanh()
@@ -405,7 +406,7 @@ def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Datase
     nulls = {"loss": log(config.d_vocab), "reduction": 0.0, "given_others": 0.0}
     layers = [str(Part("attn", layer)) for layer in range(n)]
     counts = [float(comb(n, k) * h**k) for k in range(n + 1)]  # beyond int64 in deep models
-    found = scored(
+    table = scored(
         name,
         {score: Score.of(merged.moments[score], "nats per token", null) for score, null in nulls.items()},
         ("term",),
@@ -419,15 +420,16 @@ def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Datase
             "null": "loss: a uniform guess; reductions: 0",
         },
     )  # fmt: skip
-    found.terms.attrs["unit"] = "chains of heads"
-    return found
+    table.terms.attrs["unit"] = "chains of heads"
+    return table
 
 
 # --- path by path ---------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+def _path_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Contributions `[b path]` to the answer's logit (difference) at the last token, and their checked sum."""
     if batch.answer is None:
         raise ValueError(
             "path expansion requires an answer for every prompt, got none: name it, or bring it with the data"
@@ -436,42 +438,48 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
         raise ValueError("path expansion requires rows that end in the last column (padding on the left)")
     frozen = Frozen(model, trace, batch.layout)
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
-    last = torch.zeros_like(frozen.start[:, None, :, 0])
+    last = torch.zeros_like(frozen.start[:, None, :, 0])  # [b 1 p]: 1 at the last position
     last[..., -1] = 1
     end = Readings(last, direction.to(last)[:, None]).before(frozen.ending)
     parts = path_logits(frozen, end)
     parts[()][:, 1] += constant.to(last)
-    values = torch.cat([parts[key] for key in _grid(model.config)], 1)
+    values = torch.cat([parts[key] for key in _path_blocks(model.config)], 1)
     logits = model.uncapped(upcast(frozen.final[:, -1:]))[:, 0].to(last)
     answers = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
     answer_logits, exact = logits.gather(1, answers), end.of(frozen.again)[:, 0] + constant.to(last)
-    whole = answer_logits[:, 0] if batch.wrong is None else answer_logits[:, 0] - answer_logits[:, 1]
+    total = answer_logits[:, 0] if batch.wrong is None else answer_logits[:, 0] - answer_logits[:, 1]
     frozen.check("paths")
     read = frozen.ending.size(frozen.size)[:, -1].norm(dim=-1) * direction.to(values).norm(dim=-1)
     size = read + constant.to(values).abs() + exact.abs() + answer_logits.abs().sum(1)
     check_sum(values.mT, exact, "paths", size=size)
-    rounding = whole - values.sum(1)
+    rounding = total - values.sum(1)
     largest = (
-        torch.cat((values.abs(), answer_logits.abs()), 1).amax(1).clamp_min(torch.finfo(whole.dtype).tiny)
+        torch.cat((values.abs(), answer_logits.abs()), 1).amax(1).clamp_min(torch.finfo(total.dtype).tiny)
     )
     error = rounding.abs() / largest
-    return {"value": values, "total": whole, "rounding": rounding, "error": error, **_half(model, error)}
+    return {
+        "value": values,
+        "total": total,
+        "rounding": rounding,
+        "error": error,
+        **_half_error(model, error),
+    }
 
 
 def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
-    """The numbers that one reading of the final stream gives for every path, by the layers of its heads.
+    """Contribution of every path to a number that is linear in the final stream, by the layers of the path's heads.
 
-    The readings go back through the frozen maps, from the last block to the first.
+    The linear map is carried back through the frozen blocks, from the last to the first.
 
     Args:
         frozen: a recorded pass.
-        end: the reading of the final stream, such as a logit at one position.
+        end: the linear map from the final stream to the number, such as a logit at one position.
 
     Returns:
-        Under (): direct, constant. (l,): heads, bias. (l1, l2): for each head of l2, heads and bias of l1. (-1,), in
-        models of more than two layers: the remainder. Each [b, c].
+        Contributions [b, c]. Key (): direct path, constant. (l,): heads, b_O. (l1, l2): for each head of l2, heads and
+        b_O of l1. (-1,), in models of more than two layers: the remainder.
     """
-    found: dict[tuple[int, ...], Tensor] = {}
+    by_layers: dict[tuple[int, ...], Tensor] = {}
     later: dict[int, Readings] = {}
     remainder = end.of(frozen.orders[3:].sum(0)) if len(frozen.layers) > 2 else None
     constant = end.of_constant(end.direction.new_zeros(end.direction.shape[-1]))
@@ -482,15 +490,17 @@ def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Te
         end = end.before(layer.sum)
         later = {at: heads.before(layer.sum) for at, heads in later.items()}
         z = layer.mixed(frozen.direct[index][None])[0]
-        found[(index,)] = _written(layer, z, end)
-        found |= {(index, at): _written(layer, z, heads) for at, heads in later.items()}
+        by_layers[(index,)] = _head_readings(layer, z, end)
+        by_layers |= {(index, at): _head_readings(layer, z, heads) for at, heads in later.items()}
         later[index] = end.before(layer.output).through_heads(layer)
-    found[()] = torch.cat((end.of(frozen.start), constant), 1)
-    return found if remainder is None else found | {(-1,): remainder}
+    by_layers[()] = torch.cat((end.of(frozen.start), constant), 1)
+    return by_layers if remainder is None else by_layers | {(-1,): remainder}
 
 
-def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings) -> Float[Tensor, "b n"]:
-    """Numbers that each reading of the stream after a block gives for each head's z and, last, for the bias."""
+def _head_readings(
+    layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings
+) -> Float[Tensor, "b n"]:
+    """Contributions of each head's z and, last, of b_O, to the numbers read off the stream after the block."""
     inner = readings.before(layer.output)
     bias = inner.of_constant(layer.weights.b_O)
     if layer.output.beta is not None:
@@ -498,8 +508,8 @@ def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings
     return torch.cat((inner.of_heads(z, layer.weights.W_O), bias[..., None]), -1).flatten(1)
 
 
-def _grid(config: ModelConfig) -> Iterator[tuple[int, ...]]:
-    """The layers of the heads of each block of paths, in the order of the result."""
+def _path_blocks(config: ModelConfig) -> Iterator[tuple[int, ...]]:
+    """The keys of `path_logits` (layers of the heads on a path), in the order of the result."""
     layers = range(config.n_layers)
     yield ()
     yield from ((layer,) for layer in layers)
@@ -508,8 +518,8 @@ def _grid(config: ModelConfig) -> Iterator[tuple[int, ...]]:
         yield (-1,)
 
 
-def _names(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
-    """The paths of one block."""
+def _block_paths(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
+    """Names of the paths under one key of `path_logits`."""
     if key == ():
         return [path_name(), "constant"]
     if key == (-1,):
@@ -523,7 +533,7 @@ def _names(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
 
 def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    grid = [(key, _names(config, key)) for key in _grid(config)]
+    grid = [(key, _block_paths(config, key)) for key in _path_blocks(config)]
     order = [-1 if key == (-1,) else len(key) for key, names in grid for _ in names]
     rows = merged.rows
     return labelled(
@@ -536,7 +546,7 @@ def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset
         coords={"path": [path for _, names in grid for path in names], "order": (("path",), order)},
         units=_unit(config),
         attrs={"frozen": _FROZEN, "completeness_error": float(rows["error"].max())},
-        notes=_of_half(rows),
+        notes=_half_precision_notes(rows),
     )
 
 
@@ -544,8 +554,8 @@ def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset
 
 
 def check_expandable(model: Transformer) -> None:
-    """ValueError unless the model, under its edits, is a sum over paths once patterns and norm scales are given."""
-    _check(model.config)
+    """Raises a ValueError unless the model with its edits is a sum over paths, given patterns and norm scales."""
+    _check_config(model.config)
     for edit in model.edits:
         inner = edit.site.partition("blocks.")[2].partition(".")[2]
         scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
@@ -561,15 +571,15 @@ def check_expandable(model: Transformer) -> None:
             )
 
 
-def _times_edits(
+def _edited_pattern(
     pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int, layout: Layout
 ) -> Float[Tensor, "b h q k"]:
     """The pattern times the factors that the model's edits put on each head's z at every position."""
-    mine = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
-    if not mine:
+    z_edits = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
+    if not z_edits:
         return pattern
     factors = pattern.new_ones(pattern.shape[0], pattern.shape[2], pattern.shape[1], 1)
-    for edit in mine:
+    for edit in z_edits:
         factors = edited(edit, factors, Span(layout=layout, width=factors.shape[1]))
     return pattern * factors.movedim(1, 2)
 
@@ -584,17 +594,19 @@ def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
         The reads: first stream, patterns, norm scales and final stream.
 
     Raises:
-        ValueError: a model that stays non-linear with patterns and scales given (MLP, masked-LM head), that also
-            attends to a memory, or that has no logits.
+        ValueError: a model that is not affine given patterns and norm scales (MLP, masked-LM head), that has
+            cross-attention, or that has no logits.
     """
-    _check(config)
-    mine = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}
+    _check_config(config)
+    given_sites = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}
     return tuple(
-        Read(site) for site in dict.fromkeys((first_stream(config), *sorted(mine), final_stream(config)))
+        Read(site)
+        for site in dict.fromkeys((first_stream(config), *sorted(given_sites), final_stream(config)))
     )
 
 
-def _check(config: ModelConfig) -> None:
+def _check_config(config: ModelConfig) -> None:
+    """Raises a ValueError for a model whose logits are not affine in its stream, given patterns and norm scales."""
     problem = {
         "has an MLP": config.mlp is not None,
         "attends to the memory of an encoder": config.cross_attention,
@@ -602,9 +614,9 @@ def _check(config: ModelConfig) -> None:
         "has a non-linear masked-LM head": config.mlm_head is not None,
         f"has the output layer {config.output}": config.output != FullSoftmax(),
     }
-    if found := [what for what, is_so in problem.items() if is_so]:
+    if reasons := [what for what, is_so in problem.items() if is_so]:
         raise ValueError(
-            f"path expansion is exact for attention-only models with an unembedding; this one {found[0]}"
+            f"path expansion is exact for attention-only models with an unembedding; this one {reasons[0]}"
         )
     for trait in ("additive", "values"):
         require(trait, config.mixers, "path expansion")
@@ -614,13 +626,13 @@ class Frozen:
     """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
 
     def __init__(self, model: Transformer, trace: Trace, layout: Layout | None = None) -> None:
-        """layout: layout of the recorded rows; None: no padding."""
+        """layout: positions and padding of the recorded rows; None: no padding."""
         self.model, config = model, model.config
         check_expandable(model)
         seen = {read.site: upcast(trace[read]) for read in frozen_reads(config)}
         self.start: Float[Tensor, "b p d"] = seen[first_stream(config)]
         self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
-        """As the model left it, in the model's dtype."""
+        """The final stream as recorded, in the model's dtype."""
         self.ending = final_norm(model).of(upcast(self.final))
         self.layers = tuple(
             FrozenLayer(model, layer, seen, layout or Layout()) for layer in range(config.n_layers)
@@ -628,7 +640,7 @@ class Frozen:
 
     @cached_property
     def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
-        """Order-0 streams: that entering each block, and last the one that leaves the model."""
+        """Order-0 streams: the one that enters each block, and last the final one."""
         streams = [self.start]
         for layer in self.layers:
             streams.append(layer.sum.split(streams[-1][None], 0)[0])
@@ -643,11 +655,11 @@ class Frozen:
         return stream
 
     def check(self, what: str) -> None:
-        """IncompleteSumError where the orders do not sum to the final stream, or that is not the stream of the pass.
+        """Raises an IncompleteSumError unless orders sum to `again`, and `again` equals the recorded final stream.
 
-        The first is checked in float32 whatever the model's dtype, so that a term that is missing is found. The second
-        is as sharp as the pass: between two streams a block rounds six times (normed stream, values, what they are
-        mixed to, output, its norm, sum), each time relative to its own vector.
+        The first sum is checked in float32 at least, whatever the model's dtype, so that a missing term is found. The
+        second check allows for the rounding of the pass: each block rounds six times (normed stream, values, z, output,
+        its norm, sum), each time relative to the vector that it rounds.
         """
         size, dtype, final = self.size, self.model.dtype, upcast(self.final)
         check_sum(self.orders, self.again, what, size=size)
@@ -663,8 +675,8 @@ class Frozen:
     def size(self) -> Float[Tensor, "b p d"]:
         """Sum of the absolute terms of the orders: the size that their rounding is relative to.
 
-        Heads may cancel, and then it is much more than what they add. A term is z W_O of one head, its size at most the
-        length of z before the values of several keys cancel, times that of a column of W_O.
+        It may be much larger than the orders themselves, where heads cancel. A term is one element of a head's z W_O,
+        bounded by sum_j |a_ij| |v_j| times the length of a column of W_O.
         """
         return self._orders[1]
 
@@ -686,15 +698,15 @@ class Frozen:
 
     @cached_property
     def first_order(self) -> Float[Tensor, "l b p d"]:
-        """Order 1 of the final stream by the layer whose heads wrote it (b_O included)."""
-        found: list[Tensor] = []
+        """Order 1 of the final stream, split by the layer whose heads wrote it (b_O included)."""
+        streams: list[Tensor] = []
         for layer, x in zip(self.layers, self.direct[:-1], strict=True):
             new = layer.added(layer.mixed(x[None]))[0]
-            found = [layer.sum.through(old) for old in (*found, new)]
-        return torch.stack(found) if found else self.start[None][:0]
+            streams = [layer.sum.through(old) for old in (*streams, new)]
+        return torch.stack(streams) if streams else self.start[None][:0]
 
     def logits(self, stream: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
-        """Logits of a whole stream (before a soft cap), the final norm at its frozen scale."""
+        """Logits of a final stream (before a soft cap), with the final norm's frozen scale."""
         return self._read_out(stream, self.constant)
 
     def part_logits(self, part: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
@@ -718,10 +730,10 @@ class FrozenLayer:
 
     def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor], layout: Layout) -> None:
         weights = Weights(model)
-        self.pattern: Float[Tensor, "b h q k"] = _times_edits(
+        self.pattern: Float[Tensor, "b h q k"] = _edited_pattern(
             seen[f"blocks.{layer}.attn.hook_pattern"], model, layer, layout
         )
-        """As recorded, times what the model's edits multiply each head with."""
+        """The recorded pattern, times the factors by which the model's edits scale each head."""
         self.reading, self.output, self.sum = (
             norm(model, layer, "attn_out").recorded(seen) for norm in (input_norm, output_norm, sum_norm)
         )
@@ -738,10 +750,10 @@ class FrozenLayer:
         assert w.W_V is not None and w.b_V is not None
         normed = self.reading.split(stack, 0)
         value = einsum(normed, w.W_V.to(stack), "o b p d, g d e -> o b p g e")
-        return _with(value, w.b_V)[:, :, :, self.kv_head]
+        return _with_constant(value, w.b_V)[:, :, :, self.kv_head]
 
     def mix(self, values: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p h e"]:
-        """z of every head by order: the values as the pattern weighs them."""
+        """z of every head by order: the pattern times the values."""
         return einsum(self.pattern, values, "b h q k, o b k h e -> o b q h e")
 
     def size(self, values: Float[Tensor, "order b p h e"]) -> Float[Tensor, "b p d"]:
@@ -753,47 +765,50 @@ class FrozenLayer:
 
     def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
         """Attention's addition to the stream: z W_O through its output norm and factor; constants on order 0."""
-        out = _with(einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O)
+        out = _with_constant(
+            einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O
+        )
         return self.output.split(out, 0)
 
 
-def _with(stack: Float[Tensor, "order *n"], constant: Tensor) -> Float[Tensor, "order *n"]:
-    """The terms by order, a constant added to the lowest."""
+def _with_constant(stack: Float[Tensor, "order *n"], constant: Tensor) -> Float[Tensor, "order *n"]:
+    """The terms by order, with a constant added to order 0."""
     return torch.cat((stack[:1] + constant.to(stack), stack[1:]))
 
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Numbers read off a stream x, `sum_k weight[b,c,k] x[b,k] . direction[b,c]`: Elhage's A (x) W, seen from the end.
+    """Linear maps from a stream x to numbers `[b c]`: `sum_k weight[b,c,k] x[b,k] . direction[b,c]`.
 
-    Carrying one back through a norm or a head keeps its form, so no path ever holds a stream of its own.
+    This is A (x) W of Elhage et al. 2021, from the output's side. Composed with a norm or a head it keeps this form, so
+    no path needs a tensor of the stream's size.
     """
 
     weight: Float[Tensor, "b c k"]
     direction: Float[Tensor, "b c d"]
 
     def of(self, stream: Float[Tensor, "b k d"]) -> Float[Tensor, "b c"]:
-        """The numbers of one stream."""
+        """The numbers read off this stream."""
         return ((self.weight @ stream) * self.direction).sum(-1)
 
     def of_constant(self, vector: Tensor) -> Float[Tensor, "b c"]:
-        """The numbers of a stream that is this vector at every position."""
+        """The numbers read off a stream that is this vector at every position."""
         return self.weight.sum(-1) * (self.direction @ vector.to(self.direction))
 
     def of_heads(self, z: Float[Tensor, "b k h e"], out: Float[Tensor, "h e d"]) -> Float[Tensor, "b c h"]:
-        """The numbers of z W_O of each head."""
+        """The numbers read off each head's z W_O."""
         mixed = einsum(self.weight, z, "b c k, b k h e -> b c h e")
         return (mixed * einsum(self.direction, out.to(z), "b c d, h e d -> b c h e")).sum(-1)
 
     def before(self, norm: FrozenNorm) -> "Readings":
-        """The readings carried back before a norm and the factor after it, without its beta."""
+        """The same numbers as functions of the stream before a norm and the factor after it, without its beta."""
         weight = self.weight if norm.factor == 1 else self.weight * norm.factor
         if norm.scale is not None:
             weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")
         return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
 
     def through_heads(self, layer: FrozenLayer) -> "Readings":
-        """One reading of the attention output carried back through each head to the stream `[b h]`, no constants."""
+        """The first number as a function of the stream that each head reads, `[b h]`, without constants."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
         assert w.W_V is not None
         value = w.W_V[layer.kv_head].to(self.direction)

@@ -1,7 +1,7 @@
-"""The addition of one part to the stream as the unembedding reads it: through every norm, at the scale of the pass.
+"""What one part adds to the residual stream, after every norm up to the unembedding with the scales of the pass.
 
-A lens of a whole state recomputes the norm, a part of a state may not: only at the real scales do the parts sum to the
-model's logits. What is read of a pass, and what is made of it, are functions of the one `Part`.
+A logit lens on the whole stream recomputes the final norm's scale. For a part of the stream the scale has to be that of
+the pass: only then do the parts sum to the model's logits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,19 +32,19 @@ from interp.passes.frozen import (
 _UNITS = {
     "head": "attn_out", "cross_head": "cross_attn_out", "neuron": "mlp_out", "neuron_before": "mlp_before_out",
 }  # fmt: skip
-"""The sublayer through which the parts of a kind write."""
+"""The sublayer whose output contains the parts of a kind."""
 _WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
 
 
-def as_writer(given: PartName, config: ModelConfig) -> Part:
-    """The part of this model that a name means, one that writes to the stream on its own.
+def as_writer(name: PartName, config: ModelConfig) -> Part:
+    """The named part of this model, which is checked to write to the residual stream on its own.
 
     Raises:
         KeyError, IndexError: a part that the model lacks.
-        ValueError: one that is no head, neuron or whole sublayer, and for neurons of a mixture or of an MLP with a
-            convolution.
+        ValueError: a part that is no head, neuron or whole sublayer, and a neuron of a mixture of experts or of an MLP
+            with a convolution.
     """
-    part = as_part(given, config)
+    part = as_part(name, config)
     if part.kind not in (*_UNITS, *_WHOLE):
         raise ValueError(
             "a part that writes to the stream is required, L3H2 (a head; of cross-attention L3X2), L3N17 (a neuron; of "
@@ -66,23 +66,23 @@ def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
     sites = [part.site, final_stream(config)]
     if part.kind in _UNITS:
         sites += output_scale(config, part.layer, sublayer_of(part))
-    sites += [site for place in _later(part, config) for site in sum_scale(config, *place)]
+    sites += [site for place in _sublayers_from(part, config) for site in sum_scale(config, *place)]
     return tuple(Read(site) for site in sites)
 
 
 def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
     """Addition of the part, after the linear part of every norm up to the unembedding, in float32 at least."""
     seen = {read.site: upcast(trace[read]) for read in reads_of(part, model.config)}
-    out = _added(part, seen, model)
-    for place in _later(part, model.config):
+    out = _part_output(part, seen, model)
+    for place in _sublayers_from(part, model.config):
         out = sum_norm(model, *place).recorded(seen).through(out)
     return final_norm(model).of(seen[final_stream(model.config)]).through(out)
 
 
 def check_arrives(part: Part, model: Transformer) -> None:
-    """ValueError for edits between the part and the end of the stream, which change the part's addition.
+    """Raises a ValueError for edits between the part and the final stream that change what the part wrote.
 
-    What is added to the stream changes nothing that a part wrote.
+    Edits that add to the stream (`Add`) leave it as it is.
     """
     config, sublayer = model.config, sublayer_of(part)
     order = names(config, on_demand=True)
@@ -93,7 +93,9 @@ def check_arrives(part: Part, model: Transformer) -> None:
     }
     stream = {site for site in after if site.rpartition(".")[2] in STREAM}
     if config.norm_place == "post":
-        stream |= {f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _later(part, config)}
+        stream |= {
+            f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _sublayers_from(part, config)
+        }
     acting = [edit for edit in model.edits if edit.site in stream | (own_sites & set(after))]
     if acting := [edit for edit in acting if not isinstance(edit.change, Add)]:
         raise ValueError(
@@ -102,26 +104,26 @@ def check_arrives(part: Part, model: Transformer) -> None:
         )
 
 
-def _later(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]]:
-    """Layer and name of every sublayer from the part's own on."""
+def _sublayers_from(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]]:
+    """Layer and name of every sublayer from the part's own to the last one."""
     assert part.layer is not None
     return onwards(config, part.layer, sublayer_of(part))
 
 
-def _added(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
+def _part_output(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
     """Addition of the part to the stream."""
-    found = seen[part.site]
+    activations = seen[part.site]
     if part.kind in _WHOLE:
-        return found
+        return activations
     assert part.layer is not None and part.index is not None
     weights = Weights(model).layer(
         part.layer, cross=part.kind == "cross_head", before=part.kind == "neuron_before"
     )
     if _is_neuron(part):
         assert weights.W_out is not None
-        out = found[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(found)
+        out = activations[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(activations)
     else:
-        out = found[:, :, part.index] @ weights.W_O[part.index].to(found)
+        out = activations[:, :, part.index] @ weights.W_O[part.index].to(activations)
     return output_norm(model, part.layer, sublayer_of(part)).recorded(seen).through(out)
 
 

@@ -1,8 +1,9 @@
-"""ALTI-Logit: how much of a logit each input token brought, through what attention moved at every layer.
+"""ALTI-Logit: contribution of each input token to a logit, through what attention moved at every layer.
 
-Ferrando et al. 2023, "Explaining How Transformers Use Context to Build Predictions". Layer l adds Delta_l(j) to the
-logit by moving from source j; what stood at j came from the tokens as ALTI's rollout M of the layers before says:
-r_s = sum_l sum_j Delta_l(j) M_(l-1)[j, s], with M_0 = I.
+Ferrando et al. 2023, "Explaining How Transformers Use Context to Build Predictions". Attention of layer l adds
+Delta_l(j) to the logit by moving from source position j. M_(l-1)[j, s], ALTI's rollout over the earlier layers, is the
+share of token s in the state at j. The contribution of token s is r_s = sum_l sum_j Delta_l(j) M_(l-1)[j, s], with
+M_0 = I.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,12 @@ class AltiLogit:
 
 
 def check_alti_logit(model: Transformer) -> None:
-    """ValueError for models whose logits are no sum of parts, and for edits that make the stream no sum of its parts.
+    """Checks that the logits are a sum over parts of the stream, and that no edit breaks this.
+
+    Under edits, the stream must still be the sum of what the model's parts wrote.
 
     Raises:
-        ValueError: naming the edit, or what the model has.
+        ValueError: a model or an edit for which it does not hold, named in the message.
     """
     attribution(model.config, "source")
     check_stream(model, "ALTI-Logit")
@@ -58,60 +61,59 @@ def check_alti_logit(model: Transformer) -> None:
 
 
 def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[dict[str, Tensor]]:
-    """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and the rest that no token has.
+    """ALTI-Logit of rows with answers, at column `at` of each: `value` [row, pos], and the terms of no token.
 
-    `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U, and what the
-    pass rounded off); all together
-    they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
-    affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
-    scales. The rows are cut after their column, run by themselves, and put back.
+    The terms of no token are `initial` (the embeddings at the column `at`), `mlp` and `bias` (b_O, betas, b_U, and what
+    the pass rounded off). With `value` they sum to `total`, the logit (difference) before a soft cap, up to the
+    relative `error`. Delta is the affine variant: it includes b_V, weighted by attention, and passes the later norms at
+    their frozen scales. Each row is cut after its column and run like that; its values are put back into its columns.
 
     Raises:
         ValueError: a column before the last token of a bidirectional model, and for edits of positions where the cut
             moves the columns.
         IncompleteSumError: if the parts do not sum.
     """
-    home = batch.host()
-    every = home.real
-    before = torch.arange(every.shape[1]) <= at[:, None]
-    keep = every & before
-    if not model.config.causal and not bool((before | ~every).all()):
+    on_host = batch.host()
+    real = on_host.real
+    before = torch.arange(real.shape[1]) <= at[:, None]
+    keep = real & before
+    if not model.config.causal and not bool((before | ~real).all()):
         raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
     if (edits := [*of_columns(model), *filter(names_tokens, model.edits)]) and not bool(keep.all()):
         raise ValueError(
             f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
             f"{edits[0].name}: ask about the last token of prompts of one length"
         )
-    on_device = replace(home, keep=keep).left_aligned().to(model.device)
+    on_device = replace(on_host, keep=keep).left_aligned().to(model.device)
     by_source = attribution(model.config, "source")
     reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
     seen = yield from recorded(on_device, reads, last_only=True)
-    found = credited(model, on_device, seen.trace, by_source)
-    order = to_device(keep.int().argsort(dim=1, stable=True), found["value"].device)
-    return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
+    values = credited(model, on_device, seen.trace, by_source)
+    order = to_device(keep.int().argsort(dim=1, stable=True), values["value"].device)
+    return {**values, "value": torch.zeros_like(values["value"]).scatter(1, order, values["value"])}
 
 
 def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Reading) -> dict[str, Tensor]:
-    """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
+    """The tensors of `alti_logit` at the last column of each row, from a recorded pass."""
     parts = by_source.compute(trace, batch, model)
     n = model.config.n_layers
     by_head = [parts[f"attn_out_{layer}"] for layer in range(n)]
     moved = [x.sum(1) for x in by_head]
     mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
     columns = parts["logits"]
-    rest = {
+    without_token = {
         name: columns[:, to_device(mask.nonzero()[:, 0], columns.device)].sum(1)
         for name, mask in _groups(model.config).items()
     }
     score, total = rolled_back(moved, mixing), parts["total"]
-    missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
+    missed = (score.sum(1) + torch.stack(list(without_token.values())).sum(0) - total).abs()
     largest = torch.maximum(columns.abs().amax(1), total.abs())
     size = torch.stack([x.abs().sum((1, 2)) for x in by_head]).sum(0) + columns.abs().sum(1) + total.abs()
-    # In half precision what heads moved from each token was rounded, independently, in their sum over the tokens.
+    # Half precision rounds each head's sum over source tokens, independently for every head.
     lengths = torch.stack([x.flatten(1).norm(dim=1) for x in by_head]).norm(dim=0)
     allowed = bound(n + columns.shape[1], size, size.dtype) + in_half(model) * lengths
     check((missed <= allowed).all(), partial(_incomplete, missed / largest, allowed / largest))
-    return {"value": score, **rest, "total": total, "error": missed / largest + parts["error"]}
+    return {"value": score, **without_token, "total": total, "error": missed / largest + parts["error"]}
 
 
 def _incomplete(error: Float[Tensor, "b"], allowed: Float[Tensor, "b"]) -> IncompleteSumError:
@@ -127,10 +129,11 @@ def _incomplete(error: Float[Tensor, "b"], allowed: Float[Tensor, "b"]) -> Incom
 def rolled_back(
     moved: Sequence[Float[Tensor, "b k"]], mixing: Sequence[Float[Tensor, "b q k"]]
 ) -> Float[Tensor, "b k"]:
-    """r = sum_l moved_l M_(l-1), M_l = mixing_l M_(l-1), M_0 = I: what each layer moved, credited to the tokens.
+    """Contribution of each token: r = sum_l moved_l M_(l-1), with M_l = mixing_l M_(l-1) and M_0 = I.
 
     Args:
-        mixing: one matrix for every layer but the last. Rows that sum to 1 preserve the sum.
+        moved: for each layer, what attention added by moving from each position.
+        mixing: one matrix for every layer but the last. If its rows sum to 1, r has the same sum as `moved`.
     """
     credit = moved[-1]
     for step, matrix in zip(reversed(moved[:-1]), reversed(mixing), strict=True):
@@ -139,6 +142,6 @@ def rolled_back(
 
 
 def _groups(config: ModelConfig) -> Mapping[str, Tensor]:
-    """Masks of the parts of the attribution by source that belong to no token."""
+    """Masks over `labels(config, "source")` of the parts that belong to no token: `initial`, `mlp` and `bias`."""
     groups = [_KINDS.get(Part.of(name).kind, "bias") for name in labels(config, "source")]
-    return {kind: torch.tensor([each == kind for each in groups]) for kind in ("initial", "mlp", "bias")}
+    return {kind: torch.tensor([group == kind for group in groups]) for kind in ("initial", "mlp", "bias")}

@@ -1,8 +1,9 @@
-"""Faithfulness of an attribution by erasure: remove the tokens that it names, or keep only them; watch the answer.
+"""Faithfulness of a token attribution by erasure: change of the answer when only the top tokens, or all but them, stay.
 
-Comprehensiveness: how far the answer falls when the k % highest tokens are removed (high is good). Sufficiency: how
-far it falls when only they are kept (low is good). Both as AOPC, the mean over k (DeYoung et al. 2020, "ERASER"; at 1,
-5, 10, 20 and 50 % in Ferrando et al. 2022). Removed means that the embedding is replaced; positions stay.
+Comprehensiveness: by how much the answer's probability (or logit) falls when the k % highest tokens are removed (high
+is good). Sufficiency: by how much it falls when only they are kept (low is good). Both are AOPC, the mean over k
+(DeYoung et al. 2020, "ERASER"; at 1, 5, 10, 20 and 50 % in Ferrando et al. 2022). A removed token has its embedding
+replaced; its position stays.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RANDOM = "random"
-"""The method that ranks tokens at random, the chance level of the others."""
+"""Name of the attribution that ranks tokens at random, the chance level of the others."""
 SCORES = ("comprehensiveness", "sufficiency")
+"""The scores of an attribution by erasure, in the order of the last axis of `erased`."""
 FEWEST_ERASED = 128
-"""Prompts below which the mean fall of a probability gets no interval."""
-"""What erasing tokens says of an attribution, in the order of `erased`."""
+"""Number of prompts below which the mean fall of a probability gets no interval."""
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The shares of tokens of Ferrando et al. 2022."""
 ErasureMeasure = Literal["probability", "logits"]
@@ -61,11 +62,11 @@ class Removal:
     replacement: Baseline = "mean"
     """Embedding that replaces a removed token's."""
     measure: ErasureMeasure = "probability"
-    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+    """What is measured: the answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
 
     @property
     def fewest(self) -> int:
-        """Prompts below which a mean gets no interval."""
+        """Number of prompts below which a mean gets no interval."""
         return FEWEST_ERASED if self.measure == "probability" else FEWEST
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class Removal:
             raise ValueError(f"measure must be 'probability' or 'logits', got {self.measure!r}")
 
     def check(self, model: Transformer) -> None:
-        """ValueError for a model whose answer cannot be watched, or a replacement that it lacks."""
+        """Raises a ValueError for a model without logits, and for a replacement that is not in its vocabulary."""
         check_tokens(model.config)
         if model.unembed is None:
             raise ValueError("erasing tokens requires an unembedding; this model ends in its residual stream")
@@ -122,8 +123,8 @@ class Erasure(Brief, Question):
         `compare_methods`: several methods on the same prompts, with random orders. `evidence`: known tokens instead.
 
     Example:
-        >>> found = interp.token_attribution(model, prompt)
-        >>> interp.tokens.erasure(model, prompt, found, " Mary").each.dims
+        >>> result = interp.token_attribution(model, prompt)
+        >>> interp.tokens.erasure(model, prompt, result, " Mary").each.dims
         ('prompt', 'score')
     """
 
@@ -137,25 +138,27 @@ class Erasure(Brief, Question):
     pos: int = -1
 
     def bind(self, model: Subject) -> ByRow:
-        """Passes with tokens removed, for every batch."""
+        """Passes with the attribution's top tokens removed, and with all others removed, for every batch."""
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
         check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
         value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
-        each = [torch.tensor(row[~np.isnan(row)]) for row in value]
+        by_prompt = [torch.tensor(row[~np.isnan(row)]) for row in value]
         answers = AnswerTokens.of(model.text, self.answer, self.wrong)
-        if answers is not None and answers.prompts not in (None, len(each)):
+        if answers is not None and answers.prompts not in (None, len(by_prompt)):
             raise ValueError(
-                f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
+                f"answer and wrong are for all {len(by_prompt)} prompts of the attribution, or one for each: "
                 f"got {answers.prompts}"
             )
         return ByRow(
             self.name,
-            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.rows_together),
+            partial(
+                _attribution_scores, by_prompt=by_prompt, how=how, pos=self.pos, batch_size=self.rows_together
+            ),
             Rows,
             partial(_finish, name=self.name, how=how, contrasted=self.wrong is not None),
             answers,
-            prompts=len(each),
+            prompts=len(by_prompt),
         )
 
 
@@ -205,8 +208,8 @@ class CompareMethods(Question):
         `erasure`: one attribution, whatever made it.
 
     Example:
-        >>> found = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
-        >>> list(found.attribution.values)
+        >>> result = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
+        >>> list(result.attribution.values)
         ['attention', 'alti', 'random']
     """
 
@@ -227,17 +230,23 @@ class CompareMethods(Question):
             raise ValueError(f"at least one random order is required, got draws={self.draws}")
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
-        each = {
+        readings = {
             name: TokenAttribution(method=method, pos=self.pos).reading(model.transformer)[0]
-            for name, method in _named(self.methods).items()
+            for name, method in _methods_by_name(self.methods).items()
         }
-        reads = dict.fromkeys(read for method in each.values() for read in method.reads)
+        reads = dict.fromkeys(read for method in readings.values() for read in method.reads)
         attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
         return ByRow(
             self.name,
-            ReadingThen(list(reads), partial(_of_every, each=each, how=how, question=self)),
+            ReadingThen(list(reads), partial(_method_scores, readings=readings, how=how, question=self)),
             Rows,
-            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
+            partial(
+                _finish_comparison,
+                name=self.name,
+                methods=[*readings, RANDOM],
+                attrs=attrs,
+                fewest=how.fewest,
+            ),
             AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
@@ -252,7 +261,7 @@ NO_SCORE = "a score for every removable token is required, got NaN"
 
 
 def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
-    """AOPC of removal: the mean over shares of how far the answer falls without the highest tokens.
+    """AOPC of removal: the mean over shares of the fall of the answer's measure without the highest tokens.
 
     Args:
         whole: measure of the whole prompts [b].
@@ -265,7 +274,7 @@ def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b
 
 
 def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
-    """AOPC of keeping: the mean over shares of how far the answer falls with nothing but the highest tokens.
+    """AOPC of keeping: the mean over shares of the fall of the answer's measure with only the highest tokens.
 
     Args:
         whole: measure of the whole prompts [b].
@@ -288,7 +297,7 @@ def erased(
 ) -> Steps[Float[Tensor, "k b 2"]]:
     """Comprehensiveness and sufficiency for tokens ranked by each of k sets of values.
 
-    All removals of all prompts are rows of shared passes; those that several of the k share are computed once.
+    All prompts with removed tokens are rows of the same passes; rows that occur more than once are computed once.
 
     Args:
         batch: prompts with answers.
@@ -304,20 +313,21 @@ def erased(
         ValueError: a removable token without a score, or prompts without answers.
     """
     values = to_device(values, batch.tokens.device)
-    home = _removable(batch.host())
-    removable = to_device(home, values.device)
+    removable_on_host = _removable_tokens(batch.host())
+    removable = to_device(removable_on_host, values.device)
     sets = []
     for value in values:
-        top = [top_share(value, home, share) for share in how.shares]
-        sets.append(torch.stack([*top, *(removable & ~kept for kept in top)]))
+        top = [top_share(value, removable_on_host, share) for share in how.shares]
+        sets.append(torch.stack([*top, *(removable & ~is_top for is_top in top)]))
+    # [1 + k * 2 * share, b, p]: nothing removed, then per set of values the top tokens, then all but them
     holes = torch.stack([torch.zeros_like(removable), *torch.cat(sets)])
-    answers = yield from _answers(model, batch, holes, at, how, batch_size)
-    whole, each = answers[0], answers[1:].unflatten(0, (len(values), 2, len(how.shares)))
-    found = [
-        torch.stack((comprehensiveness(whole, without), sufficiency(whole, only)), -1)
-        for without, only in each
+    answers = yield from _answer_measures(model, batch, holes, at, how, batch_size)
+    intact, erased_answers = answers[0], answers[1:].unflatten(0, (len(values), 2, len(how.shares)))
+    scores = [
+        torch.stack((comprehensiveness(intact, without), sufficiency(intact, only)), -1)
+        for without, only in erased_answers
     ]
-    return torch.stack(found)
+    return torch.stack(scores)
 
 
 def top_share(
@@ -344,49 +354,49 @@ def top_share(
     return (rank < count[:, None]) & removable
 
 
-def _removable(batch: Batch) -> Bool[Tensor, "b p"]:
-    """Every real token but a prepended BOS."""
+def _removable_tokens(batch: Batch) -> Bool[Tensor, "b p"]:
+    """Mask of the tokens that may be removed: every real token but a prepended BOS."""
     real = batch.real
     return real & (real.cumsum(1) > 1) if batch.bos else real
 
 
-def _of_one(
+def _attribution_scores(
     model: Transformer,
     batch: Batch,
-    each: Sequence[Float[Tensor, "_"]],
+    by_prompt: Sequence[Float[Tensor, "_"]],
     how: Removal,
     pos: int,
     batch_size: int,
 ) -> Steps[Mapping[str, Tensor]]:
-    """Scores of given values, which belong to the real tokens of each row whatever its padding."""
+    """Scores `[b score]` of a given attribution, which has one value per real token of each prompt (`by_prompt`)."""
     at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
-    mine = [each[row] for row in rows]
-    for row, values, n in zip(rows, mine, batch.host().lengths.tolist(), strict=True):
+    own_values = [by_prompt[row] for row in rows]
+    for row, values, n in zip(rows, own_values, batch.host().lengths.tolist(), strict=True):
         if len(values) != n:
             raise ValueError(
                 f"one score per token is required, {n} for prompt {row}, got {len(values)} (an attribution of other "
                 "prompts?)"
             )
-    value = torch.full(batch.tokens.shape, torch.nan, dtype=mine[0].dtype)
-    value[batch.host().real] = torch.cat(mine)
-    found = yield from erased(model, batch, value[None], at, how, batch_size=batch_size)
-    return {"each": found[0]}
+    value = torch.full(batch.tokens.shape, torch.nan, dtype=own_values[0].dtype)
+    value[batch.host().real] = torch.cat(own_values)
+    scores = yield from erased(model, batch, value[None], at, how, batch_size=batch_size)
+    return {"each": scores[0]}
 
 
-def _of_every(
+def _method_scores(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Mapping[str, ReadingThen],
+    readings: Mapping[str, ReadingThen],
     how: Removal,
     question: CompareMethods,
 ) -> Steps[Mapping[str, Tensor]]:
-    """Scores of every method's values, and of random ones."""
+    """Scores `[b attribution score]` of every method, and last the mean over random rankings."""
     at, device = columns(batch, question.pos), batch.tokens.device
     values = []
-    for method in each.values():
-        found = yield from method.steps(trace, batch, model)
-        values.append(to_device(found["value"], device))
+    for method in readings.values():
+        method_values = yield from method.steps(trace, batch, model)
+        values.append(to_device(method_values["value"], device))
     chance = random_values(batch, question.draws, question.seed)
     ranked = torch.stack([*(value.double() for value in values), *to_device(chance.double(), device)])
     scores = yield from erased(model, batch, ranked, at, how, batch_size=question.rows_together)
@@ -394,7 +404,7 @@ def _of_every(
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:
-    """A random number for every real token, NaN at padding, which does not depend on how prompts are batched.
+    """A random number for every real token, independent of how prompts are batched; NaN at padding.
 
     Args:
         batch: the prompts; their numbers decide the values.
@@ -404,15 +414,15 @@ def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]
     Returns:
         [draws, b, p], in [0, 1).
     """
-    found = torch.full((draws, *batch.tokens.shape), torch.nan)
+    values = torch.full((draws, *batch.tokens.shape), torch.nan)
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
     for i, (row, real) in enumerate(zip(rows, batch.host().real, strict=True)):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63)
-        found[:, i, real] = torch.rand(draws, int(real.sum()), generator=generator)
-    return found
+        values[:, i, real] = torch.rand(draws, int(real.sum()), generator=generator)
+    return values
 
 
-def _answers(
+def _answer_measures(
     model: Transformer,
     batch: Batch,
     holes: Bool[Tensor, "n b p"],
@@ -420,38 +430,44 @@ def _answers(
     how: Removal,
     batch_size: int,
 ) -> Steps[Float[Tensor, "n b"]]:
-    """The measure for every prompt with each of its sets of holes."""
+    """The answer's probability or logit `[n b]` for every prompt with each of n sets of removed tokens, `holes`."""
     if batch.answer is None:
         raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
     base = baseline_embedding(model, how.replacement)
     prompts = torch.arange(len(batch), device=holes.device).expand(len(holes), -1)
-    every = torch.cat((rearrange(prompts, "n b -> (n b) 1"), rearrange(holes, "n b p -> (n b) p").long()), 1)
-    rows, place = to_host({"rows": every})["rows"].unique(dim=0, return_inverse=True)  # how many is data
+    all_rows = torch.cat(
+        (rearrange(prompts, "n b -> (n b) 1"), rearrange(holes, "n b p -> (n b) p").long()), 1
+    )
+    # the number of distinct rows depends on the data, so they are counted on the host
+    rows, place = to_host({"rows": all_rows})["rows"].unique(dim=0, return_inverse=True)
     at, batch = to_device(at, model.device), batch.to(model.device)
-    found = []
-    for some in rows.split(batch_size):
-        prompt, mine = some[:, 0], to_device(some[:, 1:].bool(), model.device)
-        edit = Edit("hook_embed", partial(_replaced, base=base, holes=mine))
+    measures = []
+    for chunk in rows.split(batch_size):
+        prompt, chunk_holes = chunk[:, 0], to_device(chunk[:, 1:].bool(), model.device)
+        edit = Edit("hook_embed", partial(_with_replaced_tokens, base=base, holes=chunk_holes))
         own_rows = batch.rows(prompt)
         run = yield from recorded(own_rows, (), final=True, edits=[edit])
-        found.append(_measured(model, run.end, own_rows, at[to_device(prompt, at.device)], how.measure))
-    return torch.cat(found)[to_device(place, model.device)].unflatten(0, holes.shape[:2])
+        measures.append(
+            _answer_measure(model, run.end, own_rows, at[to_device(prompt, at.device)], how.measure)
+        )
+    return torch.cat(measures)[to_device(place, model.device)].unflatten(0, holes.shape[:2])
 
 
-def _replaced(
+def _with_replaced_tokens(
     value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], holes: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b p d"]:
     return torch.where(holes[..., None], base.to(value), value)
 
 
 @torch.no_grad()
-def _measured(
+def _answer_measure(
     model: Transformer,
     stream: Float[Tensor, "b p d"],
     batch: Batch,
     at: Int[Tensor, "b"],
     measure: ErasureMeasure,
 ) -> Float[Tensor, "b"]:
+    """The answer's logit (difference) or probability, from the final stream at the columns `at`."""
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None
@@ -459,7 +475,7 @@ def _measured(
     return model.read_out(upcast(stream[place, at])).softmax(-1)[place, batch.answer]
 
 
-def _named(methods: Sequence[str] | Mapping[str, TokenMethod]) -> Mapping[str, TokenMethod]:
+def _methods_by_name(methods: Sequence[str] | Mapping[str, TokenMethod]) -> Mapping[str, TokenMethod]:
     if isinstance(methods, Mapping):
         return methods
     if unknown := [name for name in methods if name not in METHODS]:
@@ -478,27 +494,27 @@ def _attrs(how: Removal) -> dict[str, str | float | int]:
 
 
 def _finish(merged: Partial, name: str, how: Removal, contrasted: bool) -> xr.Dataset:
-    """contrasted: whether a wrong answer is given."""
+    """The result of `erasure`; contrasted: whether a wrong answer is given."""
     assert isinstance(merged, Rows)
-    each = merged.rows["each"]
+    by_prompt = merged.rows["each"]
     scores = {
-        score: Score.of(Moments.of(each[:, i]), how.measure, fewest=how.fewest)
+        score: Score.of(Moments.of(by_prompt[:, i]), how.measure, fewest=how.fewest)
         for i, score in enumerate(SCORES)
     }
     unused = contrasted and how.measure == "probability"
     notes = (
         f"measure={how.measure!r} is of the answer alone: wrong changed nothing; 'logits' contrasts the two",
     )
-    others = {"each": (("prompt", "score"), each)}
+    others = {"each": (("prompt", "score"), by_prompt)}
     return scored(name, scores, (), attrs=_attrs(how), others=others, notes=notes if unused else ())
 
 
-def _compared(
+def _finish_comparison(
     merged: Partial, name: str, methods: Sequence[str], attrs: Mapping[str, str | float | int], fewest: int
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each, unit = merged.rows["each"], str(attrs["unit"])
-    moments = [Moments.of(each[..., i]) for i in range(len(SCORES))]
+    by_prompt, unit = merged.rows["each"], str(attrs["unit"])
+    moments = [Moments.of(by_prompt[..., i]) for i in range(len(SCORES))]
     scores = {
         score: Score.of(m, unit, m.mean[-1], fewest=fewest) for score, m in zip(SCORES, moments, strict=True)
     }
@@ -508,5 +524,5 @@ def _compared(
         ("attribution",),
         coords={"attribution": list(methods)},
         attrs={**attrs, "null": "random orders of the tokens"},
-        others={"each": (("prompt", "attribution", "score"), each)},
+        others={"each": (("prompt", "attribution", "score"), by_prompt)},
     )

@@ -1,8 +1,8 @@
-"""Plausibility of an attribution: scores against tokens that are known to decide.
+"""Plausibility of a token attribution: whether it points at the tokens that are known to decide the answer.
 
-Yin and Neubig 2022 (arXiv:2202.10419), section 4: in minimal pairs of grammar one word decides which ending is right.
-An attribution is as good as it gives that word weight, and puts it on top. That is plausibility by the grammar; a
-model may go by something else, which `erasure` would tell.
+Yin and Neubig 2022 (arXiv:2202.10419), section 4: in grammatical minimal pairs one word decides which ending is right.
+A plausible attribution gives that word a large share and a high rank. The model may still use other words, which
+`erasure` tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARES = ("share", "reciprocal_rank")
 def evidence(
     attribution: xr.Dataset, known: Bool[Tensor, "n p"], *, among: Bool[Tensor, "n p"] | None = None
 ) -> xr.Dataset:
-    """Scores of an attribution by how well it points at the tokens that are known to decide.
+    """Scores of an attribution by how well it points at the tokens that are known to decide the answer.
 
     Args:
         attribution: `value` [prompt, pos], as `token_attribution` returns it.
@@ -61,7 +61,7 @@ def evidence(
         ValueError: other shapes, and prompts without evidence among the tokens.
 
     Caveat:
-        That the word decides in grammar is no proof that the model goes by it.
+        That a word decides by the rules of grammar does not prove that the model uses it.
 
     Source:
         Yin and Neubig 2022, arXiv:2202.10419, section 4.
@@ -70,9 +70,9 @@ def evidence(
         `erasure`: whether the tokens matter to the model.
 
     Example:
-        >>> found = interp.token_attribution(model, prompt, " John", method="gradient_x_input")
-        >>> known = torch.arange(found.sizes["pos"])[None] == 2
-        >>> interp.tokens.evidence(found, known).each.dims
+        >>> result = interp.token_attribution(model, prompt, " John", method="gradient_x_input")
+        >>> known = torch.arange(result.sizes["pos"])[None] == 2
+        >>> interp.tokens.evidence(result, known).each.dims
         ('prompt', 'score')
     """
     check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")
@@ -86,8 +86,11 @@ def evidence(
     decides = known.cpu() & counted
     if not bool(decides.any(1).all()):
         raise ValueError("every prompt requires evidence among its tokens, some prompt has none")
-    found, chance = _each(value, decides, counted), _by_chance(decides.sum(1), counted.sum(1))
-    each = {
+    by_prompt, chance = (
+        _prompt_scores(value, decides, counted),
+        _chance_scores(decides.sum(1), counted.sum(1)),
+    )
+    scores = {
         name: Score.of(
             Moments.of(x),
             UNITS[name],
@@ -96,23 +99,23 @@ def evidence(
             fewest=FEWEST_PROBABILITIES,
             within=POSITIVE,
         )
-        for name, x in found.items()
+        for name, x in by_prompt.items()
     }
     interval = f"{over('prompts')}; of probes_needed {if_at_least(FEWEST_PROBABILITIES)}"
     return scored(
         "evidence",
-        each,
+        scores,
         (),
-        others={"each": (("prompt", "score"), torch.stack(list(found.values()), 1))},
+        others={"each": (("prompt", "score"), torch.stack(list(by_prompt.values()), 1))},
         units={"each": "see the coordinate unit"},
         attrs={"interval": interval, "null": "a random order of the tokens"},
     )
 
 
-def _each(
+def _prompt_scores(
     value: Float[Tensor, "n p"], decides: Bool[Tensor, "n p"], counted: Bool[Tensor, "n p"]
 ) -> dict[str, Float[Tensor, "n"]]:
-    """Every score of every prompt."""
+    """Every score of `evidence` for every prompt, from masks of the evidence (`decides`) and of tokens that count."""
     positive = value.masked_fill(~counted, 0.0).clamp_min(0.0)
     total = positive.sum(1)
     best = value.masked_fill(~decides, -torch.inf).amax(1, keepdim=True)
@@ -121,18 +124,18 @@ def _each(
     return {"share": share, "reciprocal_rank": 1 / (1 + before), "probes_needed": before}
 
 
-def _by_chance(m: Tensor, n: Tensor) -> dict[str, float]:
-    """The mean of every score over random orders: m tokens of evidence among n, each prompt its own."""
+def _chance_scores(m: Tensor, n: Tensor) -> dict[str, float]:
+    """Mean of every score over random orders of the tokens, for prompts with m tokens of evidence among n."""
     sizes = list(zip(m.tolist(), n.tolist(), strict=True))
     return {
         "share": float((m.double() / n).mean()),
-        "reciprocal_rank": float(np.mean([_reciprocal(*each) for each in sizes])),
+        "reciprocal_rank": float(np.mean([_chance_reciprocal_rank(*size) for size in sizes])),
         "probes_needed": float(((n - m).double() / (m + 1)).mean()),
     }
 
 
-def _reciprocal(m: int, n: int) -> float:
-    """sum_k 1/k C(n - k, m - 1) / C(n, m): the mean of 1 / the first place of m among n in random order."""
+def _chance_reciprocal_rank(m: int, n: int) -> float:
+    """sum_k 1/k C(n - k, m - 1) / C(n, m): mean reciprocal rank of the first of m tokens among n in random order."""
     from scipy.special import comb
 
     places = np.arange(1, n - m + 2)

@@ -1,10 +1,10 @@
 """Information-flow routes: the share of each part in every sum of the residual stream, and the routes to an answer.
 
-Every residual sum y = sum_j z_j is split by how much closer each part brings it, p_j = max(0, ||y||_1 - ||y -
-z_j||_1), as shares p_j / sum_k p_k. After attention the parts are the stream before, every head's move from every
-source, and the biases; after the MLP the stream between and the MLP. Ferrando & Voita 2024, "Information Flow Routes:
-Automatically Interpreting Language Models at Scale" (2403.00824); the proximity is that of ALTI (Ferrando et al.
-2022).
+In every residual sum y = sum_j z_j part j has the proximity p_j = max(0, ||y||_1 - ||y - z_j||_1), how much closer to y
+it brings the sum, and the share p_j / sum_k p_k. After attention the parts are the stream before the block, what every
+head moved from every source position, and the biases; after the MLP they are the stream before the MLP and the MLP's
+output. Ferrando & Voita 2024, "Information Flow Routes: Automatically Interpreting Language Models at Scale"
+(2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CHUNK = 2**20
-"""Numbers of z_j held at a time: 4 MiB in float32, which stay in the processor's cache."""
+"""Numbers of z_j in memory at a time: 4 MiB in float32, which fit into the processor's cache."""
 _NODE, _PAIR = ("prompt", "layer", "query"), ("prompt", "layer", "head", "query", "key")
 OWN = ("mlp", "resid_mid", "resid", "attn_bias")
-"""Parts that stay at their position, by the kind of their names: `L3.mlp`, `L3.resid`; upper sums first."""
+"""Parts that move nothing between positions (`L3.mlp`, `L3.resid`), those of the sum after the MLP first."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FlowRoutes(Question):
 
     Caveats:
         Shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part may
-        be one that nothing reads. The vocabulary of an answer takes no part in it; attribution and patching do.
+        be one that nothing reads. They do not depend on an answer; attribution and patching do.
 
     Cost:
         B h q k d products per block (half in causal models), `CHUNK` of them in memory at a time (`[b h q d]`, one
@@ -89,8 +89,8 @@ class FlowRoutes(Question):
         `routes`: the edges that lead to one position.
 
     Example:
-        >>> found = flow_routes(model, prompt)
-        >>> found.value.dims
+        >>> result = flow_routes(model, prompt)
+        >>> result.value.dims
         ('prompt', 'layer', 'head', 'query', 'key')
     """
 
@@ -111,7 +111,7 @@ flow_routes = of_data(FlowRoutes)
 
 
 def why_no_routes(config: ModelConfig) -> str | None:
-    """Reason why a model has no flow routes, in words.
+    """Why a model has no flow routes, in words; None if it has them.
 
     Args:
         config: the model's configuration.
@@ -136,7 +136,7 @@ def why_no_routes(config: ModelConfig) -> str | None:
 def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos: int = -1) -> pd.DataFrame:
     """Routes into the final stream at one position: every edge of at least `threshold` on the way back from it.
 
-    Each head is an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
+    Each head is an edge of its own; the tool of Tufanov et al. 2024 sums heads before it applies its threshold.
 
     Args:
         shares: the result of `flow_routes`.
@@ -166,21 +166,23 @@ def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos:
         raise IndexError(f"prompt must be in [0, {shares.sizes['prompt'] - 1}], got {prompt}")
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold in (0, 1] is required, got {threshold}")
-    one = shares.isel(prompt=prompt).transpose(..., "layer", "head", "query", "key", missing_dims="ignore")
-    real = one.resid.notnull().values[0].nonzero()[0]
+    result = shares.isel(prompt=prompt).transpose(..., "layer", "head", "query", "key", missing_dims="ignore")
+    real = result.resid.notnull().values[0].nonzero()[0]
     if not -len(real) <= pos < len(real):
         raise IndexError(f"positions of a prompt of {len(real)} tokens are required, got {pos}")
     rows: list[tuple[str, int, int, int, float]] = []
-    above = torch.zeros(one.sizes["query"], dtype=torch.bool)
+    above = torch.zeros(result.sizes["query"], dtype=torch.bool)
     above[int(real[pos])] = True
-    for layer in reversed(range(one.sizes["layer"])):
-        found = {
-            name: torch.tensor(one[name].isel(layer=layer).values) for name in ("value", *OWN) if name in one
+    for layer in reversed(range(result.sizes["layer"])):
+        block = {
+            name: torch.tensor(result[name].isel(layer=layer).values)
+            for name in ("value", *OWN)
+            if name in result
         }
-        edges, above = _step_back(found, above, threshold)
+        edges, above = _step_back(block, above, threshold)
         rows += [(str(Part(kind, layer, head)), layer, *where) for kind, head, where in edges]
     table = pd.DataFrame(rows, columns=["part", "layer", "query", "key", "share"])
-    token = one.token.values
+    token = result.token.values
     table.insert(3, "query_token", token[table["query"]])
     table.insert(5, "key_token", token[table["key"]])
     return table
@@ -200,24 +202,24 @@ class BlockShares:
     def of(
         cls, split: SourceSplit, mlp: Float[Tensor, "b q d"] | None, *, parallel: bool, causal: bool
     ) -> BlockShares:
-        """The shares of a block from attention's parts (upto "res") and the MLP's addition."""
+        """The shares of a block, from the split of its attention (`upto="res"`) and its MLP's output."""
         middle = split.output
-        whole = middle + mlp if parallel and mlp is not None else middle
-        heads = head_proximity(split, whole, causal=causal)
-        bias, stream = closer_(torch.stack((split.constant, split.stream)), whole)
-        mlp_closeness = closer_(mlp.clone(), whole) if parallel and mlp is not None else None
+        output = middle + mlp if parallel and mlp is not None else middle
+        heads = head_proximity(split, output, causal=causal)
+        bias, stream = closer_(torch.stack((split.constant, split.stream)), output)
+        mlp_closeness = closer_(mlp.clone(), output) if parallel and mlp is not None else None
         total = heads.sum((1, 3)) + bias + stream + (0 if mlp_closeness is None else mlp_closeness)
-        nobody = total == 0
-        total = total.masked_fill(nobody, 1)
+        none_closer = total == 0
+        total = total.masked_fill(none_closer, 1)
         moved = heads / rearrange(total, "b q -> b 1 q 1")
-        bias, resid = bias / total, (stream / total).masked_fill(nobody, 1)
+        bias, resid = bias / total, (stream / total).masked_fill(none_closer, 1)
         if mlp is None:
             return cls(moved, bias, resid)
         if mlp_closeness is not None:
             return cls(moved, bias, resid, mlp_closeness / total)
-        kept, added = closer_(torch.stack((middle, mlp)), middle + mlp)
-        total = kept + added
-        share = (kept / total).masked_fill(total == 0, 1)
+        middle_closeness, mlp_after = closer_(torch.stack((middle, mlp)), middle + mlp)
+        total = middle_closeness + mlp_after
+        share = (middle_closeness / total).masked_fill(total == 0, 1)
         return cls(moved, bias, resid, 1 - share, share)
 
 
@@ -229,7 +231,7 @@ def head_proximity(
     Args:
         split: attention of one block as parts.
         whole: the sum y, [b, q, d].
-        causal: whether later sources move nothing and need no computation.
+        causal: whether queries see no later sources, so that these need no computation.
 
     Returns:
         [b, h, q, k]; exactly 0 where nothing is moved.
@@ -237,13 +239,13 @@ def head_proximity(
     rows, n, heads = split.value.shape[:3]
     step = max(1, CHUNK // (rows * heads * n * whole.shape[-1]))
     weight = split.pattern / rearrange(split.scale, "b q 1 -> b 1 q 1")
-    found = torch.zeros_like(weight)
+    proximity = torch.zeros_like(weight)
     for first in range(0, n, step):
         block, since = slice(first, first + step), first if causal else 0
         moved = einsum(split.value[:, block], split.out, "b k h e, h e d -> b h k d")
-        part = weight[:, :, since:, block, None] * moved[:, :, None]
-        found[:, :, since:, block] = closer_(part, whole[:, None, since:, None])
-    return found
+        moved_pairs = weight[:, :, since:, block, None] * moved[:, :, None]
+        proximity[:, :, since:, block] = closer_(moved_pairs, whole[:, None, since:, None])
+    return proximity
 
 
 # --- one batch ------------------------------------------------------------------------------------------------------
@@ -260,22 +262,25 @@ def _mlp_read(layer: int) -> Read:
 
 @torch.no_grad()
 def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    config, each = model.config, []
+    """The shares of every block, stacked over layers (`[b l ...]`), NaN at padding."""
+    config, blocks = model.config, []
     for layer in range(config.n_layers):
         mlp = None if config.mlp is None else upcast(trace[_mlp_read(layer)])
         parts = SourceSplit.of(model, layer, trace, "res")
-        each.append(BlockShares.of(parts, mlp, parallel=config.parallel, causal=config.causal))
-    found = {
-        name: torch.stack([getattr(one, name) for one in each], 1)
+        blocks.append(BlockShares.of(parts, mlp, parallel=config.parallel, causal=config.causal))
+    shares = {
+        name: torch.stack([getattr(block, name) for block in blocks], 1)
         for name in BlockShares.__dataclass_fields__
-        if getattr(each[0], name) is not None
+        if getattr(blocks[0], name) is not None
     }
     if batch.keep is not None:
-        keep = batch.keep.to(found["resid"].device)
+        keep = batch.keep.to(shares["resid"].device)
         pairs = keep[:, :, None] & keep[:, None, :]
-        masks = {name: ~(pairs[:, None, None] if x.ndim == 5 else keep[:, None]) for name, x in found.items()}
-        found = {name: x.masked_fill(masks[name], torch.nan) for name, x in found.items()}
-    return {**found, "token": batch.token_ids}
+        masks = {
+            name: ~(pairs[:, None, None] if x.ndim == 5 else keep[:, None]) for name, x in shares.items()
+        }
+        shares = {name: x.masked_fill(masks[name], torch.nan) for name, x in shares.items()}
+    return {**shares, "token": batch.token_ids}
 
 
 def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -299,7 +304,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.D
     )  # fmt: skip
 
 
-# --- the way back ----------------------------------------------------------------------------------------------------
+# --- back from one position ------------------------------------------------------------------------------------------
 
 RouteEdge = tuple[str, int | None, tuple[int, int, float]]
 """Kind and head (None but for heads) of a part; its query, its key and its share."""
@@ -308,26 +313,26 @@ RouteEdge = tuple[str, int | None, tuple[int, int, float]]
 def _step_back(
     block: Mapping[str, Tensor], above: Tensor, threshold: float
 ) -> tuple[list[RouteEdge], Tensor]:
-    """The edges of one block that lead to the positions reached above it, and the positions they come from."""
-    mlp, kept = block.get("mlp"), block.get("resid_mid")
+    """The edges of one block that lead to the positions `above` it (a mask), and the mask of those they come from."""
+    mlp, resid_mid = block.get("mlp"), block.get("resid_mid")
     edges: list[RouteEdge] = []
-    middle = above if kept is None else torch.zeros_like(above)
+    middle = above if resid_mid is None else torch.zeros_like(above)
     if mlp is not None:
         through = above & (mlp >= threshold)
-        edges += _own("mlp", mlp, through)
-        if kept is not None:
-            stays = above & (kept >= threshold)
-            edges += _own("hook_resid_mid", kept, stays)
+        edges += _same_position_edges("mlp", mlp, through)
+        if resid_mid is not None:
+            stays = above & (resid_mid >= threshold)
+            edges += _same_position_edges("hook_resid_mid", resid_mid, stays)
             middle = through | stays
     stays = middle & (block["resid"] >= threshold)
-    edges += _own("resid", block["resid"], stays)
+    edges += _same_position_edges("resid", block["resid"], stays)
     moved = middle[:, None] & (block["value"] >= threshold)
     for head, query, key in moved.nonzero().tolist():
         edges.append(("head", head, (query, key, float(block["value"][head, query, key]))))
     below = stays | moved.any(0).any(0)
-    return edges, below if kept is not None or mlp is None else below | through
+    return edges, below if resid_mid is not None or mlp is None else below | through
 
 
-def _own(kind: str, share: Tensor, at: Tensor) -> Iterator[RouteEdge]:
-    """Edges that stay at their position."""
+def _same_position_edges(kind: str, share: Tensor, at: Tensor) -> Iterator[RouteEdge]:
+    """The edges of a part that moves nothing between positions, at the positions of the mask `at`."""
     return ((kind, None, (pos, pos, float(share[pos]))) for pos in at.nonzero()[:, 0].tolist())

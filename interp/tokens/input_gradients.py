@@ -1,15 +1,15 @@
 """Sensitivity of a logit to token embeddings: gradient x input and integrated gradients.
 
 Both differentiate the answer's logit (minus the wrong answer's, before a soft cap) at one position with respect to the
-token embeddings, `hook_embed`; positions keep their own. Steps of a line are rows of a pass. What a backward pass
-keeps is bounded, not by the length of a prompt: a pass has as many rows as fit, and one that is too long by itself is
-done in runs of blocks (`passes/checkpointed.py`).
+token embeddings, `hook_embed`; position embeddings do not change. The points of an integration line are rows of a pass.
+Memory of the backward pass is bounded: a pass has as many rows as fit, and if one row is too long, its blocks are run
+in groups (`passes/checkpointed.py`).
 
-On real models the logit is no smooth function of the way along the line. On SmolLM2 most of it changes within
-thousandths of the line, where one token's stream becomes a massive activation, and nowhere near the baseline: no
-spacing that is fixed beforehand finds that (128 Gauss nodes miss the change by .54 and 1.6 of it on two prompts). The
-logit itself is known wherever the gradient is, so the miss of every piece of the line is known exactly: the pieces
-that miss most are halved.
+On real models the logit is not smooth along the line. On SmolLM2 most of its change happens within thousandths of the
+line, where one token's stream becomes a massive activation, and not near the baseline. No fixed spacing finds that
+point (with 128 Gauss nodes the error is .54 and 1.6 of the logit's change on two prompts). The logit itself is computed
+at every point, so the integration error of every piece of the line is known exactly, and the pieces with the largest
+errors are halved.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from interp.passes.rules import Rules, as_rules
 
 _EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
 Baseline = Literal["zero", "mean"] | int
-"""Embedding of an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
+"""Embedding in place of an absent token's: zeros, the mean embedding of the vocabulary, or that of a token id."""
 QuadratureRule = Literal["adaptive", "gauss", "midpoint"]
 FIRST = 8
-"""Number of equal pieces in which an adaptive line begins, three points each."""
+"""Number of equal pieces, of three points each, that the adaptive rule starts with."""
 WORST = 4
-"""Divisor of the largest miss: pieces that miss at least that much are halved."""
+"""Pieces whose error is at least the largest error divided by this are halved."""
 TINY = 1e-300
 """Smallest divisor, for lines along which nothing changes."""
 
 
 @dataclass(frozen=True)
 class GradientTimesInput:
-    """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
+    """Embedding . gradient of the answer's logit: its derivative by the relative length of each embedding."""
 
     rules: Rules = ()
     """Backward rules under which the gradient is taken, or a preset of them; none: the gradient as it is."""
@@ -71,14 +71,14 @@ class IntegratedGradients:
     """Integrated gradients along the straight line from a baseline (Sundararajan et al. 2017)."""
 
     steps: Count = 256
-    """Most gradients per prompt, under the adaptive rule; a model that is smooth along the line needs 17."""
+    """Number of gradients per prompt (adaptive: at most); a logit that is smooth along the line needs 17."""
     baseline: Baseline = "mean"
-    """Embedding at which the line begins, at every position; a zero embedding sits where LayerNorm is singular."""
+    """Embedding of every token at the start of the line; at "zero" LayerNorm is singular."""
     rule: QuadratureRule = "adaptive"
     """Rule for the points on the line.
 
-    "adaptive": denser where the logit bends, until the error is below .05; or Gauss-Legendre nodes or the midpoints of
-    equal parts, which a model has to be smooth for.
+    "adaptive": denser where the logit is less smooth, until the error is below .05. "gauss" (Gauss-Legendre nodes) and
+    "midpoint" (midpoints of equal parts) require a logit that is smooth along the line.
     """
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class IntegratedGradients:
 
 
 def nodes(rule: QuadratureRule, steps: int) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
-    """Nodes in (0, 1) of a rule that is fixed beforehand, and their weights, which sum to 1; in float64."""
+    """Nodes in (0, 1) of the rule "gauss" or "midpoint", and their weights, which sum to 1; in float64."""
     if rule == "midpoint":
         weights = torch.full((steps,), 1 / steps, dtype=torch.float64)
         return (torch.arange(steps).double() + 0.5) / steps, weights
@@ -111,8 +111,8 @@ class Integral:
     error: Float[Tensor, "b"]
     """Error of the scores' sum, relative to `total`.
 
-    Of an adaptive line the larger of that miss and the root of the summed squares of what its pieces miss, which do
-    not cancel there.
+    With the adaptive rule, the larger of that error and the root of the summed squares of the pieces' errors, which
+    cannot cancel.
     """
 
 
@@ -137,7 +137,7 @@ def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, 
 def answer_logits(
     model: Transformer, stream: Float[Tensor, "b p d"], batch: Batch, at: Int[Tensor, "b"]
 ) -> Float[Tensor, "b"]:
-    """The answer's logit (minus the wrong answer's) before a soft cap, read off the final stream at these columns."""
+    """The answer's logit (minus the wrong answer's) before a soft cap, from the final stream at the columns `at`."""
     if batch.answer is None or model.unembed is None:
         raise ValueError(
             "gradients of an answer's logit require batches with answers and a model with logits"
@@ -151,10 +151,10 @@ def answer_logits(
 def gradient_x_input(
     model: Transformer, batch: Batch, at: Int[Tensor, "b"], *, rules: Rules = (), batch_size: int = 32
 ) -> Steps[dict[str, Tensor]]:
-    """Embedding . gradient at every position `[b p]`, as `value`. It sums to nothing in particular.
+    """Embedding . gradient at every position `[b p]`, as `value`. Its sum has no meaning of its own.
 
-    Under rules that make the model linear it sums, with `bias` (what biases and other embeddings are due), to `total`,
-    the logit (difference) before a soft cap, bias of the unembedding included; `completeness_error` says how nearly.
+    Under rules that make the model linear, `value` and `bias` (contributions of biases and other embeddings) sum to
+    `total`, the logit (difference) before a soft cap, b_U included, up to `completeness_error`.
 
     Raises:
         ValueError: without answers or logits.
@@ -163,16 +163,16 @@ def gradient_x_input(
         Where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
     """
     end = Read(final_stream(model.config), grad=True)
-    size, found = rows_at_once(model, batch, batch_size), []
-    for some, columns in zip(batch.split(size), at.split(size), strict=True):
-        seen = yield from _toward_answers(some, columns.tolist(), (_EMBEDDED, _SLOPE, end), rules=rules)
+    size, chunks = rows_at_once(model, batch, batch_size), []
+    for rows, columns in zip(batch.split(size), at.split(size), strict=True):
+        seen = yield from _differentiated_pass(rows, columns.tolist(), (_EMBEDDED, _SLOPE, end), rules=rules)
         value = (upcast(seen.trace[_EMBEDDED]) * upcast(seen.trace[_SLOPE])).sum(-1)
         chunk = {"value": value, **seen.completeness()}
         if "completeness_error" in chunk:
-            logit = _logits(seen, columns.tolist())
+            logit = _logits_of_pass(seen, columns.tolist())
             chunk |= {"total": logit, "bias": logit - value.sum(1)}
-        found.append(chunk)
-    return {name: torch.cat([chunk[name] for chunk in found]) for name in found[0]}
+        chunks.append(chunk)
+    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
 def integrated_gradients(
@@ -180,9 +180,9 @@ def integrated_gradients(
 ) -> Steps[Integral]:
     """(embedding - baseline) . mean gradient on the line between them; the scores sum to the logit's change.
 
-    Prompts are done one after the other, so that which points of its line are looked at follows from a prompt alone;
-    the points are rows of a pass, `batch_size` at most. Where a router changes its experts the logit jumps, and no
-    gradient sees that: the error stays, and says so.
+    Prompts are run one after the other, so that the points of a prompt's line depend on that prompt only; up to
+    `batch_size` points are rows of one pass. Where a mixture of experts changes its experts the logit jumps, which no
+    gradient shows: there the error stays large.
 
     Raises:
         ValueError: without answers or logits.
@@ -196,7 +196,7 @@ def integrated_gradients(
         change = upcast(seen.trace[_EMBEDDED]) - upcast(base)
         line = _Line(model, prompt, column, base, change, rows_at_once(model, prompt, batch_size), bar.update)
         weights, error = yield from (
-            _adapted(line, how.steps) if how.rule == "adaptive" else _fixed(line, how)
+            _adaptive_weights(line, how.steps) if how.rule == "adaptive" else _fixed_weights(line, how)
         )
         score = line.summed(weights)
         scores.append(F.pad(score, (0, width - len(score))))
@@ -209,7 +209,7 @@ def integrated_gradients(
 
 @dataclass(eq=False)
 class _Line:
-    """The line from the baseline (0) to a prompt (1), with the logits and gradients at its points."""
+    """The line from the baseline embeddings (0) to a prompt's (1), with the logits and gradients at its points."""
 
     model: Transformer
     prompt: Batch
@@ -218,28 +218,28 @@ class _Line:
     change: Float[Tensor, "1 p d"]
     """The prompt's embeddings minus the baseline."""
     rows: int
-    """Points of one pass."""
+    """Number of points in one pass."""
     count: Callable[[int], object]
     """Function that is called with the number of new gradients."""
     products: dict[float, Float[Tensor, "p"]] = field(default_factory=dict)
-    """(embedding - baseline) . gradient, by position."""
+    """By point on the line, (embedding - baseline) . gradient at every position."""
     slope: dict[float, float] = field(default_factory=dict)
-    """Their sum: d logit / d point."""
+    """By point on the line, the sum of `products`: the derivative of the logit along the line."""
     logit: dict[float, float] = field(default_factory=dict)
 
     def look(self, points: Iterable[float]) -> Steps[None]:
-        """Differentiate at those of the points that are new."""
+        """Computes logit and gradient at those of the points where they are not known yet."""
         new = sorted(set(points) - self.products.keys())
-        for some in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
-            share = to_device(torch.tensor(some, dtype=torch.float64), self.base.device)
-            edit = Edit(_EMBEDDED.site, partial(_towards, base=self.base, share=share))
-            rows = self.prompt.rows(torch.zeros(len(some), dtype=torch.long))
-            columns = [self.at] * len(some)
-            seen = yield from _toward_answers(rows, columns, (_SLOPE,), [edit])
-            self.count(len(some))
+        for chunk in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
+            share = to_device(torch.tensor(chunk, dtype=torch.float64), self.base.device)
+            edit = Edit(_EMBEDDED.site, partial(_interpolated_embeddings, base=self.base, share=share))
+            rows = self.prompt.rows(torch.zeros(len(chunk), dtype=torch.long))
+            columns = [self.at] * len(chunk)
+            seen = yield from _differentiated_pass(rows, columns, (_SLOPE,), [edit])
+            self.count(len(chunk))
             products = (self.change * upcast(seen.trace[_SLOPE])).sum(-1)
-            logits, slopes = _logits(seen, columns).tolist(), products.double().sum(1).tolist()
-            for point, product, slope, logit in zip(some, products, slopes, logits, strict=True):
+            logits, slopes = _logits_of_pass(seen, columns).tolist(), products.double().sum(1).tolist()
+            for point, product, slope, logit in zip(chunk, products, slopes, logits, strict=True):
                 self.products[point], self.slope[point], self.logit[point] = product, slope, logit
 
     @property
@@ -249,56 +249,56 @@ class _Line:
 
     @property
     def scale(self) -> float:
-        """Size that a miss is relative to: the logit's change, or what rounding makes of no change at all."""
+        """Size that errors are relative to: the logit's change, but at least the rounding of the two logits."""
         rounding = torch.finfo(self.model.dtype).eps ** 0.5
         return max(abs(self.total), rounding * max(abs(self.logit[0.0]), abs(self.logit[1.0])), TINY)
 
-    def missed(self, part: tuple[float, float]) -> float:
-        """Miss of Simpson's rule between two points against the logit's change."""
-        start, end = part
-        sum_ = sum(weight * self.slope[point] for point, weight in _simpson(part).items())
+    def missed(self, piece: tuple[float, float]) -> float:
+        """Error of Simpson's rule on a piece of the line: its integral of the slope minus the logit's change."""
+        start, end = piece
+        sum_ = sum(weight * self.slope[point] for point, weight in _simpson_weights(piece).items())
         return sum_ - (self.logit[end] - self.logit[start])
 
     def summed(self, weights: Mapping[float, float]) -> Float[Tensor, "p"]:
-        """The weighted sum of the products."""
+        """Integrated gradients of every position: the sum of `products` over points, times their weights."""
         products = torch.stack([self.products[point] for point in weights])
         return torch.einsum("mp, m -> p", products, products.new_tensor(list(weights.values())))
 
 
-def _adapted(line: _Line, steps: int) -> Steps[tuple[dict[float, float], float]]:
-    """Weights of points that lie denser where the logit bends, and the error; no more points than steps."""
+def _adaptive_weights(line: _Line, steps: int) -> Steps[tuple[dict[float, float], float]]:
+    """Weights of at most `steps` points, denser where the logit is less smooth, and the relative error."""
     first = max(1, min(FIRST, (steps - 1) // 2))
-    parts = [(i / first, (i + 1) / first) for i in range(first)]
+    pieces = [(i / first, (i + 1) / first) for i in range(first)]
     while True:
-        yield from line.look(point for part in parts for point in _simpson(part))
-        missed = {part: line.missed(part) for part in parts}
+        yield from line.look(point for piece in pieces for point in _simpson_weights(piece))
+        missed = {piece: line.missed(piece) for piece in pieces}
         error = max(abs(fsum(missed.values())), hypot(*missed.values())) / line.scale
         room = (steps - len(line.products)) // 2
         if error <= ACCEPTED_MISS or not room:
             break
         bound = max(map(abs, missed.values())) / WORST
-        worst = sorted((part for part in parts if abs(missed[part]) >= bound), key=lambda p: -abs(missed[p]))[
-            :room
-        ]
+        worst = sorted(
+            (piece for piece in pieces if abs(missed[piece]) >= bound), key=lambda p: -abs(missed[p])
+        )[:room]
         halves = [half for a, b in worst for half in ((a, (a + b) / 2), ((a + b) / 2, b))]
-        parts = [part for part in parts if part not in set(worst)] + halves
+        pieces = [piece for piece in pieces if piece not in set(worst)] + halves
     weights = dict.fromkeys(sorted(line.products), 0.0)
-    for part in parts:
-        for point, weight in _simpson(part).items():
+    for piece in pieces:
+        for point, weight in _simpson_weights(piece).items():
             weights[point] += weight
     return weights, error
 
 
-def _simpson(part: tuple[float, float]) -> dict[float, float]:
-    """The points of Simpson's rule on a piece of the line, and their weights."""
-    start, end = part
+def _simpson_weights(piece: tuple[float, float]) -> dict[float, float]:
+    """Weights of the three points of Simpson's rule on a piece (start, end) of the line."""
+    start, end = piece
     sixth = (end - start) / 6
     return {start: sixth, (start + end) / 2: 4 * sixth, end: sixth}
 
 
-def _fixed(line: _Line, how: IntegratedGradients) -> Steps[tuple[dict[float, float], float]]:
-    """The weights of the nodes of a rule, and the error."""
-    points, weights = (each.tolist() for each in nodes(how.rule, how.steps))
+def _fixed_weights(line: _Line, how: IntegratedGradients) -> Steps[tuple[dict[float, float], float]]:
+    """Weights of the nodes of the rule "gauss" or "midpoint", and the relative error."""
+    points, weights = (tensor.tolist() for tensor in nodes(how.rule, how.steps))
     yield from line.look([0.0, *points, 1.0])
     sum_ = fsum(weight * line.slope[point] for point, weight in zip(points, weights, strict=True))
     return dict(zip(points, weights, strict=True)), abs(sum_ - line.total) / line.scale
@@ -315,23 +315,23 @@ class _AnswerLogit:
         return answer_logits(outcome.model, outcome.stream, outcome.batch, at[outcome.example])
 
 
-def _toward_answers(
+def _differentiated_pass(
     batch: Batch, at: Sequence[int], reads: Sequence[Read], edits: Sequence[Edit] = (), rules: Rules = ()
 ) -> Steps[Recorded]:
-    """A pass that is differentiated towards the answers' logits; rows do not meet, so that their sum will do."""
+    """A pass with gradients of the answers' logits; rows are independent, so the sum over rows is differentiated."""
     metric = Metric("logit", "logits before the soft cap", _AnswerLogit(tuple(at)), everywhere=True)
     toward = TowardMetric(metric, in_runs=True)
     return (yield from recorded(batch, reads, edits=edits, toward=toward, rules=rules))
 
 
 @torch.no_grad()
-def _logits(seen: Recorded, at: Sequence[int]) -> Float[Tensor, "b"]:
-    """The answers' logits in a pass."""
+def _logits_of_pass(seen: Recorded, at: Sequence[int]) -> Float[Tensor, "b"]:
+    """The answers' logits of a recorded pass, at the columns `at`."""
     device = seen.end.device
     return answer_logits(seen.model, seen.end, seen.batch.to(device), to_device(torch.tensor(at), device))
 
 
-def _towards(
+def _interpolated_embeddings(
     value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], share: Float[Tensor, "b"]
 ) -> Float[Tensor, "b p d"]:
     start = upcast(base)

@@ -1,9 +1,9 @@
 """Mixing of positions by attention of one block: by weights, by norms of what is moved, and by distances (ALTI).
 
-What query i takes from source j, with all heads summed, is T_i(x_j) = sum_h a^h_ij f^h(x_j) + [i = j] x_i, where
-f^h(x_j) = v^h_j W_O^h with b_V in it (b_O belongs to no source: it is part of the constant). The norm of attention's
-output (sandwich) and that of the sum (post-norm) act on it as linear maps at their frozen scales. The MLP moves
-nothing between positions and is left out, in parallel blocks too.
+Query i receives from source j, over all heads, T_i(x_j) = sum_h a^h_ij f^h(x_j) + [i = j] x_i, where f^h(x_j) =
+v^h_j W_O^h, with b_V in v (b_O belongs to no source: it is part of the constant). The norm of attention's output
+(sandwich) and that of the sum (post-norm) act on it as linear maps at their frozen scales. The MLP moves nothing
+between positions and is left out, in parallel blocks too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,25 +35,26 @@ FLOW_TOKENS = 64
 """The longest prompt that `flow` accepts."""
 
 Kernel = Literal["attention", "values", "attn_norms", "attn_res_norms", "norms", "alti"]
-"""How one block is turned into a matrix `[query, key]`.
+"""How the matrix `[query, key]` of one block is computed.
 
 attention: mean of the heads' patterns. values: ||a_ij v_j||, heads concatenated. attn_norms: ||sum_h a_ij f(x_j)||
-(Attn-N). attn_res_norms: with the residual (AttnRes-N). norms: as they leave the block, so after the norm of the sum
-where there is one (AttnResLn-N), else AttnRes-N. alti: by distance, see `SourceSplit.alti`.
+(Attn-N). attn_res_norms: the same with the residual added (AttnRes-N). norms: the same after the norm of the sum, in
+post-norm models (AttnResLn-N), else AttnRes-N. alti: by distance, see `SourceSplit.alti`.
 """
 WITHOUT_RESIDUAL: tuple[Kernel, ...] = ("values", "attn_norms")
-"""Kernels that leave out the stream a position already has: they cannot be chained over layers."""
+"""Kernels that leave out the stream of the position itself, and so cannot be chained over layers."""
 Extent = Literal["z", "attn", "res", "block"]
-"""End of a split block: the heads' z, attention's addition, that plus the residual, that after its norm."""
+"""The tensor that is split: the heads' z, attention's output, that plus the residual, that after the post-norm."""
 EXTENTS: dict[Kernel, Extent] = {"values": "z", "attn_norms": "attn", "attn_res_norms": "res"}
 """Extent of each kernel that does not use the whole block."""
 
 
 @dataclass(frozen=True, eq=False)
 class SourceSplit:
-    """Attention of one block as parts: `output[i] = constant[i] + sum_j T_i(x_j)`, with nothing per pair as wide as d.
+    """Factors of the sum `output[i] = constant[i] + sum_j T_i(x_j)` over source positions, for one block.
 
-    T_i(x_j) = sum_h pattern[h, i, j] value[j, h] out[h] / scale[i] + [i = j] stream[i].
+    T_i(x_j) = sum_h pattern[h, i, j] value[j, h] out[h] / scale[i] + [i = j] stream[i]. No vector of d_model is stored
+    per pair (i, j).
     """
 
     pattern: Float[Tensor, "b h q k"]
@@ -62,9 +63,9 @@ class SourceSplit:
     out: Float[Tensor, "h e d"]
     """W_O followed by the linear part of every norm up to the output."""
     scale: Float[Tensor, "b q 1"]
-    """Divisor of those norms."""
+    """The frozen scale of those norms, by which their output is divided."""
     stream: Float[Tensor, "b q d"]
-    """Stream of each position itself; zeros where the residual does not count."""
+    """Residual stream of each position itself; zeros if the split does not include the residual."""
     constant: Float[Tensor, "b q d"]
     """b_O and the betas."""
 
@@ -72,15 +73,15 @@ class SourceSplit:
     def of(cls, model: Transformer, layer: int, trace: Trace, upto: Extent = "block") -> "SourceSplit":
         """The split of a recorded block (`split_reads`), edits included.
 
-        Patterns and values count as they were recorded.
+        Patterns and values are the recorded ones, after edits.
 
         Raises:
-            ValueError: an edit that makes of what attention moved anything but a multiple of it.
+            ValueError: an edit that turns a sum over sources into something else than a multiple of it.
         """
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
         weights = Weights(model).layer(layer)
         stream, pattern, v = (upcast(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
-        found = cls(
+        split = cls(
             pattern=pattern,
             value=v[:, :, Weights(model).kv_head()],
             out=weights.W_O.to(v),
@@ -90,21 +91,21 @@ class SourceSplit:
         )
         edited = {at: upcast(trace[read]) for at, read in _edited_reads(model, layer, upto).items()}
         if "z" in edited:
-            share = head_shares(model, layer, pattern, found.value, edited["z"])
-            found = replace(found, pattern=pattern * share)
+            share = head_shares(model, layer, pattern, split.value, edited["z"])
+            split = replace(split, pattern=pattern * share)
         if upto == "z":
-            return found
-        found = found.after(output_norm(model, layer, "attn_out"))
+            return split
+        split = split.after(output_norm(model, layer, "attn_out"))
         if "attn" in edited:
-            found = found._rescaled(model, layer, edited["attn"])
+            split = split._scaled_to_edit(model, layer, edited["attn"])
         if upto != "attn":
-            found = replace(found, stream=stream)
+            split = replace(split, stream=stream)
         if upto == "block":
-            found = found.after(sum_norm(model, layer, "attn_out"))
-        return found._rescaled(model, layer, edited["block"]) if "block" in edited else found
+            split = split.after(sum_norm(model, layer, "attn_out"))
+        return split._scaled_to_edit(model, layer, edited["block"]) if "block" in edited else split
 
     def after(self, norm: FrozenNorm) -> "SourceSplit":
-        """The split after a norm of the sum, at the scale of that sum; beta joins the constant."""
+        """The split of the norm's output, with the norm's scale frozen at that of the sum; beta joins the constant."""
         frozen = norm.of(lambda: self.output)
         return replace(
             self,
@@ -114,8 +115,10 @@ class SourceSplit:
             constant=frozen.split(self.constant[None], 0)[0],
         )
 
-    def _rescaled(self, model: Transformer, layer: int, edited: Float[Tensor, "b q d"]) -> "SourceSplit":
-        """All parts of every query times the one number by which an edit multiplied their sum."""
+    def _scaled_to_edit(
+        self, model: Transformer, layer: int, edited: Float[Tensor, "b q d"]
+    ) -> "SourceSplit":
+        """The split with all parts of each query times the factor by which an edit multiplied their sum."""
         z = einsum(self.pattern.abs(), self.value.abs(), "b h q k, b k h e -> b q h e")
         size = einsum(z, self.out.abs(), "b q h e, h e d -> b q d") / self.scale
         size = size + self.stream.abs() + self.constant.abs()
@@ -141,7 +144,7 @@ class SourceSplit:
 
     @property
     def output(self) -> Float[Tensor, "b q d"]:
-        """The whole: constant, residual, and everything moved."""
+        """The sum that is split: constant, residual, and what attention moved."""
         return self.constant + self.stream + self.moved
 
     def value_norms(self) -> Float[Tensor, "b h q k"]:
@@ -149,19 +152,19 @@ class SourceSplit:
         return self.pattern.abs() * rearrange(self.value.norm(dim=-1), "b k h -> b h 1 k")
 
     def lengths(self) -> Float[Tensor, "b k h"]:
-        """||f^h(x_j)||: the length of what a head takes from a source, before attention and `scale`.
+        """||f^h(x_j)||: the length of the vector that a head reads from a source, before attention and `scale`.
 
         Kobayashi et al. 2020.
         """
-        return torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
+        return torch.cat([moved.norm(dim=-1) for _, moved in self._source_chunks()], 1)
 
     def norms(self) -> Float[Tensor, "b q k"]:
         """||T_i(x_j)||: the norm of the sum over heads, not the sum of norms (Kobayashi et al. 2021).
 
-        From the Gram matrix `[h h]` of the heads' f(x_j) at every source: b q k h^2 products and no vector per pair.
-        Where heads cancel, rounding leaves the root of the dtype's epsilon times the sum of norms.
+        Computed from the Gram matrix `[h h]` of the heads' f(x_j) at every source: b q k h^2 products and no vector per
+        pair. Where heads cancel, the error is up to sqrt(eps) times the sum of norms.
         """
-        grams = [einsum(m, m, "b k h d, b k g d -> b k h g") for _, m in self._by_source()]
+        grams = [einsum(m, m, "b k h d, b k g d -> b k h g") for _, m in self._source_chunks()]
         crossed = einsum(self.pattern, torch.cat(grams, 1), "b h q k, b k h g -> b g q k")
         norms = (crossed * self.pattern).sum(1).clamp_min(0).sqrt() / self.scale
         return norms.diagonal_scatter((self.stream + self.kept).norm(dim=-1), dim1=-2, dim2=-1)
@@ -179,28 +182,28 @@ class SourceSplit:
         (`[b q d]` for one source at the least).
         """
         y, columns = self.output, []
-        for first, moved in self._by_source():
+        for first, moved in self._source_chunks():
             n = moved.shape[1]
             block = self.pattern[..., first : first + n]
-            part = einsum(block, moved, "b h q k, b k h d -> b q k d") / self.scale[:, :, None]
+            moved_pairs = einsum(block, moved, "b h q k, b k h d -> b q k d") / self.scale[:, :, None]
             index = torch.arange(n, device=y.device)
-            part[:, first + index, index] += self.stream[:, first + index]
-            columns.append(closer_(part, y[:, :, None]))
+            moved_pairs[:, first + index, index] += self.stream[:, first + index]
+            columns.append(closer_(moved_pairs, y[:, :, None]))
         return torch.cat(columns, -1)
 
-    def _by_source(self) -> Iterator[tuple[int, Float[Tensor, "b k h d"]]]:
-        """f^h(x_j), some sources at a time: the first one's position, and theirs."""
+    def _source_chunks(self) -> Iterator[tuple[int, Float[Tensor, "b k h d"]]]:
+        """Yields the position of the first source of a chunk, and f^h(x_j) for the sources in the chunk."""
         rows, n, heads = self.value.shape[:3]
         step = max(1, CHUNK // (rows * max(n, heads) * self.out.shape[-1]))
         for first in range(0, n, step):
-            some = self.value[:, first : first + step]
-            yield first, einsum(some, self.out, "b k h e, h e d -> b k h d")
+            values = self.value[:, first : first + step]
+            yield first, einsum(values, self.out, "b k h e, h e d -> b k h d")
 
 
 def closer_(part: Float[Tensor, "*n d"], whole: Float[Tensor, "*m d"]) -> Float[Tensor, "*n"]:
     """max(0, ||y||_1 - ||y - z||_1): how much closer a part z brings the whole y (Ferrando et al. 2022).
 
-    Number by number before the sum, which is what float32 has digits for. Overwrites `part`.
+    |y| - |y - z| is taken element by element before the sum, to keep float32 precision. Overwrites `part`.
     """
     return (whole.abs() - part.sub_(whole).abs_()).sum(-1).clamp_min(0)
 
@@ -219,26 +222,26 @@ def split_reads(model: Transformer, layer: int, upto: Extent = "block") -> tuple
 
 
 def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, Read]:
-    """Reads of the sums of a split that edits may have changed, so that they are not the sum of their parts."""
+    """Reads of those sums of a split that an edit changes: there the recorded value is not the sum of the parts."""
     after = after_pattern(model.config, layer)
     before_z = after[: after.index("attn.hook_z") + 1]
-    found: dict[Extent, Read] = {}
+    reads: dict[Extent, Read] = {}
     if edits_at(model, layer, before_z):
-        found["z"] = Read(f"blocks.{layer}.attn.hook_z")
+        reads["z"] = Read(f"blocks.{layer}.attn.hook_z")
     if upto != "z" and edits_at(model, layer, after[len(before_z) :]):
-        found["attn"] = Read(f"blocks.{layer}.hook_attn_out")
+        reads["attn"] = Read(f"blocks.{layer}.hook_attn_out")
     if upto == "block" and model.config.norm_place == "post":
         sites = [f"{SUM_NORMS['attn_out']}.hook_{name}" for name in ("scale", "normalized")]
         if edits_at(model, layer, ["hook_resid_mid", *sites]):
-            found["block"] = Read(f"blocks.{layer}.{sites[-1]}")
-    return found
+            reads["block"] = Read(f"blocks.{layer}.{sites[-1]}")
+    return reads
 
 
 def check_stream(model: Transformer, what: str, allowed: tuple[type, ...] = (Detach,)) -> None:
-    """ValueError for edits that put into the stream between blocks what no earlier part of the model wrote.
+    """Checks that no edit replaces the stream between blocks by something that the model's parts did not write.
 
     Raises:
-        ValueError: naming the edit.
+        ValueError: an edit that does, named in the message.
     """
     for edit in model.edits:
         inside = layer_of(edit, model) is not None and inner_site(edit) in STREAM
@@ -258,24 +261,24 @@ def head_mean(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b q k"]:
 def contributions(
     model: Transformer, layer: int, trace: Trace, kernel: Kernel
 ) -> tuple[Float[Tensor, "b q k"], Float[Tensor, "b q"]]:
-    """One block by one kernel, each row divided by its sum, and the mixing ratio of every query.
+    """The kernel's matrix of one block, each row divided by its sum, and the mixing ratio of every query.
 
-    Attention is left as it is: its rows sum to 1, or to less where a sink takes part. Ratio: of the norms as in
-    `SourceSplit.ratio`, of other kernels the share of the row that is not the query's own. Where nobody contributes
-    (ALTI, if the biases alone lie closer to the output than with any source) the position keeps all of itself: our
+    With `attention`, rows are not divided: they sum to 1, or to less with an attention sink. The mixing ratio is
+    `SourceSplit.ratio` for kernels of norms, else the share of the row that is off the diagonal. Where no source
+    contributes (ALTI, if no source brings the biases closer to the output) the query gets all of its row: our
     convention.
     """
     if kernel == "attention":
         require("distribution", [model.config.mixers[layer]], "kernel='attention'")
         (read,) = mixing_reads(model.config, layer, kernel)
-        return trace[read], _others(trace[read])
+        return trace[read], _share_of_others(trace[read])
     if kernel == "values":
         lengths = SourceSplit.of(model, layer, trace, "z").value_norms().norm(dim=1)
-        found = own_if_nobody(lengths)
-        return found, _others(found)
+        matrix = own_if_nobody(lengths)
+        return matrix, _share_of_others(matrix)
     if kernel == "alti":
-        found = own_if_nobody(SourceSplit.of(model, layer, trace).alti())
-        return found, _others(found)
+        matrix = own_if_nobody(SourceSplit.of(model, layer, trace).alti())
+        return matrix, _share_of_others(matrix)
     parts = SourceSplit.of(model, layer, trace, EXTENTS.get(kernel, "block"))
     return own_if_nobody(parts.norms()), parts.ratio()
 
@@ -286,17 +289,17 @@ def shares(x: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
 
 
 def own_if_nobody(x: Float[Tensor, "b q k"]) -> Float[Tensor, "b q k"]:
-    """Rows divided by their sums; a row of zeros becomes that of the identity."""
+    """Rows divided by their sums; a row of zeros becomes the row of the identity matrix."""
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     return shares(torch.where(x.sum(-1, keepdim=True) == 0, eye, x))
 
 
-def _others(x: Float[Tensor, "b q k"]) -> Float[Tensor, "b q"]:
+def _share_of_others(x: Float[Tensor, "b q k"]) -> Float[Tensor, "b q"]:
     return 1 - x.diagonal(dim1=-2, dim2=-1) / x.sum(-1).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def with_residual(pattern: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b q k"]:
-    """(A + I), rows divided by their sums: half of each row is the position's own stream (Abnar & Zuidema 2020)."""
+    """A + I, rows divided by their sums: half of each row is the position's own stream (Abnar & Zuidema 2020)."""
     eye = torch.eye(pattern.shape[-1], dtype=pattern.dtype, device=pattern.device)
     return shares(pattern + eye)
 
@@ -310,7 +313,7 @@ def rollout(layers: Sequence[Float[Tensor, "b q k"]]) -> Float[Tensor, "b q k"]:
 
 
 def rolled_row(layers: Sequence[Float[Tensor, "b q k"]], at: Int[Tensor, "b"]) -> Float[Tensor, "b k"]:
-    """One row of `rollout` per prompt, at vector-matrix cost."""
+    """One row of `rollout` per prompt, at position `at`, without products of whole matrices."""
     row = layers[-1][torch.arange(len(at), device=at.device), at]
     for layer in reversed(layers[:-1]):
         row = einsum(row, layer, "b q, b q k -> b k")
@@ -318,11 +321,11 @@ def rolled_row(layers: Sequence[Float[Tensor, "b q k"]], at: Int[Tensor, "b"]) -
 
 
 def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
-    """The most that can flow from output position `at` to each token, with these matrices as capacities.
+    """Maximum flow from output position `at` to each token, with the matrices' entries as capacities.
 
     Attention flow (Abnar & Zuidema 2020): one maximum flow per token in a layered graph of (l + 1) n nodes and l n^2
-    edges; each is at most 1 for rows that sum to 1, their sum is not. By shortest augmenting paths (networkx), at worst
-    O(nodes^2 edges) each: 0.05 s for 4 layers and 18 tokens, 4 s for 12 and 64.
+    edges. Each flow is at most 1 if rows sum to 1, but their sum may be more. Computed by shortest augmenting paths
+    (networkx), at worst O(nodes^2 edges) each: 0.05 s for 4 layers and 18 tokens, 4 s for 12 and 64.
 
     Raises:
         ValueError: more than `FLOW_TOKENS` tokens.
@@ -358,7 +361,7 @@ def layers_read(model: Transformer, kernel: Kernel, layers: Sequence[int]) -> tu
 
 
 def check_tokens(config: ModelConfig) -> None:
-    """ValueError for a model whose state depends on more than its own tokens."""
+    """Raises a ValueError for a model with cross-attention, whose state depends on more than its own tokens."""
     if config.cross_attention:
         raise ValueError(
             "token attribution requires a model whose only tokens are its own; this one also attends to the memory "

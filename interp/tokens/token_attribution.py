@@ -1,8 +1,8 @@
 """Attribution of the model's state, or its answer, to the tokens of a prompt: twelve methods with one signature.
 
-They answer different questions. Attention, rollout, flow, norms and ALTI say from where the state at one position was
-mixed together, whatever comes of it; ALTI-Logit and the gradients say what an answer's logit owes to each token. Which
-to trust is measured by removing tokens: `compare_methods`.
+They answer different questions. Attention, rollout, flow, norms and ALTI give the share of each token in the state at
+one position, whatever the model then predicts. ALTI-Logit and the gradients give each token's contribution to an
+answer's logit. `compare_methods` measures which methods are faithful, by removing tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Mixing:
     """Attribution by the mixing of attention: a matrix per block, taken from one block or chained over all."""
 
     kernel: Kernel
-    """How a block becomes a matrix."""
+    """How the matrix of a block is computed."""
     across: int | Literal["rollout", "flow"] = "rollout"
     """A single block (negative: from the last), the product over the blocks, or the maximum flow through them."""
 
@@ -88,7 +88,7 @@ class Mixing:
 
 TokenMethod = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
 SINK = 0.9
-"""Share of the first token from which a note is made: ten others then have less than 0.01 each on average."""
+"""Share of the first token above which a note is added: ten other tokens then have below 0.01 each on average."""
 METHODS: dict[str, TokenMethod] = {
     "attention": Mixing("attention", -1),
     "values": Mixing("values", -1),
@@ -194,7 +194,7 @@ class TokenAttribution(Question):
                 attrs=attrs,
                 text=model.text,
                 steps=steps,
-                notes=self._unused(how),
+                notes=self._unused_answer_notes(how),
             ),
             answers,
         )
@@ -203,18 +203,18 @@ class TokenAttribution(Question):
         """The reads and the computation of the values of every token, and the words for what these sum to."""
         how = as_method(self.method)
         check_tokens(network.config)
-        reads, inner, sums_to = _computed(network, how, self.rows_together)
+        reads, inner, sums_to = _method_steps(network, how, self.rows_together)
         method = None if isinstance(how, Mixing) else self._method_name
-        return ReadingThen(reads, partial(_steps, inner=inner, pos=self.pos, method=method)), sums_to
+        return ReadingThen(reads, partial(_checked_values, inner=inner, pos=self.pos, method=method)), sums_to
 
-    def _unused(self, how: TokenMethod) -> tuple[str, ...]:
-        """A note about answers that the method does not look at."""
-        given = [name for name in ("answer", "wrong") if getattr(self, name) is not None]
-        if not given or not isinstance(how, Mixing):
+    def _unused_answer_notes(self, how: TokenMethod) -> tuple[str, ...]:
+        """A note about `answer` or `wrong`, if given to a method that does not use them."""
+        unused = [name for name in ("answer", "wrong") if getattr(self, name) is not None]
+        if not unused or not isinstance(how, Mixing):
             return ()
         return (
             f"method={self.method!r} is about the tokens that a position is made of, whatever follows: "
-            f"{' and '.join(given)} changed nothing; 'alti_logit' and 'gradient_x_input' attribute an answer",
+            f"{' and '.join(unused)} changed nothing; 'alti_logit' and 'gradient_x_input' attribute an answer",
         )
 
     @property
@@ -258,7 +258,7 @@ class LayerMixing(Question):
             self.name,
             Reading(
                 layers_read(network, self.kernel, range(network.config.n_layers)),
-                partial(_matrices, kernel=self.kernel),
+                partial(_layer_matrices, kernel=self.kernel),
             ),
             Rows,
             partial(_finish_layers, question=self, config=network.config, text=model.text),
@@ -294,18 +294,20 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], Steps[dict[str, Tensor]]]
-"""Function from recorded rows to their values at one column of each, which the host names, step by step."""
+"""Steps from a recorded batch, with the column of each row that is attributed (on the host), to the values."""
 
 
-def _computed(model: Transformer, how: TokenMethod, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
-    """Reads of a method in the shared pass, its computation, and the words for what its values sum to."""
+def _method_steps(
+    model: Transformer, how: TokenMethod, batch_size: int
+) -> tuple[tuple[Read, ...], Inner, str]:
+    """A method's reads in the shared pass, its computation, and words for the sum of its values."""
     if isinstance(how, Mixing):
         layers = how.layers(model.config)
         if isinstance(how.across, str):
             check_stream(model, f"{how.across} over layers", (Add, Scale, Project, Detach))
         sinks = how.kernel == "attention" and not isinstance(how.across, str) and model.config.sinks
         sums_to = "1, less what the sink takes" if sinks else "1"
-        return layers_read(model, how.kernel, layers), partial(_mixed, how=how), sums_to
+        return layers_read(model, how.kernel, layers), partial(_mixed_values, how=how), sums_to
     if isinstance(how, AltiLogit):
         check_alti_logit(model)
         sums_to = "what attention added to the logit (difference); with initial, mlp and bias: total"
@@ -313,36 +315,37 @@ def _computed(model: Transformer, how: TokenMethod, batch_size: int) -> tuple[tu
     if isinstance(how, GradientTimesInput):
         linear = promises(under_rules(model, how.rules))
         sums_to = "total, the logit (difference), with bias" if linear else "nothing in particular"
-        return (), partial(_gradient, how=how, batch_size=batch_size), sums_to
+        return (), partial(_gradient_values, how=how, batch_size=batch_size), sums_to
     baseline_embedding(model, how.baseline)
     sums_to = "total, the logit (difference) minus that of the baseline, up to error"
-    return (), partial(_integrated, how=how, batch_size=batch_size), sums_to
+    return (), partial(_integrated_values, how=how, batch_size=batch_size), sums_to
 
 
-def _steps(
+def _checked_values(
     trace: Trace, batch: Batch, model: Transformer, inner: Inner, pos: int, method: str | None
 ) -> Steps[Mapping[str, Tensor]]:
-    """method: the name of one that attributes the logit of an answer."""
+    """The values of a method, NaN at padding, with the token ids; method: its name, if it requires an answer."""
     at = columns(batch, pos)
     if method is not None and batch.answer is None:
         raise ValueError(f"{method} attributes the logit of an answer: an answer is required, got None")
-    found = yield from inner(trace, batch, model, at)
-    real = batch.real.to(found["value"].device)
-    value = found["value"].masked_fill(~real, torch.nan)
-    return {**found, "value": value, "token": batch.token_ids}
+    values = yield from inner(trace, batch, model, at)
+    real = batch.real.to(values["value"].device)
+    value = values["value"].masked_fill(~real, torch.nan)
+    return {**values, "value": value, "token": batch.token_ids}
 
 
-def _mixed(
+def _mixed_values(
     trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
 ) -> Steps[dict[str, Tensor]]:
-    yield from ()  # all that it needs was read
+    """Share of each token `[b p]` in the state at column `at`, from the matrices of a kernel across the layers."""
+    yield from ()  # no pass of its own: the shared pass has all reads
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
         layers = [with_residual(layer) for layer in layers]
     if how.across != "flow":
         return {"value": rolled_row(layers, to_device(at, layers[0].device))}
     stacked = torch.stack(layers, 1)
-    on_host = to_host({"layers": stacked})["layers"]  # the search goes from edge to edge
+    on_host = to_host({"layers": stacked})["layers"]  # networkx searches edge by edge
     flows = [flow(row, i) for row, i in zip(on_host, at.tolist(), strict=True)]
     return {"value": shares(to_device(torch.stack(flows), stacked.device))}
 
@@ -353,7 +356,7 @@ def _alti_logit(
     return alti_logit(model, batch, at)
 
 
-def _gradient(
+def _gradient_values(
     trace: Trace,
     batch: Batch,
     model: Transformer,
@@ -364,7 +367,7 @@ def _gradient(
     return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
 
 
-def _integrated(
+def _integrated_values(
     trace: Trace,
     batch: Batch,
     model: Transformer,
@@ -372,8 +375,8 @@ def _integrated(
     how: IntegratedGradients,
     batch_size: int,
 ) -> Steps[dict[str, Tensor]]:
-    found = yield from integrated_gradients(model, batch, at, how, batch_size=batch_size)
-    return {"value": found.score, "total": found.total, "error": found.error}
+    integral = yield from integrated_gradients(model, batch, at, how, batch_size=batch_size)
+    return {"value": integral.score, "total": integral.total, "error": integral.error}
 
 
 def _finish(
@@ -385,7 +388,7 @@ def _finish(
     steps: int,
     notes: Sequence[str],
 ) -> xr.Dataset:
-    """steps: how many gradients integrate a line; 0 for a method without one."""
+    """The result of `token_attribution`; steps: number of gradients of integrated gradients, 0 for other methods."""
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = rows.pop("token")
@@ -403,14 +406,14 @@ def _finish(
         attrs={**attrs, **error, "unit": unit},
         notes=[
             *notes,
-            *(_unconverged(rows["error"], steps) if steps else ()),
-            *(_of_sinks(rows["value"]) if unit == "share" and attrs["pos"] != 0 else ()),
+            *(_convergence_notes(rows["error"], steps) if steps else ()),
+            *(_sink_notes(rows["value"]) if unit == "share" and attrs["pos"] != 0 else ()),
         ],
     )
 
 
-def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
-    """Note about prompts in which integrated gradients miss the logit by more than is accepted."""
+def _convergence_notes(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
+    """Note about prompts whose integrated gradients have an error above `ACCEPTED_MISS`."""
     off = int((error > ACCEPTED_MISS).sum())
     if not off:
         return ()
@@ -421,22 +424,22 @@ def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
     )
 
 
-def _of_sinks(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
+def _sink_notes(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
     """Note about prompts in which nearly all attribution goes to the first token."""
     known = ~shares.isnan()
     first = shares.gather(1, known.int().argmax(1, keepdim=True))[:, 0]
-    taken, several = int((first > SINK).sum()), known.sum(1) > 1
-    if not bool(((first > SINK) & several).any()):
+    sink_count, has_others = int((first > SINK).sum()), known.sum(1) > 1
+    if not bool(((first > SINK) & has_others).any()):
         return ()
     return (
-        f"in {taken} of {len(first)} prompts the first token has more than {SINK} of all shares, as an attention sink "
-        "does: what the others have is what it leaves",
+        f"in {sink_count} of {len(first)} prompts the first token has more than {SINK} of all shares, as an attention "
+        "sink does: what the others have is what it leaves",
     )
 
 
-def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
-    each = [contributions(model, layer, trace, kernel) for layer in range(model.config.n_layers)]
-    matrix, ratio = (torch.stack(list(x), 1) for x in zip(*each, strict=True))
+def _layer_matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
+    by_layer = [contributions(model, layer, trace, kernel) for layer in range(model.config.n_layers)]
+    matrix, ratio = (torch.stack(list(x), 1) for x in zip(*by_layer, strict=True))
     if batch.keep is not None:
         ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
         real = batch.keep[:, :, None] & batch.keep[:, None, :]

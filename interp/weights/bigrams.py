@@ -67,8 +67,8 @@ class BigramTable(Question):
         `HeadCircuits.direct`: the table itself, as a product of thin matrices.
 
     Example:
-        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
-        >>> found.sizes["token"], found.score.values.tolist()
+        >>> result = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
+        >>> result.sizes["token"], result.score.values.tolist()
         (2, ['kl', 'correlation'])
     """
 
@@ -86,7 +86,7 @@ class BigramTable(Question):
         _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
         return ByRow(
             self.name,
-            Reading((), partial(_neighbours, d_vocab=circuits.config.d_vocab)),
+            Reading((), partial(_neighbour_pairs, d_vocab=circuits.config.d_vocab)),
             PairCounts,
             partial(_finish, name=self.name, circuits=circuits, text=model.text),
         )
@@ -97,7 +97,7 @@ bigram_table = of_data(BigramTable, renamed={"circuits": "model", "tokens": "dat
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """Counts of pairs of neighbouring tokens, a pair as first * d_vocab + second; a reduction of the values `pair`."""
+    """Counts of pairs of neighbouring tokens, each coded as first * d_vocab + second; a reduction of `pair` values."""
 
     codes: Int[Tensor, "n"]
     """The pairs, sorted."""
@@ -106,12 +106,12 @@ class PairCounts:
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> PairCounts:
-        """The pairs of one batch; -1 stands for no pair."""
-        given = values["pair"]
-        return cls(*given[given >= 0].unique(return_counts=True))
+        """The counts of one batch, whose `pair` is -1 where a token has no next one."""
+        codes = values["pair"]
+        return cls(*codes[codes >= 0].unique(return_counts=True))
 
     def merge(self, other: PairCounts) -> PairCounts:
-        """The pairs of both parts."""
+        """The counts of both together."""
         codes, place = torch.cat((self.codes, other.codes)).unique(return_inverse=True)
         counts = torch.zeros_like(codes).index_add(0, place, torch.cat((self.counts, other.counts)))
         return PairCounts(codes, counts)
@@ -126,8 +126,8 @@ class PairCounts:
         return cls(**tensors)
 
 
-def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
-    """Every token with the one that follows it in the same text, -1 where none does."""
+def _neighbour_pairs(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
+    """Code of each token and the next one in the same text, first * d_vocab + second; -1 where there is no next."""
     codes = torch.full_like(batch.tokens, -1, dtype=torch.long)
     codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]
     known = torch.ones_like(batch.real)
@@ -139,12 +139,13 @@ def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) ->
 
 @torch.no_grad()
 def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> xr.Dataset:
+    """The result of `bigram_table`, from the counts of all pairs of neighbouring tokens."""
     assert isinstance(merged, PairCounts)
     if not len(merged.codes):
         raise ValueError("rows of at least two tokens are required, got no two neighbours")
     d_vocab = circuits.config.d_vocab
     codes, counts = merged.codes.cpu(), merged.counts.cpu().double()
-    pairs = torch.stack((codes // d_vocab, codes % d_vocab))
+    pairs = torch.stack((codes // d_vocab, codes % d_vocab))  # [2 pair]: token, next token
     first, index = pairs[0].unique(return_inverse=True)
     total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
     rows = upcast(circuits.embedded_tokens(first))
@@ -153,10 +154,10 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> x
     log_q, spread = _log_softmax_at(rows, upcast(circuits.bare_unembedding), index, pairs[1])
     unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
     p, u = counts / total[index], unigram[pairs[1]].log()
-    direct = torch.stack(_agreement(p, log_q, spread, index, d_vocab), -1)
-    base = _spread(unigram[None].clone()).expand(len(first))
-    null = torch.stack(_agreement(p, u, base, index, d_vocab), -1)
-    overall, null_overall = ((each * total[:, None]).sum(0) / total.sum() for each in (direct, null))
+    direct = torch.stack(_kl_and_correlation(p, log_q, spread, index, d_vocab), -1)
+    base = _squared_deviation(unigram[None].clone()).expand(len(first))
+    null = torch.stack(_kl_and_correlation(p, u, base, index, d_vocab), -1)
+    overall, null_overall = ((scores * total[:, None]).sum(0) / total.sum() for scores in (direct, null))
     cells = ("token", "score")
     return labelled(
         name,
@@ -179,25 +180,25 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> x
 def _log_softmax_at(
     a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, "c"], column: Int[Tensor, "c"]
 ) -> tuple[Float[Tensor, "c"], Float[Tensor, "n"]]:
-    """log softmax of the rows of `a @ b` at some entries (sorted by row), and each row's spread; by tiles."""
+    """Log-softmax of `a @ b` at entries (index, column), sorted by row, and each row's `_squared_deviation`."""
     chosen, spreads = [], []
     for start, tile in row_tiles(a, b):
         in_tile = (index >= start) & (index < start + len(tile))
         tile.sub_(tile.logsumexp(-1, keepdim=True))
         chosen.append(tile[(index[in_tile] - start).to(tile.device), column[in_tile].to(tile.device)])
-        spreads.append(_spread(tile.exp_()))
+        spreads.append(_squared_deviation(tile.exp_()))
     return torch.cat(chosen).double().cpu(), torch.cat(spreads).double().cpu()
 
 
-def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
-    """Summed squared deviation of each row of probabilities from 1 / v, in place; NaN where that is rounding alone."""
+def _squared_deviation(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
+    """Sum of squared deviations from 1 / v of each row of probabilities, overwritten; NaN if that is only rounding."""
     v = q.shape[-1]
-    found = torch.linalg.vector_norm(q.sub_(1 / v), dim=-1)
+    deviation = torch.linalg.vector_norm(q.sub_(1 / v), dim=-1)
     rounding = 8 * torch.finfo(q.dtype).eps / v**0.5
-    return found.masked_fill(found < rounding, torch.nan).square()
+    return deviation.masked_fill(deviation < rounding, torch.nan).square()
 
 
-def _agreement(
+def _kl_and_correlation(
     p: Float[Tensor, "c"],
     log_q: Float[Tensor, "c"],
     spread: Float[Tensor, "n"],

@@ -2,12 +2,12 @@
 
 Elhage et al. 2021, "Composition of attention heads": a pair's score is ||W1 W2|| / (||W1|| ||W2||), Frobenius norms, in
 row convention with W1 = OV of the source and W2 = QK (Q), QK^T (K) or OV (V) of the destination. A ratio says little by
-itself: random heads have 1/sqrt(d), and where the dimensions of the stream differ in scale all pairs have more. So it
-comes with that level, and with the factor by which it exceeds what its two heads have with the others of their layers.
+itself: random heads have 1/sqrt(d), and where the dimensions of the stream differ in scale all pairs have more. So the
+result also has that null, and the ratio relative to the ratios of both heads with the other heads of their layers.
 
-There is no p: of eight kinds of random weights in which nothing composes, no law of chance that we tried held
-(`experiments/bench/composition_nulls.py`): that of the spectra called every pair significant where dimensions differ
-in scale.
+There is no p: no null distribution that we tried was calibrated on eight kinds of random weights without composition
+(`experiments/bench/composition_nulls.py`). The one from the heads' singular values called every pair significant where
+the dimensions of the stream differ in scale.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Composition(Question):
         if circuits.config.n_layers < 2:
             raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
         _check(circuits, self.kind, self.offset)
-        return WithoutData(self.name, partial(_pairs, circuits, self))
+        return WithoutData(self.name, partial(_pair_table, circuits, self))
 
 
 composition = of_weights(Composition)
@@ -149,15 +149,15 @@ def composition_scores(
     """
     circuits = as_circuits(circuits)
     _check(circuits, kind, offset)
-    return _ratios(*_halves(circuits, kind, offset))
+    return _ratios(*_normalised_halves(circuits, kind, offset))
 
 
 def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]:
-    """Each ratio divided by what the medians of its two heads predict: ratio x median / (median x median).
+    """Each ratio times the median of its two layers, divided by the medians of its two heads in them.
 
-    The medians are of logarithms: of a head over the heads of the other layer, of a pair of layers over their heads
-    (the mean of those of both). So it is 1 throughout where every ratio is a factor of its source times one of its
-    destination. NaN where a ratio is, and where a median is 0.
+    A head's median is over the heads of the other layer. The layers' median is the median of the heads' medians, the
+    mean of those of source and destination. All are medians of logarithms. So the result is 1 everywhere if each ratio
+    is a factor of its source times a factor of its destination. NaN where a ratio is NaN or a median is 0.
 
     Example:
         >>> alike = torch.tensor([0.1, 0.2, 0.4])[:, None] * torch.tensor([1.0, 2.0])
@@ -165,6 +165,7 @@ def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]
         tensor([1.])
     """
     size = ratio.double().log()
+    # [l h m g]: the median of a source head over g, and of a destination head over h
     source, target = (size.nanquantile(0.5, dim=dim, keepdim=True) for dim in (3, 1))
     layers = (source.nanquantile(0.5, dim=1, keepdim=True) + target.nanquantile(0.5, dim=3, keepdim=True)) / 2
     expected = source + target - layers
@@ -173,7 +174,7 @@ def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]
 
 @public()
 def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) -> FactoredMatrix:
-    """The virtual head OV1 @ OV2 of two heads: what moves when the second attends to what the first moved.
+    """The virtual head OV1 @ OV2 of two heads: its OV circuit, when the second reads what the first wrote.
 
     Its attention pattern is A2 A1.
 
@@ -208,9 +209,9 @@ class SingularTriples(Brief):
     left: Float[Tensor, "k d"]
     """Directions that the source reads."""
     between: Float[Tensor, "k d"]
-    """What the source then writes: left @ W1, as directions. They are not orthogonal to each other."""
+    """Directions that the source then writes: left @ W1. They are not orthogonal to each other."""
     right: Float[Tensor, "k d"]
-    """What the destination makes of it: Q, the key it then looks for; K, the query that finds it; V, what it writes."""
+    """Directions on the destination's other side: Q, of the key that matches; K, of the query; V, of its output."""
     share: Float[Tensor, "k"]
     """Share of each triple in ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
 
@@ -227,7 +228,7 @@ def composition_directions(
 ) -> SingularTriples:
     """Directions that carry the composition of two heads: the strongest singular triples of W1 W2.
 
-    They are tensors, so that they can be read on: `directions(model, found.between)` lists them as tokens.
+    They are tensors, so that they can be read on: `directions(model, result.between)` lists them as tokens.
 
     Args:
         circuits: a model (norms folded in), or circuits under other conventions.
@@ -266,8 +267,8 @@ def composition_directions(
     )
 
 
-def _pairs(circuits: HeadCircuits, question: Composition) -> xr.Dataset:
-    """The ratio of every pair of heads with its null and its relative size, heads by name."""
+def _pair_table(circuits: HeadCircuits, question: Composition) -> xr.Dataset:
+    """The result of `composition`: ratio, null, excess and relative ratio of every pair of heads, by name."""
     ratio = composition_scores(circuits, question.kind, offset=question.offset).double()
     null = torch.full_like(ratio, circuits.config.d_model**-0.5)
     values = {"value": ratio, "null": null, "excess": ratio - null, "relative": relative_scores(ratio)}
@@ -275,11 +276,11 @@ def _pairs(circuits: HeadCircuits, question: Composition) -> xr.Dataset:
     layers = [Part.of(head).layer for head in heads]
     n = len(heads)
     cells = {
-        name: torch.where(ratio.isfinite(), each, torch.nan).reshape(n, n) for name, each in values.items()
+        name: torch.where(ratio.isfinite(), array, torch.nan).reshape(n, n) for name, array in values.items()
     }
     return labelled(
         question.name,
-        {name: (("src", "dst"), each) for name, each in cells.items()},
+        {name: (("src", "dst"), array) for name, array in cells.items()},
         coords={"src": heads, "dst": heads, "src_layer": ("src", layers), "dst_layer": ("dst", layers)},
         units={
             **dict.fromkeys(("value", "null", "excess"), RATIO),
@@ -316,25 +317,27 @@ def _product(
 ) -> FactoredMatrix:
     """W1 W2 of one pair of heads."""
     _check(circuits, kind, offset)
-    source, destination = (_head(circuits, head) for head in (src, dst))
+    source, destination = (_as_head(circuits, head) for head in (src, dst))
     assert source.layer is not None and destination.layer is not None
     if source.layer >= destination.layer:
         raise ValueError(
             f"a source in an earlier layer than the destination is required, got {source} -> {destination}"
         )
-    return circuits.ov(source).wide() @ _read(circuits, kind, destination, offset).wide()
+    return circuits.ov(source).wide() @ _reading_matrix(circuits, kind, destination, offset).wide()
 
 
-def _head(circuits: HeadCircuits, given: PartName) -> Part:
-    """A head of self-attention."""
-    found = as_part(given, circuits.config)
-    if found.kind != "head":
-        raise ValueError(f"a head of self-attention is required, such as L1H2, got {found}")
-    return found
+def _as_head(circuits: HeadCircuits, name: PartName) -> Part:
+    """The named head of self-attention; ValueError for another part."""
+    part = as_part(name, circuits.config)
+    if part.kind != "head":
+        raise ValueError(f"a head of self-attention is required, such as L1H2, got {part}")
+    return part
 
 
-def _read(circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: int | None) -> FactoredMatrix:
-    """W2, the matrix that the destination reads with, rows on the side that reads the source."""
+def _reading_matrix(
+    circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: int | None
+) -> FactoredMatrix:
+    """W2, the circuit of the destination, with the side that reads the source on its rows."""
     if kind == "V":
         return circuits.ov(heads)
     qk = circuits.qk(heads, offset=offset)
@@ -342,24 +345,24 @@ def _read(circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: in
 
 
 @torch.no_grad()
-def _halves(
+def _normalised_halves(
     circuits: HeadCircuits, kind: CompositionKind, offset: int | None
 ) -> tuple[list[Float[Tensor, "h e d"]], list[Float[Tensor, "h e d"]]]:
-    """Of every head as source and as destination, a half: ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||.
+    """For each layer, small matrices with ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||, as source and destination.
 
-    Layer by layer: to stack them would take as long as half of their QR.
+    The layers are not stacked, since that would take half as long as their QR decompositions.
     """
     written, read = [], []
     for layer in (Part("attn", layer) for layer in range(circuits.config.n_layers)):
-        reads = None if kind == "V" else _read(circuits, kind, layer, offset)
+        reads = None if kind == "V" else _reading_matrix(circuits, kind, layer, offset)
         ov = circuits.ov(layer)
-        written.append(_half(ov))
-        read.append(_half((ov if reads is None else reads).T))
+        written.append(_normalised_half(ov))
+        read.append(_normalised_half((ov if reads is None else reads).T))
     return written, read
 
 
-def _half(matrix: FactoredMatrix) -> Float[Tensor, "h e d"]:
-    """The thin matrix with the Gram matrix of W / ||W||: R B for W = A B and A = (orthonormal) R. NaN for W = 0."""
+def _normalised_half(matrix: FactoredMatrix) -> Float[Tensor, "h e d"]:
+    """H with H^T H = W^T W / ||W||^2: H = R B / ||W|| for W = A B and the QR factor R of A; NaN for W = 0."""
     half = torch.linalg.qr(upcast(matrix.A), mode="r")[1] @ upcast(matrix.B)
     return half.div_(half.norm(dim=(-2, -1), keepdim=True))
 
@@ -367,13 +370,13 @@ def _half(matrix: FactoredMatrix) -> Float[Tensor, "h e d"]:
 def _ratios(
     sources: list[Float[Tensor, "h e d"]], destinations: list[Float[Tensor, "h e d"]]
 ) -> Float[Tensor, "l h l h"]:
-    """||half1 @ half2^T|| of every pair, one product per pair of layers; NaN unless the source is in an earlier one."""
+    """||half1 @ half2^T|| of every pair of heads; NaN unless the source is in an earlier layer."""
     n, (heads, width, _) = len(sources), sources[0].shape
-    written, read = ([half.flatten(0, 1) for half in each] for each in (sources, destinations))
+    written, read = ([half.flatten(0, 1) for half in side] for side in (sources, destinations))
     squares = sources[0].new_full((n, heads, n, heads), torch.nan)
     for first in range(n):
         for second in range(first + 1, n):
             entries = (written[first] @ read[second].mT).square_()
-            rows = rearrange(entries, "(h e) c -> h e c", h=heads).sum(1)  # contiguous first: half the time
+            rows = rearrange(entries, "(h e) c -> h e c", h=heads).sum(1)  # this axis first: half the time
             squares[first, :, second] = rearrange(rows, "h (g e) -> h g e", e=width).sum(-1)
     return squares.sqrt()

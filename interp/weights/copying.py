@@ -1,11 +1,11 @@
 """Copying and matching scores of heads over the whole vocabulary, from the weights, without a `vocab x vocab` matrix.
 
 Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
-key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
-Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
+key]`. Both have rank d_head, so eigenvalues come from d_head x d_head products, and ranks from tiles of the full
+circuit. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
 
-`copying_scores` measure copying as behaviour: how much of what a head's output raises, when it attends to a token, is
-that token itself (Olsson et al. 2022, "Copying" among the head activation evaluators).
+`copying_scores` measures copying on tokens: when a head attends to a token, which share of the logits that it raises is
+that token's own (Olsson et al. 2022, "Copying" among the head activation evaluators).
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 
 
 STEPS = 4096
-"""Points of the integral that gives the chance level; its error is below 1e-6."""
+"""Points of the integral in `chance_copying`, whose error is then below 1e-6."""
 Back = Callable[[Tensor], Tensor]
-"""A function from the writes of heads, through the vocabulary, to the directions that heads read."""
+"""Linear map from what a head writes `[... d]`, through W_U and W_E, back to the stream directions that heads read."""
 
 
 def copying_scores(
     values: Sequence[Float[Tensor, "b s g e"]], tokens: Int[Tensor, "b s"], model: Transformer
 ) -> Float[Tensor, "b l h"]:
-    """Copying score of each row and head: 1 for a head that raises only the token it attends to, -1 if never that one.
+    """Copying score of each row and head, from -1 to 1: at 1 it raises the logit of the attended token only.
 
-    Of each sampled token the direct path is followed: value W_O, the final norm's linear part, W_U, minus the mean over
-    the vocabulary, ReLU. With a the rise of the attended token and S that of the whole sample (a included), r = a / (a
-    + S) lies in [0, 1/2]; the score is 4 r - 1, averaged over the sample's tokens. 0 is not chance: `chance_copying`
-    is. A token at which nothing in the sample is raised counts as chance. The norm's scale cancels, and so does every
-    other positive factor on what a head writes.
+    For each sampled token the logits are ReLU(value W_O, through the final norm's linear part, W_U, minus the mean over
+    the vocabulary). Let a be the logit of the attended token and S the sum over all tokens of the sample (a included).
+    Then r = a / (a + S) lies in [0, 1/2], and the score is 4 r - 1, averaged over the sample's tokens. Its chance level
+    is `chance_copying`, not 0. Tokens with S = 0 count as chance. The norm's scale, and every other positive factor on
+    what a head writes, cancels.
 
     Args:
-        values: of each layer, the values at each of the distinct tokens of a sample, per key/value head.
-        tokens: the tokens of the sample of each row.
-        model: the network that the values are of.
+        values: for each layer, the value vectors at the sample's tokens, per key/value head.
+        tokens: ids of the distinct tokens of each row's sample.
+        model: the network that the values come from.
     """
     weights, circuits = Weights(model), HeadCircuits(model, folded=True)
     direction = unembedding_rows(model, tokens)
@@ -90,7 +90,7 @@ def copying_scores(
 
 
 def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
-    """Direction of each token's logit in the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
+    """Direction of each token's logit in the final stream: its column of W_U minus the mean one, norm at scale 1."""
     weights = Weights(model)
     columns = upcast(weights.W_U.mT[tokens])
     columns = columns - weights.W_U.mean(1, dtype=columns.dtype)
@@ -98,7 +98,7 @@ def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Ten
 
 
 def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:
-    """4 a / (a + S) - 1 of every row of logits: a the positive part of the diagonal entry, S of the whole row."""
+    """4 a / (a + S) - 1 for every row of logits, a the ReLU of the diagonal entry, S the sum of ReLU over the row."""
     raised = logits.relu()
     diagonal, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
     return torch.where(total > 0, 4 * diagonal / (diagonal + total) - 1, chance)
@@ -107,8 +107,8 @@ def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor
 def chance_copying(n: int) -> float:
     """The expected copying score of a random head on samples of n tokens (about -0.86 for 25).
 
-    Its logits are independent Gaussians. With a and X the positive parts of one and of the n - 1 others,
-    E[a / (2 a + X)] = integral over t >= 0 of E[a exp(-2 t a)] E[exp(-t X)], both known through erfcx.
+    Its logits are independent Gaussians. With a the ReLU of one and X the sum of ReLU over the n - 1 others,
+    E[a / (2 a + X)] = integral over t >= 0 of E[a exp(-2 t a)] E[exp(-t X)]; erfcx gives both expectations.
     """
     u = (torch.arange(STEPS, dtype=torch.float64) + 0.5) / STEPS
     t = u / (1 - u)
@@ -121,16 +121,16 @@ def chance_copying(n: int) -> float:
 HEADS = (256, 1024)
 """The fewest and the most random heads of a null."""
 Frames = tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]
-"""Frames on either side of random heads, and the order in which these take their spectra."""
+"""Random frames that heads read, frames that they write, and the order in which heads take their singular values."""
 PARTNERS = 4
-"""How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
+"""Number of random heads that reuse one pair of random frames, since a frame costs more than a head's eigenvalues."""
 KEPT = 2**22
-"""The most numbers of frames in the cache, which serves the next model of the same shape."""
+"""The largest frames that are cached, in numbers, for the next model of the same shape."""
 RANKING = 4e11
-"""FLOPs that ranking may take unasked: some seconds of a processor core."""
+"""FLOPs that ranking takes at most with `sample=None`: some seconds of a processor core."""
 FEWEST_RANKED = 128
 SCREENED = 2048
-"""Outputs of a sample against which tokens are ranked first."""
+"""Number of sampled output tokens against which the source tokens are ranked first."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
 
 
@@ -213,7 +213,7 @@ class Copying(Question):
                 f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
             )
         random_heads(circuits.network, self.random)  # refuses what it cannot do
-        return WithoutData(self.name, partial(_copying, circuits, self))
+        return WithoutData(self.name, partial(_copying_table, circuits, self))
 
 
 copying = of_weights(Copying)
@@ -253,7 +253,7 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     circuits = as_circuits(circuits)
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
-    small = to_host({layer: _cycled(circuits, circuits.ov(Part("attn", layer))) for layer in layers})
+    small = to_host({layer: _cyclic_products(circuits, circuits.ov(Part("attn", layer))) for layer in layers})
     return to_device(_positivities(small.values(), circuits.config), circuits.network.device)
 
 
@@ -262,31 +262,31 @@ def _check_square(circuits: HeadCircuits) -> None:
     circuits.config.require_tokens("an eigenvalue score")
 
 
-def _cycled(circuits: HeadCircuits, ov: FactoredMatrix) -> Float[Tensor, "h e e"]:
-    """Small matrices with the eigenvalues of each head's full OV circuit."""
+def _cyclic_products(circuits: HeadCircuits, ov: FactoredMatrix) -> Float[Tensor, "h e e"]:
+    """Small matrices (W_O (U E)) W_V, which have the nonzero eigenvalues of each head's full OV circuit."""
     return FactoredMatrix(upcast(ov.A), circuits.around(ov.B)).wide().BA
 
 
 def _positivities(small: Iterable[Float[Tensor, "h e e"]], config: ModelConfig) -> Float[Tensor, "l h"]:
-    """The eigenvalue positivity of small matrices, layer by layer: on the host, as quick as an accelerator there."""
-    scores = [positivity(torch.linalg.eigvals(each)) for each in small]
+    """Eigenvalue positivity of each layer's small matrices, on the host, where it is as fast as on a GPU."""
+    scores = [positivity(torch.linalg.eigvals(layer_heads)) for layer_heads in small]
     return torch.stack(scores) if scores else torch.empty(0, config.n_heads)
 
 
-def _spectra(cores: Iterable[Float[Tensor, "h e e"]]) -> Float[Tensor, "n e"]:
-    """The singular values of every head, of all layers together: on the host."""
-    return torch.cat([torch.linalg.svd(each, full_matrices=False)[1] for each in cores])
+def _singular_values(cores: Iterable[Float[Tensor, "h e e"]]) -> Float[Tensor, "n e"]:
+    """Singular values of every head, with the layers concatenated, on the host."""
+    return torch.cat([torch.linalg.svd(core, full_matrices=False)[1] for core in cores])
 
 
 @public()
 @torch.no_grad()
 def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
-    """Eigenvalue positivity of "attend where the token before was this token": near 1 for induction heads.
+    """Eigenvalue positivity of "attend where the previous token was this token": near 1 for induction heads.
 
-    A head of layer l scores query token a against a key whose predecessor was b by E_a W_QK (E_b P)^T, P = the sum over
-    the heads i of layers below l of previous[i] W_OV_i: what they wrote about b, as far as they attend to the previous
-    token. The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head. Under rotary positions QK is the content
-    term at offset 0. Norms between the two heads are at scale 1, if folded at all.
+    A head of layer l scores query token a against a key whose previous token was b by E_a W_QK (E_b P)^T. P is the sum
+    of previous[i] W_OV_i over the heads i of layers below l: what they write about b, weighted by how much they attend
+    to the previous token. The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head. Under rotary positions
+    QK is the content term at offset 0. Norms between the two heads are at scale 1 (`folded`), or left out.
 
     Args:
         circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
@@ -307,14 +307,14 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
         `copying`: with `previous=`, the same scores with their chance level.
     """
     circuits = as_circuits(circuits)
-    found = torch.stack([scores for scores, _ in _matching(circuits, previous)])
-    return to_device(found, circuits.network.device)
+    layers = torch.stack([scores for scores, _ in _matching_with_random(circuits, previous)])
+    return to_device(layers, circuits.network.device)
 
 
-def _matching(
+def _matching_with_random(
     circuits: HeadCircuits, previous: Float[Tensor, "l h"], draws: int | None = 0
 ) -> list[tuple[Float[Tensor, "h"], RandomHeads]]:
-    """The matching scores of each layer, and those of random heads in its place: on the host."""
+    """Matching scores of each layer's heads, and those of random heads in its place, on the host."""
     _refuse_biases(circuits)
     config = circuits.config
     if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
@@ -335,29 +335,30 @@ def _matching(
             small["cycled", layer] = FactoredMatrix(upcast(qk.A), upcast(qk.B) @ carried).wide().BA
             small["core", layer] = qk.core()
         values = einsum(weight[layer], upcast(ov.A), "h, h d e -> d h e")
+        # P of the docstring of `matching_scores`: the weighted sum of the heads' W_V W_O [d d]
         written = written + values.flatten(1) @ rearrange(upcast(ov.B), "h e d -> (h e) d")
     on_host = to_host(small)
     random = RandomHeads.several(
-        {layer: (back, _spectra([on_host["core", layer]])) for layer, back in through.items()},
+        {layer: (back, _singular_values([on_host["core", layer]])) for layer, back in through.items()},
         circuits,
         draws,
     )
-    none = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
+    missing = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
     return [
         (positivity(torch.linalg.eigvals(on_host["cycled", layer])), random[layer])
         if layer in random
-        else (none, RandomHeads(torch.empty(0, dtype=gram.dtype)))
+        else (missing, RandomHeads(torch.empty(0, dtype=gram.dtype)))
         for layer in range(config.n_layers)
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class RandomHeads:
-    """Eigenvalue scores of random heads among this model's embeddings: the null distribution of its own heads' scores.
+    """Eigenvalue scores of random heads with this model's embeddings: the null distribution of its heads' scores.
 
-    A random head has the singular values of one of the model's (that is not zero) between directions that are uniformly
-    random: Haar frames of the stream, drawn with a fixed seed, on either side. Trained embeddings share large
-    directions, so such scores spread far wider than the 1.5 / d_head of Gaussian embeddings.
+    A random head has the singular values of one of the model's nonzero heads, and uniformly random singular directions
+    in the stream (Haar frames, drawn with a fixed seed). Trained embeddings share large directions, so these scores
+    have a far larger spread than the 1.5 / d_head of Gaussian embeddings.
     """
 
     scores: Float[Tensor, "n"]
@@ -365,35 +366,37 @@ class RandomHeads:
     @classmethod
     def several(
         cls,
-        given: Mapping[int, tuple[Back, Float[Tensor, "h e"]]],
+        by_key: Mapping[int, tuple[Back, Float[Tensor, "h e"]]],
         circuits: HeadCircuits,
         draws: int | None = None,
         seed: int = 0,
     ) -> dict[int, RandomHeads]:
-        """Scores of random circuits A B of several kinds; what is made of them on a device is fetched once.
+        """Scores of random circuits A B, by key, from one transfer of their small products to the host.
 
         Args:
-            given: by kind, `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the
-                directions that are read, so that the small product is `back(B) A`; and the singular values of the
-                model's own circuits.
-            circuits: of the model among whose embeddings the heads are drawn.
-            draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
-                longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
-            seed: of the draws.
+            by_key: by key (such as a layer), the map `back` from the rows `[... d]` of B to the directions that are
+                read, so that the small product is `back(B) A`, and the singular values of the model's own circuits.
+            circuits: circuits of the model whose embeddings are used.
+            draws: number of random circuits; None: 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose
+                eigenvalues take longer, down to 256. With n of them p = 0.05 has a standard error of 0.22 / sqrt(n):
+                0.007 to 0.014.
+            seed: seed of the draws.
         """
         model = circuits.network
-        frames = functools.cache(  # of heads of one width the same: large ones are drawn once a call, small ones kept
-            lambda n, width, dtype: _frames(n, model.config.d_model, width, dtype, seed)
+        frames = (
+            functools.cache(  # drawn once per call for all heads of one width; small frames also stay cached
+                lambda n, width, dtype: _frames(n, model.config.d_model, width, dtype, seed)
+            )
         )
         small = {
             key: _random_products(back, spectra, frames, model.device, draws)
-            for key, (back, spectra) in given.items()
+            for key, (back, spectra) in by_key.items()
         }
-        return {key: cls.of(each) for key, each in to_host(small).items()}
+        return {key: cls.of(products) for key, products in to_host(small).items()}
 
     @classmethod
     def of(cls, small: Float[Tensor, "n e e"]) -> RandomHeads:
-        """From the small products of random circuits, on the host: as quick as an accelerator there."""
+        """The scores from the small products of random circuits, on the host, where it is as fast as on a GPU."""
         if not len(small):
             return cls(torch.empty(0, dtype=torch.float64))
         scores = _known_positivity(small)
@@ -405,7 +408,7 @@ class RandomHeads:
         return float(self.scores.mean()) if len(self.scores) else math.nan
 
     def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
-        """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
+        """Two-sided p of each score: twice the share of random heads as extreme on its side, >= 2 / (n + 1)."""
         return two_sided_p(scores.cpu(), self.scores)
 
 
@@ -416,7 +419,7 @@ def _random_products(
     device: torch.device,
     draws: int | None,
 ) -> Float[Tensor, "n e e"]:
-    """`back(B) A` of random circuits with these singular values (of the host); none where all circuits are zero."""
+    """Small products `back(B) A` of random circuits A B with these singular values; none if all of them are zero."""
     spectra = spectra[(spectra > 0).any(1)]
     width = spectra.shape[1]
     if not len(spectra):
@@ -424,37 +427,37 @@ def _random_products(
     if draws is None:
         draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
     read, written, order = frames(-(-draws // PARTNERS), width, spectra.dtype)
-    read, written = (to_device(each, device).to(spectra.dtype) for each in (read, written))
+    read, written = (to_device(side, device).to(spectra.dtype) for side in (read, written))
     written = back(written.mT)
-    values = to_device(spectra[order % len(spectra)][:, None], device)
+    values = to_device(spectra[order % len(spectra)][:, None], device)  # singular values [(partner n) 1 e]
     return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * values
 
 
 def _frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
-    """`_random_frames`, from the cache unless they are too large for it."""
+    """`_random_frames`, from the cache unless the frames are too large for it."""
     drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
     return drawn(n, d_model, width, dtype, seed)
 
 
 @functools.lru_cache(maxsize=4)
 def _random_frames(n: int, d_model: int, width: int, dtype: torch.dtype, seed: int) -> Frames:
-    """Frames on either side of n heads, and in which order `PARTNERS` times as many take their spectra."""
+    """Random frames that n heads read and write, and the order in which `PARTNERS * n` heads take their spectra."""
     generator = torch.Generator().manual_seed(seed)
     drawn = haar_frames(2 * n, d_model, width, generator, dtype)
     return drawn[:n], drawn[n:], torch.randperm(PARTNERS * n, generator=generator)
 
 
 def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
-    """`positivity` of the eigenvalues, cached by content: they are most of the work, and models are analysed again."""
-    slot = _slot(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
+    """`positivity` of the eigenvalues, cached by a hash of `small`, so that a second analysis of a model is fast."""
+    slot = _cache_entry(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
     if not slot:
         slot.append(positivity(torch.linalg.eigvals(small)))
     return slot[0]
 
 
 @functools.lru_cache(maxsize=64)
-def _slot(content: bytes) -> list[Float[Tensor, "n"]]:
-    """The cached scores of random heads of this content; empty at first."""
+def _cache_entry(content: bytes) -> list[Float[Tensor, "n"]]:
+    """The list that caches the scores for this hash: empty at first, then with one element."""
     return []
 
 
@@ -466,17 +469,17 @@ def random_copying(
     *,
     without: Bool[Tensor, "l h"] | None = None,
 ) -> RandomHeads:
-    """`eigenvalue_scores` of random heads with the spectra of the model's OV circuits, all layers together.
+    """`eigenvalue_scores` of random heads with the singular values of the model's OV circuits, from all layers.
 
     Args:
-        circuits: of the model.
-        draws: how many; None: as in `RandomHeads.several`.
-        seed: of the draws.
-        without: heads whose spectra do not count.
+        circuits: the model's circuits.
+        draws: number of random heads; None: as in `RandomHeads.several`.
+        seed: seed of the draws.
+        without: mask of the heads whose singular values are not used.
     """
     layers = range(circuits.config.n_layers)
     cores = to_host({layer: circuits.ov(Part("attn", layer)).core() for layer in layers})
-    return _random_of(circuits, cores.values(), draws, seed, without)
+    return _random_heads_of(circuits, cores.values(), draws, seed, without)
 
 
 @torch.no_grad()
@@ -486,46 +489,46 @@ def against_random(
     without: Bool[Tensor, "l h"] | None = None,
     extra: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
-    """`eigenvalue_scores` and `random_copying`, both on the host, from one transfer.
+    """`eigenvalue_scores`, `random_copying`, and the tensors of `extra`, on the host, from one transfer.
 
     Args:
-        circuits: of the model.
-        without: heads whose spectra do not count.
-        extra: other tensors to fetch in the same transfer; they come last.
+        circuits: the model's circuits.
+        without: mask of the heads whose singular values are not used for random heads.
+        extra: further tensors to copy to the host in the same transfer.
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
-    every = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
+    ovs = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
     on_host = to_host(
-        {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
-        | {("core", layer): ov.core() for layer, ov in every.items()}
-        | {("extra", name): each for name, each in extra.items()}
+        {("cycled", layer): _cyclic_products(circuits, ov) for layer, ov in ovs.items()}
+        | {("core", layer): ov.core() for layer, ov in ovs.items()}
+        | {("extra", name): tensor for name, tensor in extra.items()}
     )
-    random = _random_of(circuits, [on_host["core", layer] for layer in layers], None, 0, without)
+    random = _random_heads_of(circuits, [on_host["core", layer] for layer in layers], None, 0, without)
     scores = _positivities([on_host["cycled", layer] for layer in layers], circuits.config)
     return scores, random, {name: on_host["extra", name] for name in extra}
 
 
-def _random_of(
+def _random_heads_of(
     circuits: HeadCircuits,
     cores: Iterable[Float[Tensor, "h e e"]],
     draws: int | None,
     seed: int,
     without: Bool[Tensor, "l h"] | None,
 ) -> RandomHeads:
-    spectra = _spectra(cores)
+    spectra = _singular_values(cores)
     if without is not None:
         spectra = spectra[(~without).flatten()]
     return RandomHeads.several({0: (circuits.around, spectra)}, circuits, draws, seed)[0]
 
 
 def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
-    """sum(lambda) / sum(|lambda|) in [-1, 1]; complex ones come in conjugate pairs, so the sum is real. 0 / 0 = NaN."""
+    """sum(lambda) / sum(|lambda|) in [-1, 1]: conjugate pairs make the sum real; NaN if all eigenvalues are 0."""
     return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
 
 
 @torch.no_grad()
-def _copying(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
+def _copying_table(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
     config = circuits.config
     notes: list[str] = []
     score, random, _ = against_random(circuits)
@@ -533,14 +536,14 @@ def _copying(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
     p = {"eigenvalue": random.p(score)}
     if question.previous is not None:
         weight = torch.tensor(question.previous.transpose("layer", "head").to_numpy())
-        layers = _matching(circuits, weight, None)
-        found = torch.stack([score for score, _ in layers])
-        chance = found.new_tensor([null.mean for _, null in layers])[:, None]
-        scores["matching"] = Score.exact(found, POSITIVITY, chance)
+        layers = _matching_with_random(circuits, weight, None)
+        matching = torch.stack([score for score, _ in layers])
+        chance = matching.new_tensor([null.mean for _, null in layers])[:, None]
+        scores["matching"] = Score.exact(matching, POSITIVITY, chance)
         p["matching"] = torch.stack([null.p(score) for score, null in layers])
     if question.ranks:
-        count = _ranked(config, question.sample)
-        sources = _sampled(config.d_vocab, count)
+        count = _ranked_count(config, question.sample)
+        sources = _sampled_tokens(config.d_vocab, count)
         if question.sample is None and count is not None:
             notes.append(
                 f"top1 and mean_rank are of {count} of {config.d_vocab} tokens, drawn from a fixed seed, mean_rank by "
@@ -550,11 +553,14 @@ def _copying(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
         ranked = _rank_scores(circuits, sources)
         scores |= ranked
         others = [
-            _rank_scores(HeadCircuits(each, folded=question.folded, embedding=question.embedding), sources)
-            for each in random_heads(circuits.network, question.random)
+            _rank_scores(
+                HeadCircuits(random_model, folded=question.folded, embedding=question.embedding), sources
+            )
+            for random_model in random_heads(circuits.network, question.random)
         ]
         for name in ranked if others else ():
-            chance = torch.stack([each[name].value for each in others], 1).flatten(1)[:, None]
+            chance = torch.stack([random_scores[name].value for random_scores in others], 1)
+            chance = chance.flatten(1)[:, None]  # [l model h] -> [l 1 (model h)]
             p[name] = two_sided_p(ranked[name].value, chance)
     missing = torch.full_like(p["eigenvalue"], torch.nan)
     return scored(
@@ -575,8 +581,8 @@ def _copying(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
     )  # fmt: skip
 
 
-def _ranked(config: ModelConfig, sample: int | Literal["all"] | None) -> int | None:
-    """How many tokens are ranked: `sample`, or as many as `RANKING` allows; None = all."""
+def _ranked_count(config: ModelConfig, sample: int | Literal["all"] | None) -> int | None:
+    """Number of tokens that are ranked: `sample`, or as many as `RANKING` allows; None: all."""
     if isinstance(sample, int):
         return sample
     of_token = 2 * config.d_vocab * config.head_width * config.n_heads * max(1, config.n_layers)
@@ -584,15 +590,15 @@ def _ranked(config: ModelConfig, sample: int | Literal["all"] | None) -> int | N
     return None if sample == "all" or count >= config.d_vocab else count
 
 
-def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
-    """The tokens to rank; None = all, in their order."""
+def _sampled_tokens(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
+    """Ids of the tokens to rank, drawn from a fixed seed; None: all."""
     if sample is None:
         return None
     return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
 
 
 def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
-    """top1, with its interval over tokens, and mean_rank of every head; NaN where the circuit is zero."""
+    """The scores `top1`, with its interval over tokens, and `mean_rank` of every head; NaN for a zero circuit."""
     config, tops, ranks, silent = circuits.config, list[Tensor](), list[Tensor](), list[Tensor]()
     screen = None if sources is None else _Screen.of(circuits, sources)
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
@@ -605,13 +611,13 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
         tops.append(top)
         ranks.append(places.double().mean())
         silent.append(zero)
-    first, none = Moments.of(torch.stack(tops, 1).double()), torch.stack(silent)
+    first, is_zero = Moments.of(torch.stack(tops, 1).double()), torch.stack(silent)
     missing = torch.full_like(first.mean, torch.nan)
     shape = (config.n_layers, config.n_heads)
-    both = [torch.stack((first.mean, torch.stack(ranks)), -1)]
-    both += [torch.stack((end, missing), -1) for end in first.interval(share=True)]
-    value, low, high = (x.masked_fill(none[:, None], torch.nan).unflatten(0, shape) for x in both)
-    n = first.count().masked_fill(none, 0)[:, None].expand(-1, 2).unflatten(0, shape)
+    ends = [torch.stack((first.mean, torch.stack(ranks)), -1)]
+    ends += [torch.stack((end, missing), -1) for end in first.interval(share=True)]
+    value, low, high = (x.masked_fill(is_zero[:, None], torch.nan).unflatten(0, shape) for x in ends)
+    n = first.count().masked_fill(is_zero, 0)[:, None].expand(-1, 2).unflatten(0, shape)
 
     def score(i: int, null: float, unit: str) -> Score:
         return Score(
@@ -626,10 +632,10 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
 
 @dataclass(frozen=True, eq=False)
 class _Screen:
-    """The ranks of some tokens among all outputs, most of the work on a sample of the outputs.
+    """Ranks of source tokens' own logits among all outputs, mostly from a sample of the outputs.
 
-    A token that some output of the sample exceeds is not the first; the others are looked at against every output. Its
-    rank is estimated without bias from the share of the sampled outputs that exceed it.
+    A token is not first if a sampled output exceeds it; only the other tokens are compared with every output. The rank
+    is estimated without bias from the share of sampled outputs that exceed the token.
     """
 
     circuits: HeadCircuits
@@ -641,9 +647,9 @@ class _Screen:
     others: Float[Tensor, "d m"]
     """W_U of the sampled outputs."""
     itself: Bool[Tensor, "n m"]
-    """Where a sampled output is the token itself."""
+    """True where a sampled output is the source token itself."""
     longest: Float[Tensor, ""]
-    """The norm of the longest column of W_U, which bounds the rounding."""
+    """The largest norm of a column of W_U, which bounds the rounding of logits."""
 
     @classmethod
     def of(cls, circuits: HeadCircuits, sources: Int[Tensor, "n"]) -> _Screen:
@@ -662,7 +668,7 @@ class _Screen:
         )
 
     def ranks(self, ov: FactoredMatrix) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
-        """Whether each token is first among all outputs, its rank, and whether the circuit is zero on all tokens."""
+        """Whether each token's own logit is the largest, its rank, and whether the circuit is zero on all tokens."""
         written = self.rows @ ov.A  # [n e]
         carried = self.circuits.before_unembedding(ov.B)  # [e d]
         own_logit = torch.einsum("ne,en->n", written, carried @ self.token_outputs)
@@ -671,13 +677,15 @@ class _Screen:
         size = (~self.itself).sum(1)
         ranks = above.double() * (self.circuits.config.d_vocab - 1) / size
         slack = 16 * torch.finfo(own_logit.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
-        left = (logits <= (own_logit + slack)[:, None]).all(1).nonzero()[:, 0]
+        candidates = (logits <= (own_logit + slack)[:, None]).all(1).nonzero()[:, 0]
         top = torch.zeros_like(above, dtype=torch.bool)
-        if len(left):
+        if len(candidates):
             columns = upcast(self.circuits.bare_unembedding)
-            few = len(left) < ov.A.shape[-1]
-            a, b = (written[left] @ carried, columns) if few else (written[left], carried @ columns)
-            top[left] = entry_ranks(a, b, self.sources[left]) == 0
+            few = len(candidates) < ov.A.shape[-1]
+            a, b = (
+                (written[candidates] @ carried, columns) if few else (written[candidates], carried @ columns)
+            )
+            top[candidates] = entry_ranks(a, b, self.sources[candidates]) == 0
         return top, ranks, (written @ carried).norm() == 0
 
 

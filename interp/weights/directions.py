@@ -1,14 +1,15 @@
-"""Weights read in the vocabulary: singular directions, single neurons, any vector of the stream, as lists of tokens.
+"""Vectors of the residual stream (singular directions, neurons' weights, any others) as lists of tokens.
 
-A direction that is WRITTEN to the stream is read by what it adds to the logits, `d W_U`, the final norm at scale 1 and
-centred over the vocabulary (logits have no zero of their own). A direction that is READ from the stream is scored by
-every token's embedding, `W_E d`, the norm before it folded in. Geva et al. 2022 (value vectors); Dar et al. 2022,
-"Analyzing Transformers in Embedding Space". Both ends of every list are given: activations can be negative.
+A direction that is WRITTEN to the stream is scored by what it adds to each token's logit, `d W_U`, with the final norm
+at scale 1 and centred over the vocabulary (a constant on all logits has no effect). A direction that is READ from the
+stream is scored by every token's embedding, `W_E d`, with the norm before it folded in. Geva et al. 2022 (value
+vectors); Dar et al. 2022, "Analyzing Transformers in Embedding Space". Lists have the largest and the smallest scores,
+since activations can be negative.
 
 Caveats:
-    `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T where a right inverse of W_E
-    belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not
-    bare embeddings, and writes to be read by later ones: these lists see neither.
+    `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T in place of a right inverse of W_E
+    (Dar et al. justify it by the overlap of the top tokens). A late layer also reads what earlier layers wrote, and
+    early layers write for later ones to read: these lists show neither.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DirectionSide = Literal["read", "written"]
 ENDS = ("top", "bottom")
 """The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
 READ = "W_E . direction"
-"""The unit of a token's score for a direction that is read; queries and keys are read."""
+"""The unit of a token's score for a direction that is read, such as one of queries or keys."""
 SEE_UNIT = "see the coordinate unit"
 _CONVENTIONS = {
     "read": "W_E . direction, the norm before it at scale 1",
@@ -107,12 +108,12 @@ class Directions(Brief, Question):
         """Products with the embedding or the unembedding, no pass."""
         circuits = HeadCircuits(model, folded=True)
         width = circuits.config.d_model
-        given = torch.as_tensor(self.vectors)
-        fits = given.ndim in (1, 2) and given.shape[-1] == width and given.numel() > 0
-        if not fits or not given.is_floating_point() or not bool(given.isfinite().all()):
+        vectors = torch.as_tensor(self.vectors)
+        fits = vectors.ndim in (1, 2) and vectors.shape[-1] == width and vectors.numel() > 0
+        if not fits or not vectors.is_floating_point() or not bool(vectors.isfinite().all()):
             raise ValueError(
-                f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {given.dtype} of "
-                f"shape {shape_text(given.shape)}"
+                f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {vectors.dtype} "
+                f"of shape {shape_text(vectors.shape)}"
             )
         most = circuits.config.n_outputs if self.side == "written" else circuits.config.d_vocab
         question = replace(self, top=listed(self.top, 10, most))
@@ -156,8 +157,8 @@ class SingularDirections(Question):
         `directions`: the same lists of any vectors. `spectra`: the singular values of all matrices.
 
     Example:
-        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
-        >>> found.token.sel(side="written", end="top").shape
+        >>> result = singular_directions(model, "OV", "L1H2", count=3, top=5)
+        >>> result.token.sel(side="written", end="top").shape
         (3, 5)
     """
 
@@ -217,8 +218,8 @@ class Neurons(Question):
         `interp.features.top_examples`: the texts on which a neuron is largest.
 
     Example:
-        >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
-        >>> found.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
+        >>> result = neurons(model, ["L0N3", "L0N17"], top=5)
+        >>> result.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
         (5,)
     """
 
@@ -255,8 +256,10 @@ def _directions(circuits: HeadCircuits, text: Text, question: Directions) -> xr.
     embedded, unit = circuits.embedded, _unit(circuits, question.side)
     rows = question.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, upcast(embedded[:0]).dtype)
-    told = text.of_outputs if question.side == "written" else text
-    value, coords = _listed(_scores(circuits, rows, question.side), question.top, ("direction",), told)
+    vocabulary = text.of_outputs if question.side == "written" else text
+    value, coords = _token_lists(
+        _scores(circuits, rows, question.side), question.top, ("direction",), vocabulary
+    )
     return labelled(
         question.name,
         {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
@@ -270,12 +273,12 @@ def _directions(circuits: HeadCircuits, text: Text, question: Directions) -> xr.
 def _singular_directions(
     circuits: HeadCircuits, text: Text, part: Part, question: SingularDirections
 ) -> xr.Dataset:
-    s, vectors = _singular(circuits, question.matrix, part, question.offset)
+    s, vectors = _singular_vectors(circuits, question.matrix, part, question.offset)
     scores = torch.stack(
         [_scores(circuits, x[:, : question.count].mT, side) for side, x in vectors.items()], 1
     )
     scores = scores * _sign(scores[:, -1])[:, None, None]
-    value, coords = _listed(scores, question.top, ("direction", "side"), text)
+    value, coords = _token_lists(scores, question.top, ("direction", "side"), text)
     return labelled(
         question.name,
         {"value": value, "singular_value": (("direction",), s[: question.count])},
@@ -297,13 +300,13 @@ def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], questio
     layers = {layer: _mlp_matrices(circuits, layer) for layer, _ in places}
     names = list(layers[places[0][0]])
     sides = ["written" if name == "W_out" else "read" for name in names]
-    found, norms = [], []
+    scores, norms = [], []
     for name, side in zip(names, sides, strict=True):
-        every = {layer: w[name] if name == "W_out" else w[name].mT for layer, w in layers.items()}
-        rows = torch.stack([every[layer][index] for layer, index in places])
-        found.append(_scores(circuits, rows, side))
+        vectors = {layer: w[name] if name == "W_out" else w[name].mT for layer, w in layers.items()}
+        rows = torch.stack([vectors[layer][index] for layer, index in places])
+        scores.append(_scores(circuits, rows, side))
         norms.append(rows.norm(dim=-1))
-    value, coords = _listed(torch.stack(found, 1), question.top, ("part", "matrix"), text)
+    value, coords = _token_lists(torch.stack(scores, 1), question.top, ("part", "matrix"), text)
     return labelled(
         question.name,
         {"value": value, "norm": (("part", "matrix"), torch.stack(norms, 1))},
@@ -322,7 +325,7 @@ def _unit(circuits: HeadCircuits, side: str) -> str:
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | float]:
-    """The conventions of scores, and the factor of a typical pass on those of written directions."""
+    """Attrs: the conventions of scores, and the factor of a typical pass on scores of written directions."""
     return {**_CONVENTIONS, "written_factor": typical_factors(circuits).written, "factor": ABOUT}
 
 
@@ -337,25 +340,25 @@ def _check_mlp(config: ModelConfig) -> None:
 def _owner(config: ModelConfig, matrix: DirectionMatrix, part: PartName) -> Part:
     """The head or the MLP that has the matrix. IndexError and ValueError as in `singular_directions`."""
     if matrix in ("OV", "QK"):
-        found = as_part(part, config)
-        if found.kind not in ("head", "cross_head"):
-            raise ValueError(f"a head is required for {matrix}, such as L1H2, got {found}")
-        return found
+        owner = as_part(part, config)
+        if owner.kind not in ("head", "cross_head"):
+            raise ValueError(f"a head is required for {matrix}, such as L1H2, got {owner}")
+        return owner
     _check_mlp(config)
     assert isinstance(config.mlp, MLP)
     known = ["W_gate"] * config.mlp.gated + ["W_in", "W_out"]
     if matrix not in known:
         raise ValueError(f"matrix must be OV, QK or, in this model, {', '.join(known)}, got {matrix!r}")
-    found = as_part(part, config)
-    if found.kind != "mlp":
-        raise ValueError(f"an MLP is required for {matrix}, such as L1.mlp, got {found}")
-    return found
+    owner = as_part(part, config)
+    if owner.kind != "mlp":
+        raise ValueError(f"an MLP is required for {matrix}, such as L1.mlp, got {owner}")
+    return owner
 
 
-def _singular(
+def _singular_vectors(
     circuits: HeadCircuits, matrix: DirectionMatrix, part: Part, offset: int | None
 ) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
-    """Singular values and the vectors of every side, as columns."""
+    """Singular values, and by side the singular vectors as columns."""
     if matrix in ("OV", "QK"):
         is_ov = matrix == "OV"
         u, s, v = (circuits.ov(part) if is_ov else circuits.qk(part, offset=offset)).svd()
@@ -376,7 +379,7 @@ def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tens
 
 
 def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
-    """Every token's score for directions that are written, or (read, query, key) read."""
+    """Every token's score for directions that are written, or read (`side` "read", "query" or "key")."""
     if side != "written":
         return vectors @ upcast(circuits.embedded).mT
     logits = vectors @ upcast(circuits.unembedding)
@@ -389,10 +392,10 @@ def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
     return torch.where(largest < 0, -1.0, 1.0).to(scores)
 
 
-def _listed(
+def _token_lists(
     scores: Float[Tensor, "*n v"], top: int | None, dims: Sequence[str], text: Text
 ) -> tuple[tuple[tuple[str, ...], Tensor], dict[str, object]]:
-    """The largest and the smallest scores, most extreme first, over the dims, `end` and `rank`; and their tokens."""
+    """The `top` largest and smallest scores, over `dims`, `end` and `rank` (0: most extreme), and token coordinates."""
     assert top is not None
     ends = [scores.topk(top, largest=largest) for largest in (True, False)]
     cells = (*dims, "end", "rank")

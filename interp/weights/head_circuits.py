@@ -1,8 +1,8 @@
-"""The circuits of heads: what a head moves (OV) and where it looks (QK), as factored bilinear forms.
+"""The OV and QK circuits of heads (what a head moves, and where it attends), as factored matrices.
 
 Row convention, as in `x @ M`: a head writes `x_source @ OV`, and scores `x_query @ QK @ x_key`. Elhage et al. 2021, "A
-Mathematical Framework for Transformer Circuits". Weights are read as they are: edits of activations do not concern
-them.
+Mathematical Framework for Transformer Circuits". Circuits are those of the model's weights, without its edits of
+activations.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ Embedding = Literal["token", "effective"]
 Term = Literal["token", "position"]
 Offset = int | Sequence[int] | None
 CHUNK = 4096
-"""Vocabulary entries embedded at once."""
+"""Vocabulary entries whose embedding is computed at once."""
 WIDENED = 8192
-"""Vocabulary entries widened at once."""
+"""Vocabulary entries that are converted to float32 at once."""
 _CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
 """The kinds of part that have circuits: heads, and all heads of a layer."""
 
 
-class _Known(NamedTuple):
-    """A cached table of the vocabulary, a hash of the weights it follows from, and its version."""
+class _CachedTable(NamedTuple):
+    """A cached effective embedding, a hash of the weights that it was computed from, and its tensor version."""
 
     content: str
     table: Float[Tensor, "v d"]
     version: int
 
 
-_TABLES: MutableMapping[Tensor, _Known] = WeakTensorKeyDictionary()
-"""Effective embeddings of models that are alive, by the matrix of their embedding."""
+_TABLES: MutableMapping[Tensor, _CachedTable] = WeakTensorKeyDictionary()
+"""Effective embeddings of models in memory, by their embedding parameter (a weak key)."""
 
 
 @public()
@@ -128,8 +128,8 @@ class HeadCircuits:
             ValueError: a part that is neither a head nor attention.
             AttributeError: a layer whose mixer has no such circuit.
         """
-        chosen = self._named(heads)
-        return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
+        chosen = self._circuit_part(heads)
+        return self._circuits_of(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
 
     def qk(self, heads: PartName | None = None, *, offset: Offset = None) -> FactoredMatrix:
         """QK circuits W_Q W_K^T, query on the rows, key on the columns.
@@ -148,10 +148,10 @@ class HeadCircuits:
             IndexError, KeyError, AttributeError: as in `ov`.
             ValueError: as in `ov`; an offset under other positions or outside the context.
         """
-        chosen = self._named(heads)
+        chosen = self._circuit_part(heads)
         cross = _is_cross(chosen)
         offsets = self.checked_offsets(offset, cross=cross)
-        return self._stacked(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
+        return self._circuits_of(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
 
     def full_ov(self, head: PartName) -> FactoredMatrix:
         """The full OV circuit W_E OV W_U: how a source token, once attended to, moves each logit.
@@ -211,10 +211,10 @@ class HeadCircuits:
         """
         if self._is_bare():
             return self._with_constant(self.network.embed.weight, 1.0)
-        return self._with_constant(self._kept_table(), 1.0)
+        return self._with_constant(self._cached_table(), 1.0)
 
-    def _kept_table(self) -> Float[Tensor, "v d"]:
-        """The table, computed only if it is not cached; on a device, where hashing takes longer, always computed."""
+    def _cached_table(self) -> Float[Tensor, "v d"]:
+        """The table of `embedded`, from the cache if it has it; on a GPU always computed, since hashing is slower."""
         network, weight = self.network, self.network.embed.weight
         if self.embedding == "token" or self.config.block.proven or network.device.type != "cpu":
             return self._table()
@@ -229,24 +229,24 @@ class HeadCircuits:
             table = self._table()
             if table.requires_grad:
                 return table
-            known = _Known(content, table, table._version)
+            known = _CachedTable(content, table, table._version)
             _TABLES[weight] = known
         return known.table
 
     def _table(self) -> Float[Tensor, "v d"]:
-        """The contribution of each vocabulary entry to the stream."""
+        """The contribution of each vocabulary entry to the stream, computed `CHUNK` entries at a time."""
         ids = torch.arange(self.config.d_vocab, device=self.network.device)
-        found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
+        table = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
         for start in range(0, len(ids), CHUNK):  # in place: the table never exists twice
-            some = slice(start, start + CHUNK)
-            found[some] = self._alone(ids[some])
-        return found
+            chunk = slice(start, start + CHUNK)
+            table[chunk] = self._token_streams(ids[chunk])
+        return table
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
         ids = to_device(ids, self.network.device)
         return self._with_constant(
-            self.network.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0
+            self.network.embed.weight[ids] if self._is_bare() else self._token_streams(ids), 1.0
         )
 
     @cached_property
@@ -254,15 +254,15 @@ class HeadCircuits:
         """Contribution of each position to the stream; with `biases` plus a column of 0. ValueError if none is."""
         kind, config = self.config.position, self.config
         if isinstance(kind, Learned):
-            found = Weights(self.network).W_pos
+            vectors = Weights(self.network).W_pos
         elif isinstance(kind, Sinusoidal):
-            every = torch.arange(config.n_ctx, device=self.network.device)[None]
-            found = sinusoids(kind, every, config.d_model, self.network.dtype)[0]
+            all_positions = torch.arange(config.n_ctx, device=self.network.device)[None]
+            vectors = sinusoids(kind, all_positions, config.d_model, self.network.dtype)[0]
         else:
             raise ValueError(
-                f"position terms require positions that are added to the stream, not {_kind(kind)}"
+                f"position terms require positions that are added to the stream, not {_position_kind(kind)}"
             )
-        return self._with_constant(found, 0.0)
+        return self._with_constant(vectors, 0.0)
 
     @cached_property
     def unembedding(self) -> Float[Tensor, "d v"]:
@@ -272,10 +272,10 @@ class HeadCircuits:
             AttributeError: a model without an unembedding.
             ValueError: a model with a masked-LM head, which is not linear.
         """
-        found = self.bare_unembedding
+        W_U = self.bare_unembedding
         if not self.folded:
-            return found
-        return final_norm(self.network).reading(found) * self.config.logit_scale
+            return W_U
+        return final_norm(self.network).reading(W_U) * self.config.logit_scale
 
     @property
     def bare_unembedding(self) -> Float[Tensor, "d v"]:
@@ -293,9 +293,9 @@ class HeadCircuits:
         return final_norm(self.network).through(written) * self.config.logit_scale
 
     def around(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-        """Vectors of the final stream taken through the unembedding and the embedding again: written @ W_U W_E.
+        """What heads write, times W_U and then W_E: written @ (W_U W_E), which makes an OV circuit a square matrix.
 
-        The vocabulary's part U E, by which an OV circuit is closed to a square one, is one product, made once.
+        The product W_U W_E over the vocabulary is computed once.
         """
         return self.before_unembedding(upcast(written)) @ self._around
 
@@ -306,17 +306,18 @@ class HeadCircuits:
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        out = self.writing(layer, cross=cross)  # it refuses what is no map
+        out = self.writing(layer, cross=cross)  # raises for a mixer without an OV circuit
         value = self.reading(layer, "v", cross=cross)
         return FactoredMatrix(upcast(value) if self.folded else value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
+        """QK circuits of a layer's heads, `[*offset h d d]`; queries are rotated by offsets above 0, keys by others."""
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
         query, key = (upcast(self.reading(layer, part, cross=cross)) for part in "qk")
         rotary, back = self.rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
-        if rotary is None:  # of a layer that is not rotated, the same at every offset
-            query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
+        if rotary is None:  # the same circuit at every offset
+            query, key = (matrix.expand(*back.shape, *matrix.shape) for matrix in (query, key))
         else:
             query = _rotated(query, rotary, back.clamp_min(0))
             key = _rotated(key, rotary, (-back).clamp_min(0))
@@ -356,7 +357,9 @@ class HeadCircuits:
         """
         weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
-        if self.folded and (part == "q" or not cross):  # the memory is read as it is
+        if self.folded and (
+            part == "q" or not cross
+        ):  # no norm stands before the keys and values of the memory
             norm = input_norm(self.network, layer, _sublayer(cross))
             matrix, bias = upcast(matrix), upcast(bias)
             if norm.beta is not None:
@@ -366,13 +369,13 @@ class HeadCircuits:
             matrix = torch.cat((matrix, bias[:, None]), 1)
         head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
         if self.folded and head_norm is not None:
-            matrix = _head_normed(head_norm, upcast(matrix))
+            matrix = _through_head_norm(head_norm, upcast(matrix))
         return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
 
     def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:
         block = self.network.block(layer)
         mixer = block.cross_attn if cross else block.attn
-        assert mixer is not None  # Weights has refused it
+        assert mixer is not None  # `Weights` has raised for a layer without it
         return mixer
 
     def rotary(self, layer: int, *, cross: bool = False) -> Rotary | None:
@@ -382,24 +385,24 @@ class HeadCircuits:
         turned = self.config.mixers[layer].traits.rotated and not cross
         return kind if isinstance(kind, Rotary) and turned else None
 
-    def _named(self, heads: PartName | None) -> Part | None:
+    def _circuit_part(self, heads: PartName | None) -> Part | None:
         """The head or sublayer of this name, which must have circuits; None for all of self-attention."""
-        found = None if heads is None else as_part(heads, self.config)
-        if found is not None and found.kind not in _CIRCUITS:
+        part = None if heads is None else as_part(heads, self.config)
+        if part is not None and part.kind not in _CIRCUITS:
             raise ValueError(
-                f"a head is required, such as L1H2, or all heads of a layer, L1.attn, got {found}"
+                f"a head is required, such as L1H2, or all heads of a layer, L1.attn, got {part}"
             )
-        return found
+        return part
 
-    def _stacked(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
-        """The circuits of all layers from `make`, `[*offset layer head d d]`, or a copy of the chosen ones."""
+    def _circuits_of(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
+        """The circuits `make(layer)` of all layers, `[*offset layer head d d]`, or a copy of those of `chosen`."""
         if chosen is None:
-            made = [make(layer) for layer in range(self.config.n_layers)]
-            a, b = (torch.stack(side, -4) for side in ([m.A for m in made], [m.B for m in made]))
+            by_layer = [make(layer) for layer in range(self.config.n_layers)]
+            a, b = (torch.stack(side, -4) for side in ([m.A for m in by_layer], [m.B for m in by_layer]))
             return FactoredMatrix(a, b)
         assert chosen.layer is not None
-        found, head = make(chosen.layer), slice(None) if chosen.index is None else chosen.index
-        return FactoredMatrix(found.A[..., head, :, :].clone(), found.B[..., head, :, :].clone())
+        circuits, head = make(chosen.layer), slice(None) if chosen.index is None else chosen.index
+        return FactoredMatrix(circuits.A[..., head, :, :].clone(), circuits.B[..., head, :, :].clone())
 
     def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, "..."] | None:
         """The offsets of a QK circuit as a tensor.
@@ -411,7 +414,7 @@ class HeadCircuits:
             return None
         config = self.config
         if cross or not isinstance(config.position, Rotary):
-            what = "cross-attention" if cross else _kind(config.position)
+            what = "cross-attention" if cross else _position_kind(config.position)
             raise ValueError(f"an offset requires rotary positions: under {what} QK does not depend on it")
         offsets = torch.tensor(offset if isinstance(offset, int) else list(offset), dtype=torch.int64)
         original = depends_on_length(config.position)
@@ -421,10 +424,10 @@ class HeadCircuits:
             raise ValueError(f"offsets (query minus key) of {least} to {most - 1} are required, got {offset}")
         return offsets
 
-    def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
-        """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
+    def _token_streams(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
+        """The stream of each token without positions: after its embedding, or after block 0 with attention set to 0."""
         parts = [site for site in embedding_parts(self.config) if site != "hook_embed"]
-        if self.embedding == "effective" and self.config.block.proven:  # no part of it runs by itself
+        if self.embedding == "effective" and self.config.block.proven:  # its MLP cannot be run by itself
             others = [f"blocks.0.hook_{name}" for name in self.config.sublayers if name not in MLPS]
             silent = [Edit(site, Zero()) for site in (*parts, *others)]
             return self.network(ids[:, None], Tap(edits=silent), stop=1)[:, 0]
@@ -438,7 +441,7 @@ class HeadCircuits:
         return alone[:, 0]
 
     def _is_bare(self) -> bool:
-        """Whether a vocabulary entry puts its row of W_E on the stream as it is."""
+        """Whether the contribution of a vocabulary entry to the stream is its row of W_E itself."""
         config = self.config
         untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
         return untouched and not config.embed_norm and config.embed_scale == 1
@@ -451,22 +454,22 @@ class HeadCircuits:
 
 
 def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
-    """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
+    """The product left @ right over the vocabulary, in float32 at least, `WIDENED` entries at a time."""
     total = upcast(left.new_zeros(len(left), right.shape[1]))
     for columns, rows in zip(left.split(WIDENED, 1), right.split(WIDENED), strict=True):
         total = torch.addmm(total, upcast(columns), upcast(rows))
     return total
 
 
-def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
-    """Circuits as they are; of a model those with norms folded in, QK scaled and the effective embedding.
+def as_circuits(circuits: Model | HeadCircuits) -> HeadCircuits:
+    """The given circuits, or a model's circuits with norms folded in, QK scaled and the effective embedding.
 
     Raises:
-        ValueError: anything else.
+        ValueError: neither a model nor circuits.
     """
-    if isinstance(given, HeadCircuits):
-        return given
-    return HeadCircuits(given, folded=True, scaled=True, embedding="effective")
+    if isinstance(circuits, HeadCircuits):
+        return circuits
+    return HeadCircuits(circuits, folded=True, scaled=True, embedding="effective")
 
 
 def head_names(config: ModelConfig) -> list[str]:
@@ -492,22 +495,22 @@ def _is_cross(chosen: Part | None) -> bool:
 def _rotated(
     matrix: Float[Tensor, "h d e"], rotary: Rotary, positions: Int[Tensor, "*n"]
 ) -> Float[Tensor, "*n h d e"]:
-    """Maps to queries or keys, followed by the rotation at each position."""
+    """Maps from the stream to queries or keys, followed by the rotary rotation of each position."""
     h, d, e = matrix.shape
     turn = Rotation.at(rotary, e, positions.reshape(1, -1).to(matrix.device), matrix.dtype)
     flat = rearrange(matrix, "h d e -> 1 1 (h d) e").expand(-1, positions.numel(), -1, -1)
     return turn.apply(flat).reshape(*positions.shape, h, d, e)
 
 
-def _head_normed(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor, "h d e"]:
-    """A map to queries or keys, followed by the linear part of their norm at scale 1."""
-    one, heads = matrix.new_ones(1), matrix.shape[0]
+def _through_head_norm(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor, "h d e"]:
+    """A map from the stream to queries or keys, followed by the linear part of their norm at scale 1."""
+    scale, heads = matrix.new_ones(1), matrix.shape[0]
     if not norm.whole:
         by_head = rearrange(matrix, "h d e -> d h e")
-        return rearrange(norm.norm.frozen(by_head, one), "d h e -> h d e")
-    flat = norm.norm.frozen(rearrange(matrix, "h d e -> d (h e)"), one)
+        return rearrange(norm.norm.frozen(by_head, scale), "d h e -> h d e")
+    flat = norm.norm.frozen(rearrange(matrix, "h d e -> d (h e)"), scale)
     return rearrange(flat, "d (h e) -> h d e", h=heads)
 
 
-def _kind(position: object) -> str:
+def _position_kind(position: object) -> str:
     return type(position).__name__

@@ -1,7 +1,7 @@
-"""Rows of every head's full circuits at given tokens: what it writes when it attends to them, and which it looks for.
+"""Rows of every head's full OV and QK circuits at given tokens: logits that it changes, keys that it prefers.
 
-The entries are those of `top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
-rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
+The entries are those of `top_pairs`, for chosen tokens and all heads at once. OV rows have one entry per output token,
+QK rows only one per given token, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class HeadTokens(Question):
         `top_pairs`: the largest entries over the whole vocabulary, of single heads.
 
     Example:
-        >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
-        >>> found.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
+        >>> result = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
+        >>> result.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
         (3,)
     """
 
@@ -100,7 +100,7 @@ class HeadTokens(Question):
     def bind(self, model: Subject) -> WithoutData:
         """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
-        ids = _distinct(model.text, self.tokens)
+        ids = _distinct_ids(model.text, self.tokens)
         question = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
         return WithoutData(self.name, partial(_head_tokens, circuits, model.text, ids, question))
 
@@ -119,19 +119,19 @@ def _head_tokens(
     values, words = [], []
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
-        written, outputs = _written(circuits, heads, rows, unembedding, centre, question.top)
-        scores, places = _sought(circuits, heads, rows, min(question.top, len(ids)))
+        written, outputs = _logit_ends(circuits, heads, rows, unembedding, centre, question.top)
+        scores, places = _best_keys(circuits, heads, rows, min(question.top, len(ids)))
         more = (0, question.top - scores.shape[-1])
         sought = torch.nn.functional.pad(scores, more, value=torch.nan)
         keys = torch.nn.functional.pad(known[places], more, value=-1)
         values.append(torch.cat((written, sought[:, :, None]), 2))
         words.append(torch.cat((outputs, keys[:, :, None]), 2))
-    found = to_host({"value": torch.stack(values), "word_id": torch.stack(words)})
+    lists = to_host({"value": torch.stack(values), "word_id": torch.stack(words)})
     factors, unit = typical_factors(circuits), units(config)
     factor = torch.stack((factors.moved, factors.moved, factors.sought), 1)
     table = labelled(
         question.name,
-        {name: (_CELL, each) for name, each in found.items()},
+        {name: (_CELL, tensor) for name, tensor in lists.items()},
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
             **worded(text, "token", ids, ("token",)), "list": LISTS,
@@ -145,13 +145,13 @@ def _head_tokens(
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },
     )  # fmt: skip
-    ids_of = found["word_id"].numpy()
+    ids_of = lists["word_id"].numpy()
     texts = [text.of_outputs.words(ids_of[:, :, :, :2]), text.words(ids_of[:, :, :, 2:])]
     return table.assign(word=(_CELL, np.concatenate(texts, 3)))
 
 
-def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
-    """The ids of the tokens, each once."""
+def _distinct_ids(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
+    """The ids of the tokens; ValueError for none, or for one that occurs twice."""
     alone = isinstance(tokens, str | int | np.integer) or getattr(tokens, "shape", None) == ()
     if not alone and len(tokens) == 0:  # type: ignore[arg-type]
         raise ValueError("at least one token is required, got none")
@@ -161,7 +161,7 @@ def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     return ids
 
 
-def _written(
+def _logit_ends(
     circuits: HeadCircuits,
     heads: Part,
     rows: Float[Tensor, "n d"],
@@ -169,13 +169,13 @@ def _written(
     centre: Float[Tensor, "d"],
     top: int,
 ) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
-    """Centred scores and ids at both ends, `top` entries of each, for all rows in one product."""
+    """For each head and row, the `top` largest and smallest centred logits of the OV circuit, and their token ids."""
     ov = circuits.ov(heads).wide()
-    moved = circuits.before_unembedding(rows @ ov.A @ ov.B)
+    moved = circuits.before_unembedding(rows @ ov.A @ ov.B)  # [h n d]
     ends = []
     for _, tile in row_tiles(rearrange(moved, "h n d -> (h n) d"), unembedding):
-        both = [tile.topk(top, largest=largest) for largest in (True, False)]
-        ends.append([torch.stack(pair, 1) for pair in zip(*both, strict=True)])
+        largest_and_smallest = [tile.topk(top, largest=largest) for largest in (True, False)]
+        ends.append([torch.stack(pair, 1) for pair in zip(*largest_and_smallest, strict=True)])
     scores, ids = (
         rearrange(torch.cat(x), "(h n) end rank -> h n end rank", n=len(rows))
         for x in zip(*ends, strict=True)
@@ -183,10 +183,10 @@ def _written(
     return scores - (moved @ centre)[..., None, None], ids
 
 
-def _sought(
+def _best_keys(
     circuits: HeadCircuits, heads: Part, rows: Float[Tensor, "n d"], top: int
 ) -> tuple[Float[Tensor, "h n k"], Int[Tensor, "h n k"]]:
-    """The scores of each query's best keys among the rows, minus the mean of their row, and the keys' numbers."""
+    """Scores of each query's `top` keys among the given tokens, minus the mean over these, and the keys' indices."""
     qk = circuits.qk(heads).wide()
     scores = (rows @ qk.A) @ (qk.B @ rows.mT)
     best = (scores - scores.mean(-1, keepdim=True)).topk(top, -1)

@@ -1,8 +1,7 @@
-"""Where each weight matrix is: the part of a parameter that holds it, and the sites between which it stands.
+"""The parameter that holds each named weight matrix, and the sites of the matrix' input and output.
 
-A matrix is called what the field calls it (`blocks.3.mlp.W_out`) and stands in the row convention `x @ W`, whatever the
-layout of the parameter: queries, keys and values share one, gate and in another, and the unembedding may be the
-embedding itself.
+Matrices have TransformerLens-like names (`blocks.3.mlp.W_out`) and the row convention `x @ W`, whatever the layout of
+the parameter: W_Q, W_K and W_V share one parameter, W_gate and W_in another, and W_U may be the parameter of W_E.
 """
 
 import re
@@ -24,7 +23,7 @@ _NAME = re.compile(r"blocks\.(-?\d+)\.(attn|cross_attn|mlp|mlp_before)\.(W_\w+)"
 
 @dataclass(frozen=True)
 class MatrixPlace:
-    """Where a matrix is: the parameter that holds it, and its view of a tensor like that parameter."""
+    """Name of the parameter that holds a matrix, and the function from that parameter to a view of the matrix."""
 
     parameter: str
     view: Callable[[Tensor], Tensor]
@@ -44,7 +43,7 @@ def matrix_place(model: Transformer, name: str) -> MatrixPlace:
     """
     config, match = model.config, _NAME.fullmatch(name)
     if match is None:
-        return _outside(config, name)
+        return _place_outside_blocks(config, name)
     layer, part, matrix = int(match[1]), match[2], match[3]
     if matrix not in _MATRICES[part]:
         raise KeyError(f"unknown matrix {name!r}; {nearest(name, _matrix_names(layer))}")
@@ -59,13 +58,13 @@ def matrix_place(model: Transformer, name: str) -> MatrixPlace:
         if not config.cross_attention:
             raise ValueError(f"{name!r}: this model has no cross-attention")
         return MatrixPlace(
-            f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _crossed_view(config, matrix)
+            f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _cross_view(config, matrix)
         )
-    return _in_mlp(config, name, layer, part, matrix)
+    return _mlp_place(config, name, layer, part, matrix)
 
 
-def _in_mlp(config: ModelConfig, name: str, layer: int, part: str, matrix: str) -> MatrixPlace:
-    """Where the matrix of an MLP is. ValueError for a model without it, or with several."""
+def _mlp_place(config: ModelConfig, name: str, layer: int, part: str, matrix: str) -> MatrixPlace:
+    """The place of an MLP's matrix; ValueError for a model without it, or with several."""
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
@@ -81,7 +80,7 @@ def _in_mlp(config: ModelConfig, name: str, layer: int, part: str, matrix: str) 
 
 
 def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "rows columns"]:
-    """A matrix with its heads side by side, in the columns or, of W_O, in the rows; one without heads as it is."""
+    """The matrix with all heads in its columns (of W_O: in its rows); a matrix without heads is returned as it is."""
     if weight.ndim == 2:
         return weight
     return rearrange(weight, "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)")
@@ -90,7 +89,7 @@ def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "r
 def by_head(
     left: Float[Tensor, "i r"], right: Float[Tensor, "r o"], name: str, heads: int | None
 ) -> FactoredMatrix:
-    """A product in the layout of `Weights`, from factors in that of `side_by_side`: one per head if there are heads."""
+    """The product left @ right, of factors in the layout of `side_by_side`, split by head (None: no heads)."""
     if heads is None:
         return FactoredMatrix(left, right)
     if name.endswith("W_O"):
@@ -100,7 +99,7 @@ def by_head(
 
 @dataclass(frozen=True)
 class Ends:
-    """The sites between which a matrix stands: y = factor * (x W + ...), `axes` the product x A B as an einsum."""
+    """Sites of a matrix' input x and output y = factor * (x W + ...); `axes`: the einsum of x A B for W = A B."""
 
     reads: str
     writes: str
@@ -189,7 +188,8 @@ def _matrix_names(layer: int = 0) -> Sequence[str]:
     return [*(f"blocks.{layer}.{part}.{m}" for part, ms in _MATRICES.items() for m in ms), *_OUTSIDE]
 
 
-def _outside(config: ModelConfig, name: str) -> MatrixPlace:
+def _place_outside_blocks(config: ModelConfig, name: str) -> MatrixPlace:
+    """The place of W_E, W_pos or W_U; KeyError for any other name, ValueError for a matrix that the model lacks."""
     if name not in _OUTSIDE:
         raise KeyError(f"unknown matrix {name!r}; {nearest(name, _matrix_names())}")
     kind = config.position
@@ -211,7 +211,7 @@ def _head_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
     return lambda t: rearrange(t, "(n e) d -> n d e", e=width)[heads]
 
 
-def _crossed_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
+def _cross_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
     if matrix in ("W_Q", "W_O"):
         return _head_view(config, matrix)
     width, i = config.head_width, "KV".index(matrix[2:])

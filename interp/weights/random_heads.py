@@ -1,8 +1,7 @@
-"""Random heads in place of a model's own, on the streams that its own make: the null of a head's score.
+"""Random heads in place of a model's own, run on the model's own residual streams: the null of a head's score.
 
-Attention that is spread evenly is a level, not chance: a head that nobody trained departs from it a little, and enough
-rows show that beyond doubt. Whether a head does more than such a head is a question about heads, so the draws that
-answer it are heads.
+Even attention is a reference level, not a null distribution: an untrained head departs from it a little, which is
+significant with enough rows. The p of a head's score therefore compares it with the scores of random heads.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from interp.model.attention import Attention
 from interp.model.transformer import Transformer
 
 MOST_RANDOM = 1_000_000
-"""The most random heads per head: each is a model of its own, drawn and run."""
+"""The most random heads per head; each takes a random model of its own, which is run on all rows."""
 
 
 def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
@@ -49,35 +48,35 @@ def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
 
 @torch.no_grad()
 def with_random_heads(model: Transformer, seed: int) -> Transformer:
-    """A model with random heads on the streams of the given one: later layers read what the given heads write.
+    """The model with random heads that are only observed: later layers read the output of the real heads.
 
-    W_Q, W_K, W_V and W_O are turned in the stream, each by a uniformly random orthogonal matrix (Haar) that is drawn
-    from the seed and is the same in all layers. So a random head has the singular values of one of the model's own
-    heads, its biases, its positions and its group, and reads and writes random directions. What it writes is not passed
-    on: every layer reads the stream as it is in the model. Parameters outside attention are shared.
+    On the side of the stream, W_Q, W_K, W_V and W_O are each rotated by a uniformly random orthogonal matrix (Haar),
+    drawn from the seed, the same in all layers. So a random head keeps the singular values, biases, positions and
+    key/value group of one of the model's heads, but reads and writes random directions. Parameters outside attention
+    are shared.
 
-    In a model whose head weights are isotropic Gaussian draws that nobody trained, the heads of a layer and the random
-    ones in their place are exchangeable, whatever the rest of the model is.
+    In an untrained model with isotropic Gaussian head weights, the heads of a layer and the random heads in their place
+    are exchangeable, whatever the rest of the model is.
     """
     copies = {name: value.clone() for name, value in model.named_parameters() if ".attn." in name}
-    found = model.with_parameters(copies)
+    randomised = model.with_parameters(copies)
     d = model.config.d_model
     turns = haar_frames(4, d, d, torch.Generator().manual_seed(seed), torch.float32)
     for layer in range(model.config.n_layers):
-        real, attention = (each.block(layer).attn for each in (model, found))
+        real, attention = (network.block(layer).attn for network in (model, randomised))
         for name, turn in zip("qkv", turns[:3], strict=True):
-            _turn(attention.part(name)[0], turn)
-        _turn(attention.out.weight.mT, turns[3])
-        attention.register_forward_hook(partial(_as_written_by, real))
-    return found
+            _rotate_rows(attention.part(name)[0], turn)
+        _rotate_rows(attention.out.weight.mT, turns[3])
+        attention.register_forward_hook(partial(_real_output, real))
+    return randomised
 
 
-def _turn(rows: Tensor, turn: Tensor) -> None:
-    """Turn rows `[... d]` of the stream, in place."""
+def _rotate_rows(rows: Tensor, turn: Tensor) -> None:
+    """Rotate rows `[... d]`, vectors of the stream, in place."""
     rows.copy_(upcast(rows) @ turn.to(upcast(rows)))
 
 
-def _as_written_by(real: Attention, _: nn.Module, given: tuple[object, ...], __: Tensor) -> Tensor:
-    """What the real heads write for the same input: a forward hook of the random ones, which alone are observed."""
-    x, source, shared, _tap, *only = given
+def _real_output(real: Attention, _: nn.Module, inputs: tuple[object, ...], __: Tensor) -> Tensor:
+    """Forward hook of random attention: returns the real attention's output for the same inputs, without a tap."""
+    x, source, shared, _tap, *only = inputs
     return cast(Tensor, real(x, source, shared, None, *only))

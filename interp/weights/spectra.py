@@ -1,7 +1,7 @@
-"""The singular values of every weight matrix, and of what each head computes with two of them (OV, QK).
+"""The singular values of every weight matrix, and of every head's OV and QK circuits.
 
-A spectrum says how many directions a matrix uses and how unevenly. Weights only: which of those directions ever carry a
-signal is another question.
+A spectrum says how many directions a matrix uses, and how evenly. It does not say which of these directions carry a
+signal in a pass.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ AT_ONCE = 2**24
 
 
 @dataclass(frozen=True, eq=False)
-class _Named:
-    """One or several matrices of a kind, and where they are."""
+class _NamedMatrix:
+    """A matrix, or a stack of them (heads, experts), with its kind and place in the model."""
 
     kind: str
     matrix: Float[Tensor, "*n i o"] | FactoredMatrix
     layer: int | None = None
     inside: str = ""
-    """The sublayer of the matrix, or outside the blocks the part."""
+    """The sublayer that has the matrix (`attn`), or outside the blocks the part (`embed`)."""
 
     def part(self, index: int | None) -> Part:
-        """The part of the model that has the matrix; `index` of a head or expert."""
+        """The part of the model that has the matrix; `index`: number of the head or expert, or None."""
         if index is None:
             return Part(self.inside, self.layer)
         heads = {"attn": "head", "cross_attn": "cross_head"}
@@ -109,25 +109,26 @@ class Spectra(Question):
         """Decompositions, no pass."""
         if self.top < 1:
             raise ValueError(f"top >= 1 is required, got {self.top}")
-        return WithoutData(self.name, partial(_spectra, model.transformer.unedited, self))
+        return WithoutData(self.name, partial(_spectra_table, model.transformer.unedited, self))
 
 
 spectra = of_weights(Spectra)
 
 
 @torch.no_grad()
-def _spectra(network: Transformer, question: Spectra) -> xr.Dataset:
+def _spectra_table(network: Transformer, question: Spectra) -> xr.Dataset:
+    """The result of `spectra`: one row per matrix, or per head or expert of a stack of matrices."""
     names, kinds, parts, layers, values = [], [], [], [], []
     matrices = list(_matrices(network))
-    spectra = all_singular_values([each.matrix for each in matrices])
-    for each, found in zip(matrices, spectra, strict=True):
-        rows = found.reshape(-1, found.shape[-1])
-        prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
+    spectra = all_singular_values([named.matrix for named in matrices])
+    for named, singular_of in zip(matrices, spectra, strict=True):
+        rows = singular_of.reshape(-1, singular_of.shape[-1])
+        prefix = named.kind if named.layer is None else f"blocks.{named.layer}.{named.inside}.{named.kind}"
         for i, row in enumerate(rows):
-            names.append(prefix if found.ndim == 1 else f"{prefix}.{i}")
-            kinds.append(each.kind.rpartition(".")[2])
-            parts.append(str(each.part(None if found.ndim == 1 else i)))
-            layers.append(-1 if each.layer is None else each.layer)
+            names.append(prefix if singular_of.ndim == 1 else f"{prefix}.{i}")
+            kinds.append(named.kind.rpartition(".")[2])
+            parts.append(str(named.part(None if singular_of.ndim == 1 else i)))
+            layers.append(-1 if named.layer is None else named.layer)
             values.append(row)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
     return labelled(
@@ -163,7 +164,7 @@ def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[T
         >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
         tensor([10.])
     """
-    return torch.linalg.svdvals(_tall(matrix))
+    return torch.linalg.svdvals(_tall_matrix(matrix))
 
 
 def all_singular_values(
@@ -183,37 +184,37 @@ def all_singular_values(
     """
     same_shape: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
     for i, matrix in enumerate(matrices):
-        same_shape.setdefault((_shape(matrix), _outer(matrix).dtype), []).append(i)
-    found: dict[int, Tensor] = {}
-    for (shape, _), numbers in same_shape.items():
-        leads = {i: matrices[i].shape[:-2] for i in numbers}
+        same_shape.setdefault((_tall_shape(matrix), _left_factor(matrix).dtype), []).append(i)
+    by_index: dict[int, Tensor] = {}
+    for (shape, _), indices in same_shape.items():
+        leads = {i: matrices[i].shape[:-2] for i in indices}
         size = max(1, at_once // (max(lead.numel() for lead in leads.values()) * prod(shape)))
-        for first in range(0, len(numbers), size):
-            some = numbers[first : first + size]
-            stack = torch.cat([_tall(matrices[i]).reshape(-1, *shape) for i in some])
-            values = torch.linalg.svdvals(stack).split([leads[i].numel() for i in some])
-            found |= {i: value.reshape(*leads[i], -1) for i, value in zip(some, values, strict=True)}
-    return [value for _, value in sorted(to_host(found).items())]
+        for first in range(0, len(indices), size):
+            chunk = indices[first : first + size]
+            stack = torch.cat([_tall_matrix(matrices[i]).reshape(-1, *shape) for i in chunk])
+            values = torch.linalg.svdvals(stack).split([leads[i].numel() for i in chunk])
+            by_index |= {i: value.reshape(*leads[i], -1) for i, value in zip(chunk, values, strict=True)}
+    return [value for _, value in sorted(to_host(by_index).items())]
 
 
-def _outer(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
+def _left_factor(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
     return matrix.A if isinstance(matrix, FactoredMatrix) else matrix
 
 
-def _shape(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> tuple[int, ...]:
-    """The shape of `_tall` of each matrix of a stack."""
-    middle = _outer(matrix).shape[-1] if isinstance(matrix, FactoredMatrix) else max(matrix.shape[-2:])
+def _tall_shape(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> tuple[int, ...]:
+    """The shape of `_tall_matrix(matrix)`, without its leading axes."""
+    middle = _left_factor(matrix).shape[-1] if isinstance(matrix, FactoredMatrix) else max(matrix.shape[-2:])
     return tuple(sorted((min(side, middle) for side in matrix.shape[-2:]), reverse=True))
 
 
-def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
-    """A matrix of the same singular values with no more columns than rows, in float32 at least."""
+def _tall_matrix(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
+    """A matrix with the same singular values and no more columns than rows, in float32 at least."""
     if isinstance(matrix, FactoredMatrix):
         left, right = upcast(matrix.A.detach()), upcast(matrix.B.detach()).mT
-        found = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
+        small = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
     else:
-        found = upcast(matrix.detach())
-    return found.mT if found.shape[-2] < found.shape[-1] else found
+        small = upcast(matrix.detach())
+    return small.mT if small.shape[-2] < small.shape[-1] else small
 
 
 def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
@@ -244,53 +245,55 @@ def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor,
     }
 
 
-def _matrices(model: Transformer) -> Iterator[_Named]:
-    """Every matrix, one layer at a time."""
+def _matrices(model: Transformer) -> Iterator[_NamedMatrix]:
+    """Yields every matrix of the model, layer by layer."""
     weights, config = Weights(model), model.config
-    yield _Named("embed.W_E", model.embed.weight, inside="embed")
+    yield _NamedMatrix("embed.W_E", model.embed.weight, inside="embed")
     if model.pos_embed is not None:
-        yield _Named("pos_embed.W_pos", weights.W_pos, inside="pos_embed")
+        yield _NamedMatrix("pos_embed.W_pos", weights.W_pos, inside="pos_embed")
     if model.type_embed is not None:
-        yield _Named("type_embed.W_type", model.type_embed.weight, inside="type_embed")
+        yield _NamedMatrix("type_embed.W_type", model.type_embed.weight, inside="type_embed")
     for layer in range(config.n_layers):
-        yield from _attention(weights.layer(layer), weights, layer, "attn")
+        yield from _attention_matrices(weights.layer(layer), weights, layer, "attn")
         if config.cross_attention:
-            yield from _attention(weights.layer(layer, cross=True), weights, layer, "cross_attn")
+            yield from _attention_matrices(weights.layer(layer, cross=True), weights, layer, "cross_attn")
         for part in config.mlps:
-            yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
+            yield from _mlp_matrices(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
     if model.mlm_head is not None:
-        yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT, inside="logits")
+        yield _NamedMatrix("mlm_head.W", model.mlm_head.dense.weight.mT, inside="logits")
     if model.unembed is not None and not config.tied:
-        yield _Named("unembed.W_U", weights.W_U, inside="logits")
+        yield _NamedMatrix("unembed.W_U", weights.W_U, inside="logits")
 
 
-def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> Iterator[_Named]:
+def _attention_matrices(
+    views: LayerWeights, weights: Weights, layer: int, part: str
+) -> Iterator[_NamedMatrix]:
     for name in ("W_Q", "W_K", "W_V"):
         if (matrix := getattr(views, name)) is not None:
-            yield _Named(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
-    yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
+            yield _NamedMatrix(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
+    yield _NamedMatrix("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
     group = weights.kv_head().to(views.W_O.device)
     traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
     if views.W_V is not None and (cross or traits.moves):
-        yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
+        yield _NamedMatrix("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
     if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
-        yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
+        yield _NamedMatrix("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
 
 
-def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iterator[_Named]:
+def _mlp_matrices(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iterator[_NamedMatrix]:
     for name in ("W_gate", "W_in", "W_out"):
         if (matrix := getattr(views, name)) is not None:
-            yield _Named(name, matrix, layer, part)
+            yield _NamedMatrix(name, matrix, layer, part)
     experts = model.block(layer).mlps()[part]
     if isinstance(experts, Experts):
         gate, linear = experts.into.chunk(2, 1)
-        yield _Named("W_router", experts.router.weight.mT, layer, part)
+        yield _NamedMatrix("W_router", experts.router.weight.mT, layer, part)
         for name, stack in (("W_gate", gate), ("W_in", linear), ("W_out", experts.out)):
-            yield _Named(name, stack, layer, part)
+            yield _NamedMatrix(name, stack, layer, part)
         if experts.shared is not None:
             gate, linear = experts.shared.into.weight.chunk(2)
             stored = {"W_gate": gate, "W_in": linear, "W_out": experts.shared.out.weight}
             for name, matrix in stored.items():
-                yield _Named(f"shared.{name}", matrix.mT, layer, part)
+                yield _NamedMatrix(f"shared.{name}", matrix.mT, layer, part)
         if experts.shared_gate is not None:
-            yield _Named("W_shared_gate", experts.shared_gate.weight.mT, layer, part)
+            yield _NamedMatrix("W_shared_gate", experts.shared_gate.weight.mT, layer, part)

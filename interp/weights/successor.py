@@ -34,22 +34,22 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "letters": tuple(string.ascii_uppercase),
     }
 )
-"""Words in an order that occurs in texts."""
+"""Ordered sequences of words, by name."""
 SHORTEST = 5
-"""Items in a row that must be single tokens for a sequence to count."""
+"""Number of consecutive items that must be single tokens for a sequence to be used."""
 
 
 def known_sequences(text: Text) -> dict[str, Int[Tensor, "n"]]:
-    """The sequences that this tokenizer can test: the first longest run of single-token items of each, as ids.
+    """Token ids of each sequence's longest run of single-token items (the first such run), by name.
 
     Raises:
         ValueError: no sequence with `SHORTEST` such items in a row, or no tokenizer.
     """
     runs = {name: _longest_run([single_token(text, item) for item in s]) for name, s in SEQUENCES.items()}
-    found = {name: torch.tensor(ids) for name, ids in runs.items() if len(ids) >= SHORTEST}
-    if not found:
+    sequences = {name: torch.tensor(ids) for name, ids in runs.items() if len(ids) >= SHORTEST}
+    if not sequences:
         raise ValueError(f"a sequence with {SHORTEST} items in a row that are single tokens is required")
-    return found
+    return sequences
 
 
 def successor_hits(circuits: HeadCircuits, ids: Int[Tensor, "n"]) -> Bool[Tensor, "pair l h"]:
@@ -75,7 +75,7 @@ def hits(logits: Float[Tensor, "*b n n"]) -> Bool[Tensor, "*b m"]:
 
 
 def _longest_run(ids: list[int | None]) -> list[int]:
-    """The first longest stretch without a gap."""
+    """The longest run of ids without a None (the first, among equals)."""
     best: list[int] = []
     run: list[int] = []
     for item in ids:

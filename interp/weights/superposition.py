@@ -87,9 +87,11 @@ superposition = of_weights(Superposition)
 @torch.no_grad()
 def _superposition(network: Transformer, question: Superposition) -> xr.Dataset:
     weights, config = Weights(network), network.config
-    each = [_read(network, weights, layer, folded=question.folded) for layer in range(config.n_layers)]
-    norm, bias = (torch.stack(values).cpu() for values in zip(*each, strict=True))
-    found = {
+    by_layer = [
+        _norms_and_biases(network, weights, layer, folded=question.folded) for layer in range(config.n_layers)
+    ]
+    norm, bias = (torch.stack(values).cpu() for values in zip(*by_layer, strict=True))
+    scores = {
         "norm": norm.mean(1),
         "bias": bias.mean(1),
         "negative_bias": (bias < 0).to(norm).mean(1),
@@ -98,7 +100,7 @@ def _superposition(network: Transformer, question: Superposition) -> xr.Dataset:
     }
     return scored(
         question.name,
-        {score: Score.exact(found[score], unit) for score, unit in SCORES.items()},
+        {score: Score.exact(scores[score], unit) for score, unit in SCORES.items()},
         ("layer",),
         coords={"layer": range(config.n_layers)},
         others={"neuron_norm": (("layer", "neuron"), norm), "neuron_bias": (("layer", "neuron"), bias)},
@@ -107,13 +109,13 @@ def _superposition(network: Transformer, question: Superposition) -> xr.Dataset:
     )
 
 
-def _read(
+def _norms_and_biases(
     network: Transformer, weights: Weights, layer: int, *, folded: bool
 ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
-    """The norm of the input weights, and the bias, of every neuron of a layer."""
-    mine = weights.layer(layer)
-    assert mine.W_in is not None and mine.b_in is not None
-    matrix, bias = upcast(mine.W_in), upcast(mine.b_in)
+    """The norm of its column of W_in, and its bias, for every neuron of a layer."""
+    layer_weights = weights.layer(layer)
+    assert layer_weights.W_in is not None and layer_weights.b_in is not None
+    matrix, bias = upcast(layer_weights.W_in), upcast(layer_weights.b_in)
     if folded:
         norm = input_norm(network, layer, "mlp_out")
         if norm.beta is not None:

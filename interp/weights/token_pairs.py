@@ -1,8 +1,8 @@
 """The largest entries of heads' full circuits, as pairs of tokens: source -> output, query -> key, and skip-trigrams.
 
 Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
-key]`; neither is ever formed, entries come from tiles. Elhage et al. 2021, "A Mathematical Framework for Transformer
-Circuits"; Dar et al. 2022 (entries of both forms).
+key]`. Entries are computed in tiles; neither matrix is formed as a whole. Elhage et al. 2021, "A Mathematical Framework
+for Transformer Circuits"; Dar et al. 2022 (entries of both circuits).
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class SkipTrigrams(Question):
         `top_pairs`: the largest entries of one circuit.
 
     Example:
-        >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
-        >>> len(interp.frame(found))
+        >>> result = skip_trigrams(model, "L0H1", top=4, outputs=2)
+        >>> len(interp.frame(result))
         8
     """
 
@@ -176,20 +176,20 @@ skip_trigrams = of_weights(
 )
 
 
-def _heads(given: PartName | Sequence[PartName], circuits: HeadCircuits) -> list[Part]:
+def _heads(names: PartName | Sequence[PartName], circuits: HeadCircuits) -> list[Part]:
     """The heads of these names. ValueError for none or a part that is no head, IndexError for one the model lacks."""
-    return as_parts(given, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
+    return as_parts(names, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
 
 
 @torch.no_grad()
 def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], question: TopPairs) -> xr.Dataset:
     assert question.top is not None
     ends = text.of_outputs if question.kind == "OV" else text
-    found = [
-        _centred(circuits, question.kind, head).top_entries(question.top, largest=question.largest)
+    entries = [
+        _centred_circuit(circuits, question.kind, head).top_entries(question.top, largest=question.largest)
         for head in heads
     ]
-    value, rows, columns = (torch.stack(each) for each in zip(*found, strict=True))
+    value, rows, columns = (torch.stack(by_head) for by_head in zip(*entries, strict=True))
     row, column = SIDES[question.kind]
     dims, unit = ("part", "rank"), units(circuits.config)[question.kind]
     return labelled(
@@ -213,8 +213,8 @@ def _skip_trigrams(
     sources: Int[Tensor, "n"] | None,
     question: SkipTrigrams,
 ) -> xr.Dataset:
-    found = [_of_head(circuits, head, sources, question) for head in heads]
-    qk, destination, source, ov, output = (torch.stack(each) for each in zip(*found, strict=True))
+    trigrams = [_head_trigrams(circuits, head, sources, question) for head in heads]
+    qk, destination, source, ov, output = (torch.stack(by_head) for by_head in zip(*trigrams, strict=True))
     pairs = ("part", "pair")
     cells = (*pairs, "rank")
     return labelled(
@@ -231,37 +231,37 @@ def _skip_trigrams(
     )  # fmt: skip
 
 
-def _of_head(
+def _head_trigrams(
     circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, question: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
-    """QK entries, destinations and sources of the pairs of one head; OV entries and outputs of each pair's source."""
+    """For one head: QK entry, destination and source of each pair, then OV entries and outputs of the pair's source."""
     assert question.top is not None
-    qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
+    qk, ov = (_centred_circuit(circuits, kind, head) for kind in ("QK", "OV"))
     if sources is None:
         scores, destination, source = qk.top_entries(question.top)
     else:
-        given = sources.to(qk.A.device)
-        found, columns = qk.columns(given).T.row_top(question.top)
+        source_ids = sources.to(qk.A.device)
+        entries, columns = qk.columns(source_ids).T.row_top(question.top)
         scores, destination, source = (
-            found.flatten(),
+            entries.flatten(),
             columns.flatten(),
-            given.repeat_interleave(question.top),
+            source_ids.repeat_interleave(question.top),
         )
     rises, output = ov.rows(source).row_top(question.outputs)
     return scores, destination, source, rises, output
 
 
-def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
-    """The full circuit, every row minus its mean."""
+def _centred_circuit(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
+    """The head's full OV or QK circuit, minus the mean of each row."""
     full = circuits.full_ov(head) if kind == "OV" else circuits.full_qk(head)
     return FactoredMatrix(full.A, full.B - full.B.mean(-1, keepdim=True))
 
 
 def _factors(circuits: HeadCircuits, heads: Sequence[Part], kind: str) -> tuple[str, Tensor]:
-    """The factors of a typical pass on the entries of these heads."""
-    found = typical_factors(circuits)
-    every = found.moved if kind == "OV" else found.sought
-    return "part", every[[head.layer or 0 for head in heads]]
+    """Coordinate over `part`: the factors of a typical pass on the circuit entries of these heads."""
+    factors = typical_factors(circuits)
+    by_layer = factors.moved if kind == "OV" else factors.sought
+    return "part", by_layer[[head.layer or 0 for head in heads]]
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""Factors from entries of weights-only circuits to a pass: the scales of the norms that the circuits take as 1."""
+"""Factors from entries of circuits with norms at scale 1 to logits and scores of a pass: 1 / the norms' real scales."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from interp.passes.observe import observe
 from interp.weights.head_circuits import HeadCircuits
 
 TOKENS = 32
-"""Random tokens of the pass. The first is left out: in many models its stream is unlike all others."""
+"""Number of random tokens in the pass. The first is left out, since its stream is unusual in many models."""
 ABOUT = f"median over {TOKENS - 1} random tokens of 1 / the scales of the norms between, which the entries take as 1"
 
 
@@ -38,7 +38,7 @@ class TypicalFactors:
 
 
 def logits_unit(config: ModelConfig) -> str:
-    """The unit of logits of a circuit: plain logits only where no norm stands before the unembedding."""
+    """The unit of logits of a circuit: "logits" if no norm stands before the unembedding, else the norm is named."""
     return (
         "logits"
         if isinstance(config.norm, NoNorm) or not config.final_norm
@@ -47,7 +47,7 @@ def logits_unit(config: ModelConfig) -> str:
 
 
 def scores_unit(config: ModelConfig) -> str:
-    """The unit of entries of a QK circuit: attention scores only where no norm stands before the heads."""
+    """The unit of entries of a QK circuit: "attention scores", before the norms if a norm stands before the heads."""
     return "attention scores" if isinstance(config.norm, NoNorm) else "attention scores before the norms"
 
 
@@ -74,17 +74,17 @@ def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
     before = [input_norm(network, layer, "attn_out").sites for layer in layers]
     after = [output_scale(config, layer, "attn_out") for layer in layers]
     last = ("ln_final.hook_scale",) if config.final_norm else ()
-    every = dict.fromkeys(site for each in (*before, *after, last) for site in each)
+    all_sites = dict.fromkeys(site for norm_sites in (*before, *after, last) for site in norm_sites)
     known = set(names(config))
-    sites = [site for site in every if site in known]  # a wrapped network may hide its norms
+    sites = [site for site in all_sites if site in known]  # a wrapped network may hide its norms
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.d_vocab, (1, min(TOKENS, config.n_ctx)), generator=draw)
     trace = observe(network, Batch(tokens), [Read(site) for site in sites]).trace
     seen = to_host({site: trace[Read(site)] for site in sites})
     inverse = {site: float(scale[:, 1:].double().median()) ** -1 for site, scale in seen.items()}
 
-    def through(each: tuple[str, ...]) -> float:
-        return inverse.get(each[0], torch.nan) if each else 1.0
+    def through(norm_sites: tuple[str, ...]) -> float:
+        return inverse.get(norm_sites[0], torch.nan) if norm_sites else 1.0
 
     read, added = (
         torch.tensor([through(x) for x in sites], dtype=torch.float64) for sites in (before, after)

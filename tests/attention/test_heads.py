@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import attention_kernel
-from interp.attention.heads import BY_PATTERN, _reduced, same_token
+from interp.attention.heads import BY_PATTERN, _scores_and_kernel, same_token
 from interp.attention.labels import RULES
 from interp.attention.shares import with_pattern
 from interp.core.patterns import SCORES, copy_keys, copy_scores, distance_kernel, even_attention
@@ -323,7 +323,7 @@ def test_the_scores_of_a_pattern_write_little_beside_it() -> None:
     batch = Batch(data.tokens(100, 0))
     keys = copy_keys(same_token(batch), batch.places)
     for most, score in (
-        (2.2, lambda: _reduced(pattern, data)),
+        (2.2, lambda: _scores_and_kernel(pattern, data)),
         (3.2, lambda: copy_scores(pattern, keys, batch.places)),
     ):
         with Written() as written:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.attention.sentences import _distinct, mention_masks, sentence_scores
+from interp.attention.sentences import _distinct_rows, mention_masks, sentence_scores
 from interp.core.stats import Moments
 from interp.data.text import Text
 from interp.data.words import single_token
@@ -105,12 +105,12 @@ def test_sentences_that_are_the_same_are_asked_once() -> None:
     padding = torch.cat((torch.tensor([[9], [0]]), tokens[:2, 1:]), 1)  # what stands there is not looked at
     batch = Batch(torch.cat((tokens, padding)), torch.cat((keep, keep[:2])))
     batch = batch.with_answers(torch.arange(10, 17), torch.cat((wrong, wrong[:2])))
-    found, again = _distinct(batch)
+    found, again = _distinct_rows(batch)
     assert again.tolist() == [0, 0, 1, 2, 3, 0, 0]
     assert found.wrong is not None and torch.equal(found.wrong[again], torch.cat((wrong, wrong[:2])))
     assert torch.equal(found.tokens[again][:5], tokens)
     _, unsaid = DATA.balanced(speaker().text)
-    assert 2 * len(_distinct(unsaid)[0]) == len(unsaid)
+    assert 2 * len(_distinct_rows(unsaid)[0]) == len(unsaid)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "olmo2"])

@@ -24,7 +24,7 @@ from interp.passes.schedule import run_steps
 from interp.tokens import IntegratedGradients, token_attribution
 from interp.tokens.input_gradients import (
     Integral,
-    _adapted,
+    _adaptive_weights,
     _Line,
     answer_logits,
     baseline_embedding,
@@ -168,7 +168,7 @@ class Bend(_Line):
 def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float) -> None:
     """The arctangent has its integral in closed form; the error that is told bounds the one there is."""
     line = Bend(centre, width)
-    weights, error = run_steps(build("gpt2"), _adapted(line, 256))
+    weights, error = run_steps(build("gpt2"), _adaptive_weights(line, 256))
     found = line.summed(weights)
     exact = torch.tensor([line.part(1.0) - line.part(0.0), math.sin(5.0) / 5])
     off = float((found - exact).abs().max()) / abs(line.total)
@@ -186,11 +186,11 @@ def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float
 
 def test_smooth_line_costs_few_gradients_and_others_no_more_than_allowed() -> None:
     line = Bend(0.4, 2.0)
-    _, error = run_steps(build("gpt2"), _adapted(line, 256))
+    _, error = run_steps(build("gpt2"), _adaptive_weights(line, 256))
     assert len(line.products) == 17 and error < 1e-3
     for steps in (3, 4, 17, 18, 40):
         line = Bend(1 / 3, 1e-9)
-        _, error = run_steps(build("gpt2"), _adapted(line, steps))
+        _, error = run_steps(build("gpt2"), _adaptive_weights(line, steps))
         assert steps - 1 <= len(line.products) <= steps and error > ACCEPTED_MISS
 
 

@@ -119,7 +119,7 @@ def test_alti_equals_the_loop_whatever_the_memory(name: str, monkeypatch: pytest
     found = SourceSplit.of(build(name), 1, seen(name))
     assert_close(found.alti(), loop(name)["alti"])
     monkeypatch.setattr(mixing, "CHUNK", 2 * N * CONFIGS[name].d_model * 2)
-    assert len(list(found._by_source())) == 3, "two sources at a time, of five"
+    assert len(list(found._source_chunks())) == 3, "two sources at a time, of five"
     assert_close(found.alti(), loop(name)["alti"])
     assert_close(found.norms(), loop(name)["block"].norm(dim=-1))
 

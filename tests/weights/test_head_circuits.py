@@ -186,13 +186,13 @@ def test_effective_embedding_is_computed_once_until_its_sources_change(
 ) -> None:
     """Also by a write that torch does not count. What it does not follow from may change."""
     computed: list[int] = []
-    alone = HeadCircuits._alone
+    alone = HeadCircuits._token_streams
 
     def counted(self: HeadCircuits, ids: Tensor) -> Tensor:
         computed.append(len(ids))
         return alone(self, ids)
 
-    monkeypatch.setattr(HeadCircuits, "_alone", counted)
+    monkeypatch.setattr(HeadCircuits, "_token_streams", counted)
     model = copy.deepcopy(build("gpt2"))
     ids = torch.arange(model.config.d_vocab)
 
