@@ -163,13 +163,13 @@ def layer_groups(entries: Layers | None, n_layers: int) -> dict[str, list[int]]:
         IndexError: a layer that does not exist.
         ValueError: none, or a variant given twice.
     """
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for entry in range(n_layers) if entries is None else entries:
         layers = sorted(chosen_layers([entry] if isinstance(entry, int) else list(entry), n_layers))
         label = "+".join(str(Part("attn", layer)) for layer in layers)
-        if label in found:
+        if label in groups:
             raise ValueError(f"every variant is required once, got {label} twice")
-        found[label] = layers
-    if not found:
+        groups[label] = layers
+    if not groups:
         raise ValueError("at least one layer is required, got none")
-    return found
+    return groups
