@@ -26,7 +26,15 @@ from interp.causal.effects import (
     part_names,
     swept,
 )
-from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, stand_in_text, useless
+from interp.causal.stand_ins import (
+    StandIn,
+    StandIns,
+    check_left,
+    recorded,
+    stand_in_text,
+    unused_data_text,
+    with_required_data,
+)
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -130,7 +138,9 @@ class Ablate(Question):
         reference_batch = None if self.reference is None else text.batch(self.reference)
         if is_prompts(data):
             no_reference = self.reference is None
-            data, reference_batch = completed(self.change, text.batch(data), reference_batch, self.groups)
+            data, reference_batch = with_required_data(
+                self.change, text.batch(data), reference_batch, self.groups
+            )
             reference_batch = (
                 followed(reference_batch, self.metric, text)
                 if no_reference and reference_batch is not None
@@ -161,7 +171,7 @@ def _unused_data(change: StandIn, groups: Sequence[str] | None, *, has_reference
     """Text that says why a change has no use for the reference prompts or groups it got; None if it uses them."""
     if has_reference and isinstance(change, Resample):
         return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
-    return useless(change, groups, has_reference=has_reference)
+    return unused_data_text(change, groups, has_reference=has_reference)
 
 
 ablate = of_data(Ablate)
@@ -244,9 +254,9 @@ class Grid:
         outer = [self.groups[i : i + inner] for i in range(0, len(self.groups), inner)]
         return [
             Variant([Edit(part, put[part.site], {"pos": pos}) for part in group])
-            for some in outer
+            for outer_groups in outer
             for pos in cells_along("pos", batch, batch.tokens.shape[1])
-            for group in some
+            for group in outer_groups
         ]
 
 

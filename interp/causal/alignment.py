@@ -224,8 +224,8 @@ class AlignedCells:
         pos: Sequence[int] | None,
     ) -> AlignedCells:
         """The cells that the arguments of `align` describe; raises the errors that it lists."""
-        every = site_names(site, config)
-        possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
+        names = site_names(site, config)
+        possible, letters = site_dims(names), sites.axes_of(names[0]).split()[1:]
         if letters[-1] not in VECTORS or possible[0] != "layer" or not {"q", "k"}.isdisjoint(letters):
             raise ValueError(
                 f"a site of every layer with vectors is required, {site!r} is {describe(' '.join(letters))}"
@@ -237,7 +237,7 @@ class AlignedCells:
             raise ValueError(
                 f"directions lie along {DIMS[letters[-1]]!r} of {site}, so it tells no cells apart"
             )
-        of_layer = {int(name.split(".")[1]): name for name in every}
+        of_layer = {int(name.split(".")[1]): name for name in names}
         chosen = tuple(of_layer) if layers is None else tuple(layers)
         if not chosen or not set(chosen) <= set(of_layer) or len(set(chosen)) < len(chosen):
             raise IndexError(f"different layers among {list(of_layer)} are required, got {list(chosen)}")
@@ -247,16 +247,16 @@ class AlignedCells:
             dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
             for dim in dims[1:]
         }
-        columns = tuple(of_layer[layer] for layer in chosen)
-        at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
+        chosen_names = tuple(of_layer[layer] for layer in chosen)
+        together = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
         return cls(
             site,
-            tuple(canonical(name, config) for name in columns),
-            columns,
+            tuple(canonical(name, config) for name in chosen_names),
+            chosen_names,
             chosen,
             dims[1:],
             labels,
-            at_once,
+            together,
         )
 
     @property
@@ -630,9 +630,9 @@ class DirectionSearch:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.descent.steps)
         for rows in _orders(len(train), self.descent.pairs, self.descent.steps, self.seed):
             grad = torch.zeros_like(weight)
-            for some in rows.split(runs.batch_size):
+            for chunk in rows.split(runs.batch_size):
                 with torch.enable_grad():
-                    loss = runs.loss(name, places, _rows(weight), answers[:, some], train[some])
+                    loss = runs.loss(name, places, _rows(weight), answers[:, chunk], train[chunk])
                     batch_loss = loss.sum() / len(rows)
                 grad += torch.autograd.grad(batch_loss, weight)[0]
             weight.grad = grad
@@ -724,7 +724,7 @@ def pairs_of(
     *,
     prepend_bos: bool | None = None,
 ) -> Contrast:
-    """The pairs, with answers. ValueError for prompts that do not align, and without answers."""
+    """The base and source prompts as pairs with answers. ValueError for prompts that do not align or lack answers."""
     text, sides = subject.text, {}
     for name, prompts in (("source", source), ("base", base)):
         try:
@@ -750,7 +750,7 @@ def pairs_of(
 
 
 def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
-    """The columns of different tokens of every row, which must be the same for all. PositionError otherwise."""
+    """The batch columns of the positions `pos`, which must be the same in every row. PositionError otherwise."""
     positions = tuple(range(batch.tokens.shape[1])) if pos is None else tuple(pos)
     columns = batch.tokens_at(positions).columns if positions else torch.zeros(1, 0, dtype=torch.long)
     shared: list[int] = columns[0].tolist()
@@ -780,7 +780,7 @@ def _labels(
 def _split(
     held_out: float | Sequence[bool], count: int, seed: int, *, trained: bool
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "m"]]:
-    """The pairs to find directions on and those to score them on. ValueError where there are none."""
+    """Indices of the pairs to train on and of the held-out pairs to score. ValueError if one of the two is empty."""
     if isinstance(held_out, Sequence):
         if len(held_out) != count:
             raise ValueError(
@@ -801,7 +801,7 @@ def _split(
 
 
 def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
-    """The pairs of every step: all in a random order, then again."""
+    """Indices of the training pairs of every step: each epoch goes through all pairs in a new random order."""
     generator = torch.Generator().manual_seed(seed)
     orders = (torch.randperm(count, generator=generator) for _ in repeat(None))
     return islice((rows for order in orders for rows in order.split(size)), steps)

@@ -2,9 +2,9 @@
 
 A patch changes the metric by metric(a_other) - metric(a_own): to first order (a_other - a_own) . d metric / d a, and
 one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
-Rows of a batch do not meet, so one pass serves all prompts. It misses what saturates: a softmax that is sure has no
-gradient, however much a real patch would change. So some cells are patched as well, and the result says how well the
-estimates agree with that.
+Prompts of a batch do not interact, so one pass serves all of them. The estimate misses saturation: a softmax near 0 or
+1 has no gradient, however much a real patch would change. So some cells are patched as well, and the result says how
+well the estimates agree with these patches.
 """
 
 from __future__ import annotations
@@ -212,18 +212,18 @@ def _agreement(
         )
         known = {"estimate": estimate[index], "unlike": _differing_cells(cells, own_values, other_values)}
         host = to_host({name: x.reshape(len(rows), -1) for name, x in known.items()})
-        ours = dict(zip(rows, host["estimate"], strict=True))
+        estimates = dict(zip(rows, host["estimate"], strict=True))
         drawn = {
-            i: _cells_to_patch(ours[i], unlike, compared.cells, numbers[i])
+            i: _cells_to_patch(estimates[i], unlike, compared.cells, numbers[i])
             for i, unlike in zip(rows, host["unlike"], strict=True)
         }
         drawn = {i: chosen for i, chosen in drawn.items() if len(chosen) > 1}
         effects = yield from _patching_effects(own_run, other_run.trace, toward, cells, drawn)
         for i, chosen in drawn.items():
             exact, changed = effects[i, "exact"], effects[i, "changed"]
-            mine = ours[i][chosen].to(exact)
-            reaching = changed & ((exact != 0) | (mine != 0))  # elsewhere both are exactly 0
-            z[i] = torch.tensor(fisher_z(mine[reaching], exact[reaching]), dtype=torch.float64)
+            chosen_estimates = estimates[i][chosen].to(exact)
+            reaching = changed & ((exact != 0) | (chosen_estimates != 0))  # elsewhere both are exactly 0
+            z[i] = torch.tensor(fisher_z(chosen_estimates[reaching], exact[reaching]), dtype=torch.float64)
     return dict(zip(COEFFICIENTS, to_device(z, estimate.device).unbind(1), strict=True))
 
 

@@ -353,17 +353,17 @@ class Noised:
     def of(
         cls, model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], scale: float, tracing: CausalTrace
     ) -> Noised:
-        """Rows with noise of this standard deviation where the subjects are.
+        """The prompts, each repeated `samples` times, with noise of standard deviation `scale` at the subject's tokens.
 
         What a prompt gets depends on its own tokens and the seed alone, so that neither the order of the prompts nor
         the split into batches changes a number.
         """
         noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
-        for row, tokens, real, mine in zip(noise, batch.tokens, batch.real, where, strict=True):
+        for row, tokens, real, in_subject in zip(noise, batch.tokens, batch.real, where, strict=True):
             seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
             generator = torch.Generator().manual_seed(seed)
-            row[:, mine] = scale * torch.randn(
-                tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
+            row[:, in_subject] = scale * torch.randn(
+                tracing.samples, int(in_subject.sum()), row.shape[-1], generator=generator
             )
         rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
         return cls(model, rows.to(model.device), to_device(noise.flatten(0, 1), model.device))
@@ -389,14 +389,14 @@ def _compute(
     host_batch = batch.host()
     assert host_batch.answer is not None
     span = spans(text, host_batch, _subjects_of(question.subject, host_batch))
-    plain = yield from recorded(batch, (), final=True)
+    run = yield from recorded(batch, (), final=True)
     with torch.no_grad():
-        last = picked(plain.end, to_device(host_batch.last(), plain.end.device)[:, None])
+        last = picked(run.end, to_device(host_batch.last(), run.end.device)[:, None])
         logits = model.read_out(upcast(last))[:, 0]
-    seen = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
-    if bool(seen["nan"]):
+    top = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
+    if bool(top["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
-    best = seen["best"]
+    best = top["best"]
     known = best == host_batch.answer
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     known_values: dict[str, Tensor] = {}

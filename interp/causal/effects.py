@@ -222,7 +222,7 @@ def swept(
     shape: Sequence[int] = (-1,),
     common: Variant | None = None,
 ) -> Steps[MeasuredEffects]:
-    """Effects of one sweep's variants, as cells of this shape.
+    """Effects of one sweep's variants on the metric, [prompt, *shape] with one cell per variant.
 
     A metric that compares (KL) compares with the run without interventions. Corrupted prompts of the batch are not
     used.
@@ -472,7 +472,7 @@ def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[s
 
 
 def listed(names: PartName | Sequence[PartName]) -> list[PartName]:
-    """The parts of an argument: one, or those of a list."""
+    """The parts of an argument as a list, also where it is a single part."""
     return [names] if is_part(names) else list(names)  # type: ignore[arg-type]
 
 
@@ -567,14 +567,14 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
     known = ~exact.isnan()
     if bool((known == estimate.isnan()).any()):
         raise ValueError("effects of the same things are required, got cells that only one of the two has")
-    ours, theirs = estimate[known].double(), exact[known].double()
-    n = len(ours)
+    estimated, measured = estimate[known].double(), exact[known].double()
+    n = len(estimated)
     if not 1 <= top <= n:
         raise ValueError(f"top in [1, {n}] is required, got {top}")
-    tops = [set(x.abs().topk(top).indices.tolist()) for x in (ours, theirs)]
-    correlation = float(spearman(ours, theirs)) if n > 1 else float("nan")
+    tops = [set(x.abs().topk(top).indices.tolist()) for x in (estimated, measured)]
+    correlation = float(spearman(estimated, measured)) if n > 1 else float("nan")
     largest = torch.tensor(sorted(tops[1]))
-    same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
+    same = float((estimated[largest].sign() == measured[largest].sign()).double().mean())
     return RankAgreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
 
 
@@ -594,12 +594,12 @@ def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[f
         >>> [round(z, 3) for z in fisher_z(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 2.0, 4.0, 8.0]))]
         [10.708, 1.472]
     """
-    ours, theirs, n = estimate.double(), exact.double(), len(exact)
-    if n < 2 or not bool((ours != ours[0]).any()) or not bool((theirs != theirs[0]).any()):
+    estimated, measured, n = estimate.double(), exact.double(), len(exact)
+    if n < 2 or not bool((estimated != estimated[0]).any()) or not bool((measured != measured[0]).any()):
         return float("nan"), float("nan")
-    by_value = float(pearson(ours, theirs).clamp(-(1 - 1e-9), 1 - 1e-9).atanh())
+    by_value = float(pearson(estimated, measured).clamp(-(1 - 1e-9), 1 - 1e-9).atanh())
     most = 1 - 6 / (n * (n * n - 1))
-    return by_value, float(spearman(ours, theirs).clamp(-most, most).atanh())
+    return by_value, float(spearman(estimated, measured).clamp(-most, most).atanh())
 
 
 def pearson(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tensor, ""]:

@@ -182,10 +182,10 @@ class Cuts:
             Variant(
                 [
                     Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"query": q, "key": k, **head})
-                    for layer, head, q, k in product(layers, some, starts, ends)
+                    for layer, head, q, k in product(layers, cell_heads, starts, ends)
                 ]
             )
-            for layers, some, starts, ends in cells
+            for layers, cell_heads, starts, ends in cells
         ]
 
 

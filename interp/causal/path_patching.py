@@ -140,8 +140,10 @@ class PathPatch(Question):
             "direction": self.direction,
         }
         table = EffectTable(self.name, dims, coords, metric, model.text, attrs)
-        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
-        return causal(model, table, how, each=self.each, pairs=True)
+        measure = partial(
+            _measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims
+        )
+        return causal(model, table, measure, each=self.each, pairs=True)
 
 
 path_patch = of_pairs(PathPatch)
@@ -179,8 +181,8 @@ class Routes:
                 f"receivers are inputs of heads and MLPs, at least one, or '{LOGITS}' alone, got "
                 f"{[str(end) for end in ends]}"
             )
-        seen = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
-        before = [Part.of(name) for name in graph.senders[:seen]]
+        n_before = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
+        before = [Part.of(name) for name in graph.senders[:n_before]]
         if senders is None:
             return cls(graph, tuple(ends), tuple(before), freeze_mlps)
         nodes = [_node(sender, graph.senders, config, "sender") for sender in senders]
@@ -276,8 +278,8 @@ class PathRuns:
         variants, frozen = self._sender_variants(values)
         if not routes.to_logits:
             sites = dict.fromkeys(_input_site(receiver)[0] for receiver in routes.receivers)
-            seen = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=frozen)
-            variants, frozen = self._receiver_variants(seen), Variant()
+            inputs = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=frozen)
+            variants, frozen = self._receiver_variants(inputs), Variant()
         sweep = yield from swept(pair.own, variants, metric, common=frozen, reference=reference)
         changed = sweep.changed & self._changed_senders(values).to(sweep.changed.device)
         sweep = replace(sweep, values=torch.where(changed, sweep.values, sweep.base), changed=changed)
@@ -295,11 +297,13 @@ class PathRuns:
         ]
         return variants, frozen
 
-    def _receiver_variants(self, seen: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
+    def _receiver_variants(self, recorded_inputs: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
         """Second sweep: for each variant v of the first, one that puts the inputs recorded in it at the receivers."""
         targets = [_input_site(receiver) for receiver in self.routes.receivers]
-        inputs = {read.site: value.flatten(0, 1) for read, value in seen.items()}  # [v b ...] -> [(v b) ...]
-        n, count = len(self.pair.own), len(next(iter(seen.values())))
+        inputs = {
+            read.site: value.flatten(0, 1) for read, value in recorded_inputs.items()
+        }  # [v b ...] -> [(v b) ...]
+        n, count = len(self.pair.own), len(next(iter(recorded_inputs.values())))
         return [
             Variant([Edit(site, Set(inputs[site], first=i * n), at) for site, at in targets])
             for i in range(count)

@@ -40,7 +40,7 @@ def group_numbers(groups: Sequence[str]) -> Int[Tensor, "b"]:
     return torch.tensor([numbers[name] for name in groups])
 
 
-def completed(
+def with_required_data(
     change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
 ) -> tuple[Batch, Batch | None]:
     """Prompts in memory with the data that a change requires: corrupted prompts, or prompts to take means of.
@@ -55,7 +55,7 @@ def completed(
     """
     if groups is not None and len(groups) != len(batch):
         raise ValueError(f"one group per prompt is required, got {len(groups)} for {len(batch)}")
-    if problem := _missing_data(change, batch, reference, groups) or useless(
+    if problem := _missing_data(change, batch, reference, groups) or unused_data_text(
         change, groups, has_reference=reference is not None
     ):
         raise ValueError(f"{stand_in_text(change)} {problem}")
@@ -91,7 +91,7 @@ def _missing_data(
     return None
 
 
-def useless(change: StandIn, groups: Sequence[str] | None, *, has_reference: bool) -> str | None:
+def unused_data_text(change: StandIn, groups: Sequence[str] | None, *, has_reference: bool) -> str | None:
     """Text about data that the change has no use for; None if there are none.
 
     Args:

@@ -552,10 +552,10 @@ def _comparison_vectors(question: SteeringCurve, directions: Float[Tensor, "l d"
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]) -> Steps[Values]:
     """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
-    every = yield from swept_by(batch, doses.variants(), list(measures.values()))
+    sweeps = yield from swept_by(batch, doses.variants(), list(measures.values()))
     shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
     changes = {}
-    for (name, metric), swept in zip(measures.items(), every, strict=True):
+    for (name, metric), swept in zip(measures.items(), sweeps, strict=True):
         message = f"{metric.name} is NaN or infinite in the base run of some prompt"
         check(swept.base.isfinite().all(), partial(NotFiniteError, message))
         change = (swept.values - swept.base).mT.unflatten(
