@@ -163,7 +163,7 @@ class Ablate(Question):
             "freeze_patterns": int(self.freeze_patterns),
         }
         table = EffectTable(self.name, grid.dims, grid.coords, metric, model.text, attrs)
-        measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
+        measure = partial(_effects, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
         return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
 
 
@@ -177,7 +177,7 @@ def _unused_data(change: StandIn, groups: Sequence[str] | None, *, has_reference
 ablate = of_data(Ablate)
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
 ) -> Steps[MeasuredEffects]:
     """Effect of ablating every cell, in every prompt of a batch."""

@@ -336,7 +336,7 @@ class AlignedRuns:
         touched = Touched.of(edited)
         common = placed(Variant(model.edits), config, pairs.own.host())
         bases = [base_run(model.unedited, rows, touched, common) for rows in pairs.own.split(batch_size)]
-        base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
+        base, source = Base.joined(bases), _site_values(model, pairs.other, cells.names, batch_size)
         finite = torch.stack([value.isfinite().all() for value in (*base.values.values(), *source.values())])
         message = "finite states are required, got NaN or infinity in some prompt"
         check(finite.all(), partial(NotFiniteError, message))
@@ -559,7 +559,7 @@ class DirectionSearch:
         if self.rank > width:
             raise ValueError(f"a rank of at most {width} is required at {name}, got {self.rank}")
         if self.method == "das":
-            return self._learned(runs, layer, train, orders, differing)
+            return self._learned_directions(runs, layer, train, orders, differing)
         return torch.stack(
             [
                 torch.stack([self._without_gradient(runs, name, place, train, order) for place in places])
@@ -586,7 +586,7 @@ class DirectionSearch:
         state_labels = labels.reshape(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
         return principal(class_means(x.flatten(0, -2), state_labels.flatten()), self.rank)
 
-    def _learned(
+    def _learned_directions(
         self,
         runs: AlignedRuns,
         layer: int,
@@ -709,7 +709,7 @@ def _first_block(model: Transformer, name: str) -> int:
     return layer_of(name, model.config) if model.restarts else 0
 
 
-def _recorded(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
+def _site_values(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
     """Activations of every row at these sites, by site; `size`: rows of a pass."""
     reads, stop = [Read(name) for name in dict.fromkeys(names)], deepest(names, model.config)
     traces = [observe(model, rows, reads, stop=stop, answers_only=True).trace for rows in batch.split(size)]

@@ -147,7 +147,7 @@ class AttributionPatch(Question):
             self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared
         )
         measure = partial(
-            _measured,
+            _effects,
             table=table,
             cells=PatchedCells(names, dims),
             direction=self.direction,
@@ -160,7 +160,7 @@ attribution_patch = of_pairs(AttributionPatch)
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     table: EffectTable,

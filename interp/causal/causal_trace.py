@@ -171,16 +171,16 @@ class CausalTrace(Question):
                 f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
             )
         bound = partial(
-            self._traced, model=model, metric=metric, answers=answers, prompts=next(iter(counts), None)
+            self._analysis, model=model, metric=metric, answers=answers, prompts=next(iter(counts), None)
         )
         if self.sigma is not None:
             return bound(self.sigma)
-        spread = _spread(text, self.subject)
+        spread = _spread_question(text, self.subject)
         return Staged.after(
             self.name, Ask(spread), lambda merged: bound(float(spread.result(merged).value)), again="sigma"
         )
 
-    def _traced(
+    def _analysis(
         self,
         sigma: float,
         model: Subject,
@@ -188,7 +188,7 @@ class CausalTrace(Question):
         answers: AnswerTokens | None,
         prompts: int | None,
     ) -> ByRow:
-        """All runs, with this standard deviation of the subjects' embeddings."""
+        """The analysis with all runs, given sigma, the standard deviation of the subjects' embeddings."""
         question, text = replace(self, sigma=sigma), model.text
         return ByRow(
             self.name,
@@ -264,19 +264,19 @@ def subject_spread(
         >>> subject_spread(model, prompt, "Mary") > 0
         True
     """
-    spread = _spread(text_of(model), subject)
+    spread = _spread_question(text_of(model), subject)
     result = answered(spread, model, data)
     return float(result.value)
 
 
-def _spread(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
+def _spread_question(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
     """Question about the standard deviation over all entries of the subjects' embeddings."""
-    rows = Reading([Read("hook_embed")], partial(_embedded, text=text, subject=subject))
+    rows = Reading([Read("hook_embed")], partial(_embedding_moments, text=text, subject=subject))
     per_prompt = None if isinstance(subject, SpanPlace) else len(subject)
     return ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
 
 
-def _embedded(
+def _embedding_moments(
     trace: Trace, batch: Batch, model: Transformer, text: Text, subject: SpanPlace | Sequence[SpanPlace]
 ) -> Mapping[str, Tensor]:
     """Number, mean and summed squared deviations of the entries of each subject's embeddings."""

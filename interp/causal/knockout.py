@@ -81,7 +81,7 @@ class KnockOut(Question):
 
     Source:
         Geva et al. 2023, "Dissecting Recall of Factual Associations" (arXiv:2304.14767), section 4; windows of layers,
-        because the loss of one layer is made good by its neighbours.
+        because neighbouring layers make up for the loss of one.
 
     See Also:
         `short_circuit`: every token attends to itself alone.
@@ -121,7 +121,7 @@ class KnockOut(Question):
             self.name, cuts.by, cuts.coords(self.queries, self.keys), metric, model.text,
             {"intervention": "attention scores = -inf", "window": self.window},
         )  # fmt: skip
-        measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
+        measure = partial(_effects, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
         analysis = causal(model, table, measure, each=self.each)
         counts = {*masks, *([] if analysis.prompts is None else [analysis.prompts])}
         if len(counts) > 1:
@@ -194,7 +194,7 @@ def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
     return [[item] for item in items] if singly else [items]
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, cuts: Cuts, queries: ColumnChoice, keys: ColumnChoice, metric: Metric
 ) -> Steps[MeasuredEffects]:
     """Effects of the cuts in every prompt; prompts whose queries and keys are in the same columns share a sweep."""

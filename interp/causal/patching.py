@@ -119,7 +119,7 @@ class Patch(Question):
         coords = site_coords(cells.names, cells.dims, config)
         attrs = {"site": self.site, "direction": self.direction}
         table = EffectTable(self.name, cells.dims, coords, metric, model.text, attrs)
-        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
+        measure = partial(_effects, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -180,7 +180,7 @@ def _default_dims(name: str, possible: Sequence[str]) -> tuple[str, ...]:
     return tuple(dim for dim in usual if dim in possible)
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, cells: PatchedCells, metric: Metric, direction: Direction
 ) -> Steps[MeasuredEffects]:
     """The effect of every cell in every pair."""

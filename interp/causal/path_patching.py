@@ -141,7 +141,7 @@ class PathPatch(Question):
         }
         table = EffectTable(self.name, dims, coords, metric, model.text, attrs)
         measure = partial(
-            _measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims
+            _effects, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims
         )
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -241,7 +241,7 @@ def _input_site(receiver: Part) -> tuple[str, dict[str, int]]:
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
 ) -> Steps[MeasuredEffects]:
     return (yield from PathRuns(Contrast.of(batch, direction), routes, by_pos).measured(metric))

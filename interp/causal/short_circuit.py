@@ -118,10 +118,10 @@ class ShortCircuit(Question):
         )
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
         table = EffectTable(self.name, ("part",), coords, metric, model.text, attrs)
-        return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
+        return causal(model, table, partial(_effects, groups=groups, metric=metric), each=self.each)
 
 
-def _measured(
+def _effects(
     network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
 ) -> Steps[MeasuredEffects]:
     columns = batch.tokens.shape[1]

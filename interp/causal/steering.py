@@ -75,7 +75,7 @@ class Steering(Brief, Question):
 
     Args:
         positive: prompts that have what is to be steered towards.
-        negative: prompts that have it not; they need be neither aligned nor equally many.
+        negative: prompts that do not have it; they need not be aligned with the positive ones, nor as many.
         site: where states are read: a site in every layer, or one by its full name.
         method: how the direction is found: "mean difference", "pca", "probe" or "sae".
         pos: token whose state represents a prompt, or "mean": the mean over its tokens but BOS.
@@ -83,9 +83,9 @@ class Steering(Brief, Question):
         test_share: share of each kind set aside for the score; 0 uses all prompts for the direction and leaves no
             score (NaN).
         shuffles: number of directions that the method also finds with the two kinds of the same prompts shuffled. They
-            know the prompts, and nothing of what is to be steered: as `beside` of `steering_curve` they are a harder
-            null than random directions. Not so of "pca": kinds decide little but the sign of a component, whose
-            shuffles are nearly the direction itself.
+            depend on the prompts but not on what is to be steered: as `beside` of `steering_curve` they are a harder
+            null than random directions. Not for "pca": there the kinds decide little but the sign of the component,
+            and shuffled directions are nearly the direction itself.
         seed: seed of the split and of the shuffles.
 
     Returns:
@@ -374,24 +374,24 @@ class SteeringCurve(Question):
         directions: one `Subspace` per layer, as `Subspace.of_result` gives them,
             `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at
             every position, BOS included.
-        strengths: multiples of each direction, 0 among them if you want the origin.
+        strengths: multiples of each direction; 0 is no steering.
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
         loss_on: texts unrelated to the direction, on which the loss is measured too; None leaves `loss` out.
         random: number of random directions R of the same length for each direction.
         beside: directions that replace the random ones, one tensor [r, d] for each direction, which are scaled to its
-            length: `shuffled` of `steering`, say, which know the prompts but not which is which (a permutation test).
+            length, such as `shuffled` of `steering`, found on the same prompts with shuffled kinds (permutation test).
         seed: seed of the random directions.
 
     Returns:
         Dataset over `layer`, `strength` and `score`:
 
-        - `value`: mean over rows, with `low` and `high` (95 %; NaN below the rows that hold it), `n`, and the
-          coordinate `unit`.
+        - `value`: mean over rows, with the ends `low` and `high` of its 95 % interval (NaN for too few rows), `n`, and
+          the coordinate `unit`.
         - `null`: mean over the random directions. `random` [..., draw]: each of them.
         - `band` [..., end]: ends of the middle 95 % of the random directions, the draws' 0.025 (R + 1)-th smallest and
-          largest, so that with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer
-          draws give a narrower one, 1 - 2 / (R + 1).
+          largest. With 39 draws it spans all of them, and another random direction lies outside 2 times in 40; with
+          fewer draws it covers less, 1 - 2 / (R + 1).
         - `p`: two-sided, how often a random direction does as much; at least 2 / (R + 1).
         - `norm` [layer]: length of the directions.
 
@@ -406,8 +406,8 @@ class SteeringCurve(Question):
             position of prompts of several lengths.
 
     Caveats:
-        Prompts from which the direction was made flatter it; a direction with an effect need not be what the model
-        uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
+        Effects on the prompts from which the direction was made are too large. A direction with an effect need not be
+        what the model uses, and 1 of 20 random directions lies outside the band: of many layers and strengths, some do.
 
     See Also:
         `steering`: finds the directions.

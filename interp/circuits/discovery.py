@@ -175,13 +175,13 @@ def find_circuit(
 
     - top_n: the `edges` largest.
     - threshold: all of at least `threshold`, in the metric's unit.
-    - greedy: from the logits backwards, again and again the largest edge into a node that is already in, until there
-      are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
-    - iterative: from the whole model, again and again the exact effect of dropping each edge that is left, in the
-      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do
-      together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the
-      spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round:
-      for small models.
+    - greedy: starts from the logits and adds, one by one, the largest edge into a node that is already in the circuit,
+      until there are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
+    - iterative: starts from the whole model. Each round measures the exact effect of dropping each remaining edge from
+      the current circuit (`interchange`) and drops the quarter with the smallest, or fewer where dropping them together
+      changes more than one by one, until `edges` remain or the smallest effect exceeds `threshold` (in the spirit of
+      ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round: for small
+      models.
 
     `interp.run([FindCircuit(...)], model, Pairs(...))` finds a circuit on data of any size, but for the iterative
     search.
@@ -222,7 +222,7 @@ def find_circuit(
             the whole model and without any edge.
 
     Caveats:
-        Scores of single edges cannot see two parts of which either suffices; the iterative search keeps one.
+        Scores of single edges miss two parts of which either one suffices; the iterative search keeps one of them.
 
     Cost:
         That of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their

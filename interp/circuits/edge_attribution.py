@@ -192,7 +192,7 @@ class EdgeAttribution(Question):
         }  # fmt: skip
         table = EffectTable.of_edges(self.name, graph, metric, model.text, attrs)
         measure = partial(
-            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
+            _effects, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
         )
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -201,7 +201,7 @@ edge_attribution = of_pairs(EdgeAttribution)
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     graph: EdgeGraph,

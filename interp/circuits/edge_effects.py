@@ -84,7 +84,7 @@ class EdgeEffects(Question):
         attrs = {"method": "exact", "direction": self.direction}
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)
         table = EffectTable.of_edges(self.name, graph, metric, model.text, attrs, changed)
-        measure = partial(_measured, graph=graph, measured=changed, metric=metric, direction=self.direction)
+        measure = partial(_effects, graph=graph, measured=changed, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -172,7 +172,7 @@ def edge_effects(
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     graph: EdgeGraph,

@@ -250,7 +250,7 @@ def _cfg(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _active(layout: _Layout, kept: Tensor) -> list[bool]:
+def _active_senders(layout: _Layout, kept: Tensor) -> list[bool]:
     """True for senders that are nodes of the circuit: the input, and both ends of its edges."""
     reads = {layout.receivers[i].partition("<")[0] for i in kept.any(0).nonzero()[:, 0].tolist()}
     sends = kept.any(1).tolist()
@@ -258,7 +258,7 @@ def _active(layout: _Layout, kept: Tensor) -> list[bool]:
 
 
 def _as_json(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
-    active = dict(zip(layout.senders, _active(layout, kept), strict=True)) | {"logits": True}
+    active = dict(zip(layout.senders, _active_senders(layout, kept), strict=True)) | {"logits": True}
     edges = {
         f"{layout.senders[s]}->{layout.receivers[r]}": {
             "score": float(scores[s, r]),
@@ -272,7 +272,7 @@ def _as_json(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor)
 def _as_tensors(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
     values = (
         _cfg(config), list(layout.senders), list(layout.receivers), scores.float(), kept.bool(),
-        torch.tensor(_active(layout, kept)),
+        torch.tensor(_active_senders(layout, kept)),
     )  # fmt: skip
     return dict(zip(KEYS, values, strict=True))
 
