@@ -26,7 +26,15 @@ from interp.causal.effects import (
     part_names,
     swept,
 )
-from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, stand_in_text, useless
+from interp.causal.stand_ins import (
+    StandIn,
+    StandIns,
+    check_left,
+    recorded,
+    stand_in_text,
+    unused_data_text,
+    with_required_data,
+)
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -57,8 +65,8 @@ AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron
 class Ablate(Question):
     """Effect of ablating each part: how far the metric moves when zero, a mean or another value replaces its output.
 
-    Which parts does the answer need? What is lost without a part is what it did, directly and
-    through all that reads it.
+    Which parts does the answer need? The effect of a part is what it does to the metric directly, and through every
+    later part that reads it.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -125,20 +133,26 @@ class Ablate(Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with its reference prompts, and prompts in memory with their corrupted ones."""
+        """The question with its reference prompts as a batch, and the data; prompts in memory get corrupted prompts."""
         text = text_of(model)
-        given = None if self.reference is None else text.batch(self.reference)
+        reference_batch = None if self.reference is None else text.batch(self.reference)
         if is_prompts(data):
             no_reference = self.reference is None
-            data, given = completed(self.change, text.batch(data), given, self.groups)
-            given = followed(given, self.metric, text) if no_reference and given is not None else given
-        return replace(self, reference=given), data
+            data, reference_batch = with_required_data(
+                self.change, text.batch(data), reference_batch, self.groups
+            )
+            reference_batch = (
+                followed(reference_batch, self.metric, text)
+                if no_reference and reference_batch is not None
+                else reference_batch
+            )
+        return replace(self, reference=reference_batch), data
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch."""
         network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
-        if problem := _useless(change, self.groups, given=self.reference is not None):
+        if problem := _unused_data(change, self.groups, has_reference=self.reference is not None):
             raise ValueError(f"{stand_in_text(change)} {problem}")
         reference = None if self.reference is None else model.text.batch(self.reference)
         fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
@@ -149,24 +163,24 @@ class Ablate(Question):
             "freeze_patterns": int(self.freeze_patterns),
         }
         table = EffectTable(self.name, grid.dims, grid.coords, metric, model.text, attrs)
-        measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
+        measure = partial(_effects, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
         return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
 
 
-def _useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
-    """Reason why reference prompts or groups have no meaning for a change; None where they have."""
-    if given and isinstance(change, Resample):
+def _unused_data(change: StandIn, groups: Sequence[str] | None, *, has_reference: bool) -> str | None:
+    """Text that says why a change has no use for the reference prompts or groups it got; None if it uses them."""
+    if has_reference and isinstance(change, Resample):
         return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
-    return useless(change, groups, given=given)
+    return unused_data_text(change, groups, has_reference=has_reference)
 
 
 ablate = of_data(Ablate)
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
 ) -> Steps[MeasuredEffects]:
-    """The effects of every cell."""
+    """Effect of ablating every cell, in every prompt of a batch."""
     check_left(fill.change, batch)
     values = (
         (
@@ -187,9 +201,9 @@ def _measured(
 def _values_at(
     batch: Batch, sites: Sequence[str], ahead: Sequence[needs.Ahead] = ()
 ) -> Steps[Mapping[str, Tensor]]:
-    """Values of these sites on some prompts; ahead: what is swept next."""
-    found = yield from needs.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
-    return {site: found.trace[Read(site)] for site in sites}
+    """Activations [b, p, ...] at these sites on some prompts, by site; `ahead`: the sites that the next sweep edits."""
+    run = yield from needs.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
+    return {site: run.trace[Read(site)] for site in sites}
 
 
 def _patterns(config: ModelConfig) -> list[str]:
@@ -206,7 +220,7 @@ class Grid:
     coords: Mapping[str, object]
     """The labels of every dim but `pos`."""
     groups: tuple[tuple[Part, ...], ...]
-    """The parts of every cell, in the order of the dims but `pos`."""
+    """The parts that each cell ablates together; cells in the order of `dims` without `pos`, the last dim fastest."""
 
     @classmethod
     def of(
@@ -216,37 +230,39 @@ class Grid:
         layers: Sequence[int] | None,
         by: Sequence[str] | None,
     ) -> Grid:
-        """The cells of `ablate`'s arguments, with its errors."""
+        """The cells that the arguments of `ablate` describe; raises the errors that `ablate` lists."""
         if isinstance(parts, str):
-            return _of_kind(parts, config, layers, by)
-        return _named(parts, config, layers, by)
+            return _grid_of_kind(parts, config, layers, by)
+        return _grid_of_names(parts, config, layers, by)
 
     @property
     def sites(self) -> list[str]:
-        """The sites concerned."""
+        """Names of the sites that hold the ablated parts, each once."""
         return list(dict.fromkeys(part.site for group in self.groups for part in group))
 
     def shape(self, columns: int) -> tuple[int, ...]:
-        """The length of every dim."""
+        """Number of cells along every dim; along `pos` it is `columns`, the width of the batch in tokens."""
         return tuple(columns if dim == "pos" else len(self.coords[dim]) for dim in self.dims)  # type: ignore[arg-type]
 
     def variants(self, put: Mapping[str, Set | Zero], batch: Batch) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
         if "pos" not in self.dims:
             return [Variant([Edit(part, put[part.site]) for part in group]) for group in self.groups]
-        inner = 1
+        inner = 1  # number of groups along the dims after `pos`
         for dim in self.dims[self.dims.index("pos") + 1 :]:
             inner *= len(self.coords[dim])  # type: ignore[arg-type]
         outer = [self.groups[i : i + inner] for i in range(0, len(self.groups), inner)]
         return [
             Variant([Edit(part, put[part.site], {"pos": pos}) for part in group])
-            for some in outer
+            for outer_groups in outer
             for pos in cells_along("pos", batch, batch.tokens.shape[1])
-            for group in some
+            for group in outer_groups
         ]
 
 
-def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None) -> Grid:
+def _grid_of_kind(
+    kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None
+) -> Grid:
     """One cell per part of a kind, dims in the order of its site's axes."""
     axis, which = KINDS[kind].axis, chosen_layers(layers, config.n_layers)
     sites.find(f"blocks.{which[0]}.{KINDS[kind].site}", config)
@@ -254,26 +270,26 @@ def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: S
     possible = {"layer": which, "pos": []}
     if axis is not None:
         possible[unit] = list(range(axis_size(axis, config)))
-    dims = _kept(possible, by)
+    dims = _dims(possible, by)
     coords: dict[str, object] = {dim: possible[dim] for dim in dims if dim != "pos"}
     groups = []
     for index in product(*(possible[dim] for dim in dims if dim != "pos")):
         at = dict(zip([dim for dim in dims if dim != "pos"], index, strict=True))
-        mine = [at["layer"]] if "layer" in at else which
-        groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in mine))
+        cell_layers = [at["layer"]] if "layer" in at else which
+        groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in cell_layers))
     coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
     return Grid(dims, coords, tuple(groups))
 
 
 def _part(kind: str, layer: int, index: int | None) -> Part:
-    """One part of a kind, or, without an index, all of a layer: the whole site."""
+    """The part of a kind with this layer and index; without an index, the whole site of the layer."""
     if index is None and KINDS[kind].axis is not None:
         return Part.of(f"blocks.{layer}.{KINDS[kind].site}")
     return Part(kind, layer, index)
 
 
-def _named(
-    given: Sequence[PartName | Sequence[PartName]],
+def _grid_of_names(
+    entries: Sequence[PartName | Sequence[PartName]],
     config: ModelConfig,
     layers: Sequence[int] | None,
     by: Sequence[str] | None,
@@ -281,27 +297,27 @@ def _named(
     """One cell per named part, or per list of them."""
     if layers is not None:
         raise ValueError(f"parts name their layers themselves: layers={list(layers)} has no meaning")
-    sets = [listed(each) for each in given]
+    sets = [listed(entry) for entry in entries]
     if not sets or not all(sets):
         raise ValueError(
             f"parts by name, or lists of at least one that go together, are required, ['L0H1', ['L0H1', 'L2.mlp']], "
-            f"got {given!r}"
+            f"got {entries!r}"
         )
     parts = {}
-    for some in sets:
-        named = tuple(as_part(each, config) for each in some)
+    for names in sets:
+        named = tuple(as_part(name, config) for name in names)
         label = "+".join(map(str, named))
         if label in parts:
             raise ValueError(f"every set of parts is required once, got {label} twice")
         parts[label] = named
-    dims = _kept({"part": list(parts), "pos": []}, by)
+    dims = _dims({"part": list(parts), "pos": []}, by)
     if "part" not in dims:
         raise KeyError("named parts are told apart in every result: 'part' is required in `by`")
     return Grid(dims, {"part": list(parts)}, tuple(parts.values()))
 
 
-def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:
-    """The dims of the result, in their order."""
+def _dims(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:
+    """The dims of the result: those in `by`, or all but `pos`, in the order of `possible`."""
     usual = [dim for dim in possible if dim != "pos"]
     return dims_asked(usual if by is None else by, list(possible), "this ablation")
 
@@ -313,16 +329,16 @@ def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     return chosen(layers, n_layers, "layer")
 
 
-def chosen(given: Sequence[int], count: int, what: str, end: int | None = None) -> list[int]:
-    """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice.
+def chosen(indices: Sequence[int], count: int, what: str, end: int | None = None) -> list[int]:
+    """The indices as numbers from 0. IndexError for one outside, ValueError for none or one that comes twice.
 
     Args:
-        end: index from which negative ones are counted back; None: the count.
+        end: length that is added to negative indices; None: `count`.
     """
     end = count if end is None else end
-    if bad := [i for i in given if not -end <= i < count]:
+    if bad := [i for i in indices if not -end <= i < count]:
         raise IndexError(f"{what} must be in [0, {count - 1}], got {bad[0]}")
-    found = [i + end if i < 0 else i for i in given]
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"at least one {what} and none twice is required, got {list(given)}")
-    return found
+    from_front = [i + end if i < 0 else i for i in indices]
+    if not from_front or len(set(from_front)) < len(from_front):
+        raise ValueError(f"at least one {what} and none twice is required, got {list(indices)}")
+    return from_front

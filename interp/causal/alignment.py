@@ -77,9 +77,9 @@ class Descent:
     steps: Count = 100
     """Batches of training pairs."""
     rate: float = 0.1
-    """Adam's initial rate. W is as long as its random start, so it is about the angle that a step turns R by."""
+    """Adam's initial rate. W starts as N(0, 1), so the rate is about the angle in radians by which a step turns R."""
     pairs: Count = 32
-    """Pairs in a batch; all pairs come in a new order, then again."""
+    """Pairs in a batch; every epoch goes through all pairs in a new random order."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.pairs < 1 or not self.rate > 0:
@@ -175,21 +175,21 @@ def align(
         >>> align(model, base, source, answer=[9, 8], rank=2).value.dims
         ('swapped', 'layer', 'pos', 'score')
     """
-    subject, given = (
+    subject, fixed_directions = (
         as_model(model, edits),
         subspace.directions if isinstance(subspace, Subspace) else subspace,
     )
     answers = AnswerTokens.of(subject.text, answer, wrong)
     pairs = pairs_of(subject, base, source, answers, prepend_bos=prepend_bos)
     search = DirectionSearch(
-        method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls
+        method, rank, descent or Descent(), seed, fixed_directions, _labels(labels, pairs.own), nulls
     )
     cells = AlignedCells.of(subject.transformer.config, pairs, site, by, layers, pos)
     with checks_together() as checks:
-        found = search.answered(
+        result = search.answered(
             AlignedRuns.of(subject.transformer, cells, pairs, batch_size), held_out, checks
         )
-    return found if answers is None else noted(found, *answers.notes(pairs.own))
+    return result if answers is None else noted(result, *answers.notes(pairs.own))
 
 
 CellDirections = Float[Tensor, "layer cell k d"]
@@ -211,7 +211,7 @@ class AlignedCells:
     labels: Mapping[str, Sequence[int]]
     """The indices along each of these dims."""
     together: tuple[int, ...] | None
-    """The columns of every cell, where positions tell none apart; None: all."""
+    """The columns that every cell exchanges at once, where `pos` is not among `dims`; None: all columns."""
 
     @classmethod
     def of(
@@ -223,9 +223,9 @@ class AlignedCells:
         layers: Sequence[int] | None,
         pos: Sequence[int] | None,
     ) -> AlignedCells:
-        """The cells of `align`'s arguments."""
-        every = site_names(site, config)
-        possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
+        """The cells that the arguments of `align` describe; raises the errors that it lists."""
+        names = site_names(site, config)
+        possible, letters = site_dims(names), sites.axes_of(names[0]).split()[1:]
         if letters[-1] not in VECTORS or possible[0] != "layer" or not {"q", "k"}.isdisjoint(letters):
             raise ValueError(
                 f"a site of every layer with vectors is required, {site!r} is {describe(' '.join(letters))}"
@@ -237,7 +237,7 @@ class AlignedCells:
             raise ValueError(
                 f"directions lie along {DIMS[letters[-1]]!r} of {site}, so it tells no cells apart"
             )
-        of_layer = {int(name.split(".")[1]): name for name in every}
+        of_layer = {int(name.split(".")[1]): name for name in names}
         chosen = tuple(of_layer) if layers is None else tuple(layers)
         if not chosen or not set(chosen) <= set(of_layer) or len(set(chosen)) < len(chosen):
             raise IndexError(f"different layers among {list(of_layer)} are required, got {list(chosen)}")
@@ -247,16 +247,16 @@ class AlignedCells:
             dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
             for dim in dims[1:]
         }
-        columns = tuple(of_layer[layer] for layer in chosen)
-        at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
+        chosen_names = tuple(of_layer[layer] for layer in chosen)
+        together = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
         return cls(
             site,
-            tuple(canonical(name, config) for name in columns),
-            columns,
+            tuple(canonical(name, config) for name in chosen_names),
+            chosen_names,
             chosen,
             dims[1:],
             labels,
-            at_once,
+            together,
         )
 
     @property
@@ -267,11 +267,11 @@ class AlignedCells:
     def into(
         self, places: Sequence[tuple[int, ...]], rows: int, device: torch.device, first: int = 0
     ) -> tuple[Tensor | slice, ...]:
-        """The index of one of these cells in each group of rows: `[g b *axes]` -> `[g b .. d]`.
+        """Index into states [g, b, *axes, d] that picks cell `places[g]` in the rows of each group g: [g, b, .., d].
 
         Args:
-            device: where the rows are.
-            first: the first column that is there.
+            device: device of the states.
+            first: column of the batch that is the first column of the states.
         """
         index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
         group, row = torch.arange(len(places))[:, None], torch.arange(rows)
@@ -281,11 +281,14 @@ class AlignedCells:
             along["pos"] = torch.tensor(self.together) - first
         along |= {dim: index[..., i] - first * (dim == "pos") for i, dim in enumerate(self.dims)}
         inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
-        every = (group, row, *(along.get(dim, slice(None)) for dim in inner))
-        return tuple(to_device(each, device) if isinstance(each, Tensor) else each for each in every)
+        full_index = (group, row, *(along.get(dim, slice(None)) for dim in inner))
+        return tuple(
+            to_device(axis_index, device) if isinstance(axis_index, Tensor) else axis_index
+            for axis_index in full_index
+        )
 
     def at(self, place: tuple[int, ...]) -> dict[str, int | tuple[int, ...]]:
-        """The cell as an edit names it."""
+        """The cell as the index of an edit, such as `{"pos": 3, "head": 1}`."""
         together = {} if self.together is None else {"pos": self.together}
         return {**together, **dict(zip(self.dims, place, strict=True))}
 
@@ -305,7 +308,7 @@ class SubspaceExchange:
         """The rows of all groups with their cells exchanged."""
         cells = value.unflatten(0, (len(self.basis), -1))
         x = upcast(cells[self.into])
-        along = torch.einsum("g...d, gkd -> g...k", self.source - x, self.basis)
+        along = torch.einsum("g...d, gkd -> g...k", self.source - x, self.basis)  # (s - x) R^T
         cells[self.into] = (x + torch.einsum("g...k, gkd -> g...d", along, self.basis)).to(cells)
         return cells.flatten(0, 1)
 
@@ -328,14 +331,15 @@ class AlignedRuns:
     def of(cls, model: Transformer, cells: AlignedCells, pairs: Contrast, batch_size: int) -> AlignedRuns:
         """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
         config = model.config
-        cut = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
-        touched = Touched.of(cut)
+        # Edits that stand for the exchanges of every layer: only their sites count here.
+        edited = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
+        touched = Touched.of(edited)
         common = placed(Variant(model.edits), config, pairs.own.host())
-        bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
-        base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
-        fine = torch.stack([value.isfinite().all() for value in (*base.values.values(), *source.values())])
-        unlike = "finite states are required, got NaN or infinity in some prompt"
-        check(fine.all(), partial(NotFiniteError, unlike))
+        bases = [base_run(model.unedited, rows, touched, common) for rows in pairs.own.split(batch_size)]
+        base, source = Base.joined(bases), _site_values(model, pairs.other, cells.names, batch_size)
+        finite = torch.stack([value.isfinite().all() for value in (*base.values.values(), *source.values())])
+        message = "finite states are required, got NaN or infinity in some prompt"
+        check(finite.all(), partial(NotFiniteError, message))
         return cls(model, cells, pairs, batch_size, base, source)
 
     def states(
@@ -344,15 +348,15 @@ class AlignedRuns:
         """States of each of these cells in these rows' base and source runs, in float32 at least."""
         device, groups = self.model.device, len(places)
         into, index = self.cells.into(places, len(rows), device), to_device(rows, device)
-        every = (found[name][index] for found in (self.base.values, self.source))
-        base, source = (upcast(each.expand(groups, *each.shape)[into]) for each in every)
+        both_runs = (run_values[name][index] for run_values in (self.base.values, self.source))
+        base, source = (upcast(value.expand(groups, *value.shape)[into]) for value in both_runs)
         return base, source
 
-    def unlike(self, rows: Int[Tensor, "n"]) -> dict[str, list[int]]:
-        """The cells at each site whose state differs in any of these rows' source runs."""
-        every = {name: self.states(name, self.cells.places, rows) for name in self.cells.names}
-        flags = to_host({name: (base != source).flatten(1).any(1) for name, (base, source) in every.items()})
-        return {name: each.nonzero()[:, 0].tolist() for name, each in flags.items()}
+    def differing_cells(self, rows: Int[Tensor, "n"]) -> dict[str, list[int]]:
+        """Indices of the cells, at each site, whose states in base and source run differ in any of these pairs."""
+        states = {name: self.states(name, self.cells.places, rows) for name in self.cells.names}
+        flags = to_host({name: (base != source).flatten(1).any(1) for name, (base, source) in states.items()})
+        return {name: differs.nonzero()[:, 0].tolist() for name, differs in flags.items()}
 
     def loss(
         self,
@@ -363,7 +367,7 @@ class AlignedRuns:
         rows: Int[Tensor, "b"],
     ) -> Float[Tensor, "g b"]:
         """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
-        model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
+        model, groups, start, c = self.model, len(places), _first_block(self.model, name), self.first(places)
         index = to_device(rows, model.device)
         source = upcast(self.source[name][index].expand(groups, *[-1] * self.source[name].ndim))
         into = self.cells.into(places, len(rows), model.device)
@@ -395,38 +399,40 @@ class AlignedRuns:
         return min(self.cells.together or (0,))
 
     def at_once(self, name: str, place: tuple[int, ...], rows: int) -> int:
-        """Number of groups of so many rows that fit the memory at once, gradients included."""
+        """Number of groups, of `rows` rows each, whose differentiated pass from this site on fits the memory."""
         config, columns = self.model.config, self.pairs.own.tokens.shape[1]
-        each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
-        blocks = config.n_layers - _start(self.model, name)
-        return that_fit(self.model, each * (columns - self.first([place])) * rows * blocks)
+        token_bytes = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
+        blocks = config.n_layers - _first_block(self.model, name)
+        return that_fit(self.model, token_bytes * (columns - self.first([place])) * rows * blocks)
 
     def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, CellDirections | None]) -> Scores:
-        """Every score of every held-out pair: one sweep per batch and score."""
+        """Every score of every held-out pair, under each exchange in `swapped`: one sweep per batch and score."""
         places, metrics = self.cells.places, metrics_of(self.pairs.own)
         shape = len(swapped), len(self.cells.names), len(places)
         values, without = [], []
-        bases = to_host({name: each for name, each in swapped.items() if each is not None})
+        bases = to_host({name: basis for name, basis in swapped.items() if basis is not None})
         for rows in test.split(self.batch_size):
             index = to_device(rows, self.model.device)
             sources = {name: self.source[name][index] for name in self.cells.names}
             variants = [
-                Variant([Edit(name, _change(sources[name], directions, layer, cell), self.cells.at(place))])
+                Variant([Edit(name, _exchange(sources[name], directions, layer, cell), self.cells.at(place))])
                 for directions in map(bases.get, swapped)
                 for layer, name in enumerate(self.cells.names)
                 for cell, place in enumerate(places)
             ]
             sweep = Sweep(self.model, self.pairs.own.rows(rows), variants)
-            swept = [sweep.run(metric) for metric in metrics.values()]
-            values.append(torch.stack([found.values.mT.unflatten(1, shape) for found in swept], -1))
-            without.append(torch.stack([found.base for found in swept], -1))
+            sweeps = [sweep.run(metric) for metric in metrics.values()]
+            values.append(
+                torch.stack([sweep_of_metric.values.mT.unflatten(1, shape) for sweep_of_metric in sweeps], -1)
+            )
+            without.append(torch.stack([sweep_of_metric.base for sweep_of_metric in sweeps], -1))
         return Scores(tuple(swapped), torch.cat(values), torch.cat(without))
 
 
-def _change(
+def _exchange(
     values: Float[Tensor, "b *axes d"], directions: CellDirections | None, layer: int, cell: int
 ) -> Set | Swap:
-    """The source run's values put at a cell, along its directions or whole; directions: on the host."""
+    """The edit that puts the source run's values at a cell: along its directions (on the CPU), or all (None)."""
     return Set(values) if directions is None else Swap(directions[layer, cell], values)
 
 
@@ -471,18 +477,18 @@ class DirectionSearch:
     def answered(self, runs: AlignedRuns, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
         """The result of `align`; checks: conditions that are fetched together with the scores."""
         train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
-        wanted = [null for null in self._nulls if self.nulls is None or null in self.nulls]
-        found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
-        swapped: dict[str, CellDirections | None] = {"found": found, "whole state": None}
-        if "random subspace" in wanted:
-            swapped["random subspace"] = self.random(runs, found.shape[-2])
+        nulls = [null for null in self._nulls if self.nulls is None or null in self.nulls]
+        directions, permuted = self.directions(runs, train, permuted="permuted variable" in nulls)
+        swapped: dict[str, CellDirections | None] = {"found": directions, "whole state": None}
+        if "random subspace" in nulls:
+            swapped["random subspace"] = self.random(runs, directions.shape[-2])
         if permuted is not None:
             swapped["permuted variable"] = permuted
         scores = [runs.scores(test, swapped)]
-        if "re-initialised model" in wanted:
+        if "re-initialised model" in nulls:
             reinitialised = runs.of(shuffled(runs.model, self.seed), runs.cells, runs.pairs, runs.batch_size)
             scores.append(
-                reinitialised.scores(test, {"re-initialised model": self.found(reinitialised, train)[0]})
+                reinitialised.scores(test, {"re-initialised model": self.directions(reinitialised, train)[0]})
             )
         about: dict[str, str | int | float] = {
             "method": self._name,
@@ -491,14 +497,17 @@ class DirectionSearch:
         }
         if self._name == "das":
             about |= asdict(self.descent)
-        on_host = {("directions", 0): found, **{("fine", i): fine for i, fine in checks.flags.items()}}
-        for i, each in enumerate(scores):
-            on_host |= {("values", i): each.values, ("without", i): each.without}
+        on_host = {
+            ("directions", 0): directions,
+            **{("finite", i): finite for i, finite in checks.flags.items()},
+        }
+        for i, table in enumerate(scores):
+            on_host |= {("values", i): table.values, ("without", i): table.without}
         on_host = to_host(on_host)
-        checks.settle({i: on_host["fine", i] for i in checks.flags})
+        checks.settle({i: on_host["finite", i] for i in checks.flags})
         scores = [
-            replace(each, values=on_host["values", i], without=on_host["without", i])
-            for i, each in enumerate(scores)
+            replace(table, values=on_host["values", i], without=on_host["without", i])
+            for i, table in enumerate(scores)
         ]
         return _result(runs, scores, on_host["directions", 0], test, about)
 
@@ -510,24 +519,25 @@ class DirectionSearch:
     def _nulls(self) -> tuple[Null, ...]:
         return NULLS[self._name]
 
-    def found(
+    def directions(
         self, runs: AlignedRuns, train: Int[Tensor, "n"], *, permuted: bool = False
     ) -> tuple[CellDirections, CellDirections | None]:
-        """The directions of every cell, and those for the variable permuted over the training pairs."""
+        """Directions of every cell, and, if `permuted`, those for answers permuted over the training pairs."""
         orders = [torch.arange(len(train))]
         if permuted:
             orders.append(torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed)))
         bar = tqdm(runs.cells.names, desc=f"align: {self._name}", delay=1, leave=False)
-        unlike = runs.unlike(train) if self._name == "das" else {}
+        differing = runs.differing_cells(train) if self._name == "das" else {}
         layers = [
-            self._of_layer(runs, i, name, train, orders, unlike.get(name, ())) for i, name in enumerate(bar)
+            self._of_layer(runs, i, name, train, orders, differing.get(name, ()))
+            for i, name in enumerate(bar)
         ]
-        both = torch.stack(layers, 1)
-        return both[0], both[1] if permuted else None
+        bases = torch.stack(layers, 1)
+        return bases[0], bases[1] if permuted else None
 
     def random(self, runs: AlignedRuns, rank: int) -> CellDirections:
         """Random directions in every cell, as many as were found."""
-        drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
+        drawn = [self._random_matrices(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
         return _rows(torch.stack(drawn))
 
     def _of_layer(
@@ -537,8 +547,9 @@ class DirectionSearch:
         name: str,
         train: Int[Tensor, "n"],
         orders: Sequence[Int[Tensor, "n"]],
-        unlike: Sequence[int],
+        differing: Sequence[int],
     ) -> Float[Tensor, "order cell k d"]:
+        """Directions of every cell of a layer, for the training pairs with their answers in each of these orders."""
         width, places = runs.source[name].shape[-1], runs.cells.places
         if self.subspace is not None:
             basis = orthonormal(self.subspace)
@@ -548,15 +559,15 @@ class DirectionSearch:
         if self.rank > width:
             raise ValueError(f"a rank of at most {width} is required at {name}, got {self.rank}")
         if self.method == "das":
-            return self._learned(runs, layer, train, orders, unlike)
+            return self._learned_directions(runs, layer, train, orders, differing)
         return torch.stack(
             [
-                torch.stack([self._direct(runs, name, place, train, order) for place in places])
+                torch.stack([self._without_gradient(runs, name, place, train, order) for place in places])
                 for order in orders
             ]
         )
 
-    def _direct(
+    def _without_gradient(
         self,
         runs: AlignedRuns,
         name: str,
@@ -565,44 +576,44 @@ class DirectionSearch:
         order: Int[Tensor, "n"],
     ) -> Float[Tensor, "k d"]:
         """The directions of one cell that are found without a gradient."""
-        states = [found[0].double() for found in runs.states(name, [place], train)]
+        states = [run_states[0].double() for run_states in runs.states(name, [place], train)]
         if self.method == "pca":
             return principal(torch.cat(states).flatten(0, -2), self.rank)
         assert self.labels is not None
         base, source = (labels[train][order] for labels in self.labels)
         labels = torch.cat((base, source)).to(states[0].device)
         x = torch.cat(states)
-        each = labels.reshape(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
-        return principal(class_means(x.flatten(0, -2), each.flatten()), self.rank)
+        state_labels = labels.reshape(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
+        return principal(class_means(x.flatten(0, -2), state_labels.flatten()), self.rank)
 
-    def _learned(
+    def _learned_directions(
         self,
         runs: AlignedRuns,
         layer: int,
         train: Int[Tensor, "n"],
         orders: Sequence[Int[Tensor, "n"]],
-        unlike: Sequence[int],
+        differing: Sequence[int],
     ) -> Float[Tensor, "order cell k d"]:
-        """Gradient descent in all cells of a layer that differ, under each order of the answers, many at once."""
+        """Directions of every cell of a layer by gradient descent, as many cells and orders at once as fit a pass."""
         name, places, device = runs.cells.names[layer], runs.cells.places, runs.model.device
         answers = runs.pairs.own.host().answer
         assert answers is not None
-        theirs = torch.stack([answers[train][order] for order in orders])
-        start = self._drawn(runs, layer, self.rank, _FOUND)
-        work = [(cell, order) for cell in unlike for order in range(len(orders))]
-        found = (
+        answers_of_order = torch.stack([answers[train][order] for order in orders])
+        start = self._random_matrices(runs, layer, self.rank, _FOUND)
+        work = [(cell, order) for cell in differing for order in range(len(orders))]
+        bases = (
             _rows(start).expand(len(orders), -1, -1, -1).clone()
-        )  # without a difference no gradient moves it
+        )  # cells that do not differ keep their random start
         while work:
             size = runs.at_once(
                 name, places[work[0][0]], min(self.descent.pairs, runs.batch_size, len(train))
             )
-            cell, order = (list(each) for each in zip(*work[:size], strict=True))
-            mine = start[to_device(cell, device)]
-            made = self._descent(runs, name, [places[i] for i in cell], mine, train, theirs[order])
-            found[to_device(order, device), to_device(cell, device)] = made
+            cell, order = (list(indices) for indices in zip(*work[:size], strict=True))
+            begin, labels = start[to_device(cell, device)], answers_of_order[order]
+            learned = self._descent(runs, name, [places[i] for i in cell], begin, train, labels)
+            bases[to_device(order, device), to_device(cell, device)] = learned
             work = work[size:]
-        return found
+        return bases
 
     def _descent(
         self,
@@ -613,35 +624,37 @@ class DirectionSearch:
         train: Int[Tensor, "n"],
         answers: Int[Tensor, "g n"],
     ) -> Float[Tensor, "g k d"]:
-        """Adam on W with R = QR(W), one W for each place."""
+        """Directions R of each place after gradient descent: Adam on W with R = QR(W), from `start`."""
         weight = start.clone().requires_grad_()
         optimise = torch.optim.Adam([weight], lr=self.descent.rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.descent.steps)
         for rows in _orders(len(train), self.descent.pairs, self.descent.steps, self.seed):
             grad = torch.zeros_like(weight)
-            for some in rows.split(runs.batch_size):
+            for chunk in rows.split(runs.batch_size):
                 with torch.enable_grad():
-                    loss = runs.loss(name, places, _rows(weight), answers[:, some], train[some])
-                    part = loss.sum() / len(rows)
-                grad += torch.autograd.grad(part, weight)[0]
+                    loss = runs.loss(name, places, _rows(weight), answers[:, chunk], train[chunk])
+                    batch_loss = loss.sum() / len(rows)
+                grad += torch.autograd.grad(batch_loss, weight)[0]
             weight.grad = grad
             optimise.step()
             schedule.step()
-        unlike = f"finite directions are required, those at {name} became NaN or infinite"
-        check(weight.isfinite().all(), partial(NotFiniteError, unlike))
+        message = f"finite directions are required, those at {name} became NaN or infinite"
+        check(weight.isfinite().all(), partial(NotFiniteError, message))
         return _rows(weight.detach())
 
-    def _drawn(self, runs: AlignedRuns, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
-        """Random matrices, each cell's from its own seed, so that they do not depend on the other cells."""
+    def _random_matrices(
+        self, runs: AlignedRuns, layer: int, rank: int, purpose: int
+    ) -> Float[Tensor, "cell d k"]:
+        """A random matrix [d, k] for each cell of a layer, from a seed of the cell alone, not of the other cells."""
         width, model = runs.source[runs.cells.names[layer]].shape[-1], runs.model
-        drawn = [
+        matrices = [
             np.random.default_rng([self.seed, purpose, runs.cells.layers[layer], *place]).standard_normal(
                 (width, rank)
             )
             for place in runs.cells.places
         ]
-        wanted = torch.promote_types(model.dtype, torch.float32)
-        return to_device(torch.from_numpy(np.stack(drawn)).to(wanted), model.device)
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        return to_device(torch.from_numpy(np.stack(matrices)).to(dtype), model.device)
 
 
 def principal(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
@@ -679,11 +692,11 @@ def _is_answer(outcome: Outcome) -> Float[Tensor, "r"]:
 def shuffled(model: Transformer, seed: int = 0) -> Transformer:
     """The model with the numbers of every parameter in random order: as large as before, with nothing learned."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    parameters = {}
     for name, parameter in model.named_parameters():
         order = to_device(torch.randperm(parameter.numel(), generator=generator), parameter.device)
-        found[name] = parameter.flatten()[order].reshape(parameter.shape)
-    return model.with_parameters(found)
+        parameters[name] = parameter.flatten()[order].reshape(parameter.shape)
+    return model.with_parameters(parameters)
 
 
 def _rows(weight: Float[Tensor, "*g d k"]) -> Float[Tensor, "*g k d"]:
@@ -691,16 +704,16 @@ def _rows(weight: Float[Tensor, "*g d k"]) -> Float[Tensor, "*g k d"]:
     return torch.linalg.qr(weight).Q.mT
 
 
-def _start(model: Transformer, name: str) -> int:
-    """The block where a pass with an exchange at a site begins."""
+def _first_block(model: Transformer, name: str) -> int:
+    """Index of the first block that a pass with an exchange at this site has to run."""
     return layer_of(name, model.config) if model.restarts else 0
 
 
-def _recorded(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
-    """Values of these sites in every row."""
+def _site_values(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
+    """Activations of every row at these sites, by site; `size`: rows of a pass."""
     reads, stop = [Read(name) for name in dict.fromkeys(names)], deepest(names, model.config)
-    parts = [observe(model, part, reads, stop=stop, answers_only=True).trace for part in batch.split(size)]
-    return {read.site: torch.cat([part[read] for part in parts]) for read in reads}
+    traces = [observe(model, rows, reads, stop=stop, answers_only=True).trace for rows in batch.split(size)]
+    return {read.site: torch.cat([trace[read] for trace in traces]) for read in reads}
 
 
 def pairs_of(
@@ -711,11 +724,11 @@ def pairs_of(
     *,
     prepend_bos: bool | None = None,
 ) -> Contrast:
-    """The pairs, with answers. ValueError for prompts that do not align, and without answers."""
+    """The base and source prompts as pairs with answers. ValueError for prompts that do not align or lack answers."""
     text, sides = subject.text, {}
-    for name, given in (("source", source), ("base", base)):
+    for name, prompts in (("source", source), ("base", base)):
         try:
-            sides[name] = text.batch(given, prepend_bos=prepend_bos)
+            sides[name] = text.batch(prompts, prepend_bos=prepend_bos)
         except ValueError as cause:
             raise ValueError(f"{name} prompts cannot be used: {cause}") from cause
     try:
@@ -737,16 +750,16 @@ def pairs_of(
 
 
 def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
-    """The columns of different tokens of every row, which must be the same for all. PositionError otherwise."""
+    """The batch columns of the positions `pos`, which must be the same in every row. PositionError otherwise."""
     positions = tuple(range(batch.tokens.shape[1])) if pos is None else tuple(pos)
     columns = batch.tokens_at(positions).columns if positions else torch.zeros(1, 0, dtype=torch.long)
-    found: list[int] = columns[0].tolist()
-    if not found or bool((columns != columns[:1]).any()) or len(set(found)) < len(found):
+    shared: list[int] = columns[0].tolist()
+    if not shared or bool((columns != columns[:1]).any()) or len(set(shared)) < len(shared):
         raise PositionError(
             "pos must be different tokens that every pair has, counted from the side where all are as far, got "
             f"{list(positions)} of {sorted(set(batch.lengths.tolist()))} tokens"
         )
-    return found
+    return shared
 
 
 def _labels(
@@ -756,7 +769,7 @@ def _labels(
     if labels is None:
         wrong, answer = batch.host().wrong, batch.host().answer
         return None if wrong is None or answer is None else (wrong, answer)
-    base, source = (torch.tensor(list(each)) for each in labels)
+    base, source = (torch.tensor(list(classes)) for classes in labels)
     if len(base) != len(batch) or len(source) != len(batch):
         raise ValueError(
             f"one label per prompt is required, got {len(base)} and {len(source)} for {len(batch)} pairs"
@@ -767,13 +780,13 @@ def _labels(
 def _split(
     held_out: float | Sequence[bool], count: int, seed: int, *, trained: bool
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "m"]]:
-    """The pairs to find directions on and those to score them on. ValueError where there are none."""
+    """Indices of the pairs to train on and of the held-out pairs to score. ValueError if one of the two is empty."""
     if isinstance(held_out, Sequence):
         if len(held_out) != count:
             raise ValueError(
                 f"held_out must say of each of {count} pairs whether it is one, got {len(held_out)}"
             )
-        test = torch.tensor([bool(each) for each in held_out])
+        test = torch.tensor([bool(is_held_out) for is_held_out in held_out])
     elif not 0 < held_out <= 1:
         raise ValueError(f"a share of held-out pairs above 0 is required, at most 1, got {held_out}")
     else:
@@ -788,7 +801,7 @@ def _split(
 
 
 def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
-    """The pairs of every step: all in a random order, then again."""
+    """Indices of the training pairs of every step: each epoch goes through all pairs in a new random order."""
     generator = torch.Generator().manual_seed(seed)
     orders = (torch.randperm(count, generator=generator) for _ in repeat(None))
     return islice((rows for order in orders for rows in order.split(size)), steps)
@@ -796,19 +809,21 @@ def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor
 
 def _result(
     runs: AlignedRuns,
-    parts: Sequence[Scores],
-    found: CellDirections,
+    tables: Sequence[Scores],
+    bases: CellDirections,
     test: Int[Tensor, "n"],
     about: Mapping[str, str | int | float],
 ) -> xr.Dataset:
-    """All scores labelled."""
+    """The Dataset of `align`: all scores with labels, intervals and nulls, and the directions of every cell."""
     cells, metrics = runs.cells, metrics_of(runs.pairs.own)
     inner = [len(labels) for labels in cells.labels.values()]
-    dims, names = ("swapped", "layer", *cells.dims), [name for part in parts for name in part.swapped]
-    each = torch.cat([part.values for part in parts], 1)
-    without = torch.stack([part.without.mean(0) for part in parts for _ in part.swapped])
-    table, chance = (_by_cell(x, inner) for x in (each, without[:, None, None].expand(each.shape[1:])[None]))
-    directions = found.unflatten(1, inner) if inner else found[:, 0]
+    dims, names = ("swapped", "layer", *cells.dims), [name for scores in tables for name in scores.swapped]
+    values = torch.cat([scores.values for scores in tables], 1)
+    without = torch.stack([scores.without.mean(0) for scores in tables for _ in scores.swapped])
+    table, chance = (
+        _by_cell(x, inner) for x in (values, without[:, None, None].expand(values.shape[1:])[None])
+    )
+    directions = bases.unflatten(1, inner) if inner else bases[:, 0]
     return scored(
         "align",
         estimates(table, chance[0], metrics),
@@ -817,7 +832,7 @@ def _result(
             "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.caller_names)),
             "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
         },
-        attrs={**about, "site": cells.site, "rank": found.shape[-2], "interval": over("held-out pairs")},
+        attrs={**about, "site": cells.site, "rank": bases.shape[-2], "interval": over("held-out pairs")},
         others={
             "each": (("prompt", *dims, "score"), table),
             "directions": (("layer", *cells.dims, "direction", "d_model"), directions),
@@ -827,19 +842,19 @@ def _result(
 
 
 def estimates(
-    each: Float[Tensor, "n *cells score"],
+    values: Float[Tensor, "n *cells score"],
     chance: Float[Tensor, "*cells score"],
     metrics: Mapping[str, Metric],
 ) -> dict[str, Score]:
     """The mean of every score over pairs, with its interval."""
     return {
         name: Score.of(
-            Moments.of(each[..., i].double()), metric.unit, chance[..., i], share=name == "iia", fewest=metric.fewest
+            Moments.of(values[..., i].double()), metric.unit, chance[..., i], share=name == "iia", fewest=metric.fewest
         )
         for i, (name, metric) in enumerate(metrics.items())
     }  # fmt: skip
 
 
 def _by_cell(values: Float[Tensor, "n swapped layer cell score"], inner: Sequence[int]) -> Tensor:
-    """The cells of a layer along the dims that tell them apart."""
+    """The values with their axis `cell` split into the dims `inner` that tell the cells of a layer apart."""
     return values.unflatten(3, inner) if inner else values[:, :, :, 0]

@@ -2,9 +2,9 @@
 
 A patch changes the metric by metric(a_other) - metric(a_own): to first order (a_other - a_own) . d metric / d a, and
 one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
-Rows of a batch do not meet, so one pass serves all prompts. It misses what saturates: a softmax that is sure has no
-gradient, however much a real patch would change. So some cells are patched as well, and the result says how well the
-estimates agree with that.
+Prompts of a batch do not interact, so one pass serves all of them. The estimate misses saturation: a softmax near 0 or
+1 has no gradient, however much a real patch would change. So some cells are patched as well, and the result says how
+well the estimates agree with these patches.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class AttributionPatch(Question):
             self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared
         )
         measure = partial(
-            _measured,
+            _effects,
             table=table,
             cells=PatchedCells(names, dims),
             direction=self.direction,
@@ -160,7 +160,7 @@ attribution_patch = of_pairs(AttributionPatch)
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     table: EffectTable,
@@ -168,128 +168,140 @@ def _measured(
     direction: Direction,
     rules: Rules,
 ) -> Steps[MeasuredEffects]:
-    """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
+    """First-order effect of every cell in a batch of pairs, and the metric of their clean and corrupted runs."""
     names, dims, metric, pair = cells.names, cells.dims, table.metric, Contrast.of(batch, direction)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
     ends = (
         [end] if as_rules(rules) else []
-    )  # for the check; and rules may leave no gradient at any other site
-    other = yield from recorded(pair.other, reads, final=True, exact=True, rules=rules)
-    toward = TowardMetric(metric, other.reference(metric))  # a metric that compares has its clean run there
+    )  # read for the completeness check; rules may stop the gradient at every other site
+    other_run = yield from recorded(pair.other, reads, final=True, exact=True, rules=rules)
+    toward = TowardMetric(metric, other_run.reference(metric))  # a metric that compares: with the clean run
     slopes = [*reads, *(Read(name, grad=True) for name in names), *ends]
-    own = yield from recorded(pair.own, slopes, final=True, exact=True, toward=toward, rules=rules)
+    own_run = yield from recorded(pair.own, slopes, final=True, exact=True, toward=toward, rules=rules)
     inner = tuple(dim for dim in dims if dim != "layer")
-    products = torch.stack([_product(name, own.trace, other.trace, inner) for name in names], 1)
+    products = torch.stack([_product(name, own_run.trace, other_run.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
-    runs = pair.runs(*(run.value(metric, toward.reference) for run in (own, other)))
-    quality = own.completeness() if ends else {}
+    runs = pair.runs(*(run.value(metric, toward.reference) for run in (own_run, other_run)))
+    quality = own_run.completeness() if ends else {}
     if table.compared is not None:
         known = table.within_rows(effect, batch)
-        quality |= yield from _agreement(own, other, toward, cells, known, table.compared)
+        quality |= yield from _agreement(own_run, other_run, toward, cells, known, table.compared)
     return MeasuredEffects(effect, effect != 0, runs, quality)
 
 
 def _agreement(
-    own: Recorded,
-    other: Recorded,
+    own_run: Recorded,
+    other_run: Recorded,
     toward: TowardMetric,
     cells: PatchedCells,
     estimate: Float[Tensor, "b ..."],
     compared: Compared,
 ) -> Steps[dict[str, Float[Tensor, "b"]]]:
-    """Fisher's z of each prompt's correlations of estimates and effects; NaN for prompts that are not looked at.
+    """Fisher's z of the correlations, over cells, of estimates and patching effects; NaN for prompts not patched.
 
-    A prompt's cells depend on nothing but that prompt and its number, however the rows are split.
+    Which cells of a prompt are patched depends on the prompt and its number alone, not on the split into batches.
     """
-    batch = own.batch
+    batch = own_run.batch
     numbers = range(len(batch)) if batch.row is None else batch.row.tolist()
     rows = [i for i, n in enumerate(numbers) if compared.prompts is None or n < compared.prompts]
-    found = torch.full((len(batch), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
+    z = torch.full((len(batch), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
     if rows:
         index = to_device(rows, estimate.device)
         own_values, other_values = (
-            {name: run.trace[Read(name)][index] for name in cells.names} for run in (own, other)
+            {name: run.trace[Read(name)][index] for name in cells.names} for run in (own_run, other_run)
         )
-        known = {"estimate": estimate[index], "unlike": _unlike(cells, own_values, other_values)}
+        known = {"estimate": estimate[index], "unlike": _differing_cells(cells, own_values, other_values)}
         host = to_host({name: x.reshape(len(rows), -1) for name, x in known.items()})
-        ours = dict(zip(rows, host["estimate"], strict=True))
+        estimates = dict(zip(rows, host["estimate"], strict=True))
         drawn = {
-            i: _drawn(ours[i], unlike, compared.cells, numbers[i])
+            i: _cells_to_patch(estimates[i], unlike, compared.cells, numbers[i])
             for i, unlike in zip(rows, host["unlike"], strict=True)
         }
         drawn = {i: chosen for i, chosen in drawn.items() if len(chosen) > 1}
-        effects = yield from _effects(own, other.trace, toward, cells, drawn)
+        effects = yield from _patching_effects(own_run, other_run.trace, toward, cells, drawn)
         for i, chosen in drawn.items():
             exact, changed = effects[i, "exact"], effects[i, "changed"]
-            mine = ours[i][chosen].to(exact)
-            reaching = changed & ((exact != 0) | (mine != 0))  # of the others both are 0 for sure
-            found[i] = torch.tensor(fisher_z(mine[reaching], exact[reaching]), dtype=torch.float64)
-    return dict(zip(COEFFICIENTS, to_device(found, estimate.device).unbind(1), strict=True))
+            chosen_estimates = estimates[i][chosen].to(exact)
+            reaching = changed & ((exact != 0) | (chosen_estimates != 0))  # elsewhere both are exactly 0
+            z[i] = torch.tensor(fisher_z(chosen_estimates[reaching], exact[reaching]), dtype=torch.float64)
+    return dict(zip(COEFFICIENTS, to_device(z, estimate.device).unbind(1), strict=True))
 
 
-def _effects(
-    own: Recorded,
-    other: Trace,
+def _patching_effects(
+    own_run: Recorded,
+    other_trace: Trace,
     toward: TowardMetric,
     cells: PatchedCells,
     drawn: Mapping[int, Int[Tensor, "some"]],
 ) -> Steps[dict[tuple[int, str], Tensor]]:
-    """Effects of patching the drawn cells in each of some rows (`exact`, `changed`), on the host."""
-    found: dict[tuple[int, str], Tensor] = {}
+    """Effects of patching the drawn cells of each row i, at [i, "exact"]; whether they changed, at [i, "changed"]."""
+    effects: dict[tuple[int, str], Tensor] = {}
     for i, numbers in drawn.items():
-        row, given = own.batch.rows(torch.tensor([i])), {n: other[Read(n)][i : i + 1] for n in cells.names}
-        variants = cells.some(given, row, numbers.tolist())
+        row, other_values = (
+            own_run.batch.rows(torch.tensor([i])),
+            {n: other_trace[Read(n)][i : i + 1] for n in cells.names},
+        )
+        variants = cells.variants_of(other_values, row, numbers.tolist())
         reference = None if toward.reference is None else toward.reference[i : i + 1]
-        done = yield from swept(row, variants, toward.metric, reference=reference, model=own.model)
-        found[i, "exact"], found[i, "changed"] = (done.values - done.base)[:, 0], done.changed[:, 0]
-    return to_host(found)
+        sweep = yield from swept(row, variants, toward.metric, reference=reference, model=own_run.model)
+        effects[i, "exact"], effects[i, "changed"] = (sweep.values - sweep.base)[:, 0], sweep.changed[:, 0]
+    return to_host(effects)
 
 
-def _drawn(
+def _cells_to_patch(
     estimate: Float[Tensor, "n"], unlike: Bool[Tensor, "n"], size: int, seed: int
 ) -> Int[Tensor, "some"]:
-    """Indices of the cells of a prompt that are patched, among those that differ between the runs and are not NaN."""
+    """Indices of `size` cells to patch in a prompt, half of them those of the largest estimates, the others random.
+
+    Only cells count whose values differ between the runs (`unlike`) and whose estimate is not NaN.
+    """
     possible = (unlike & ~estimate.isnan()).nonzero()[:, 0]
     if len(possible) <= size:
         return possible
     largest = estimate[possible].abs().topk(size - size // 2).indices
-    others = np.random.default_rng(seed).choice(len(possible), size, replace=False)
-    known = set(largest.tolist())
-    rest = [other for other in others.tolist() if other not in known][: size // 2]
-    return possible[torch.cat((largest, torch.tensor(rest, dtype=torch.int64)))]
+    shuffled = np.random.default_rng(seed).choice(len(possible), size, replace=False)
+    in_largest = set(largest.tolist())
+    random_cells = [cell for cell in shuffled.tolist() if cell not in in_largest][: size // 2]
+    return possible[torch.cat((largest, torch.tensor(random_cells, dtype=torch.int64)))]
 
 
 ROUNDED = 8
-"""Units of the last place, of the largest number of a cell, by which runs that are alike may differ."""
+"""Most that rounding may change a cell, in units of eps times the largest absolute value in the cell."""
 
 
-def _unlike(
+def _differing_cells(
     cells: PatchedCells, own_values: Mapping[str, Tensor], other_values: Mapping[str, Tensor]
 ) -> Bool[Tensor, "b ..."]:
     """Whether each cell's values differ between two runs, by more than rounding."""
-    found = []
+    differs = []
     for name in cells.names:
-        summed, one, other = _summed(name, cells.dims), upcast(own_values[name]), upcast(other_values[name])
-        size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
-        change = _change(one, other).abs()
+        summed, own_value, other_value = (
+            _summed_axes(name, cells.dims),
+            upcast(own_values[name]),
+            upcast(other_values[name]),
+        )
+        size = torch.maximum(own_value.abs(), other_value.abs()).nan_to_num(posinf=0.0)
+        change = _change(own_value, other_value).abs()
         change, size = (x.amax(summed) if summed else x for x in (change, size))
-        found.append(change > ROUNDED * torch.finfo(own_values[name].dtype).eps * size)
-    layers = torch.stack(found, 1)
+        differs.append(change > ROUNDED * torch.finfo(own_values[name].dtype).eps * size)
+    layers = torch.stack(differs, 1)
     return layers if "layer" in cells.dims else layers.any(1)
 
 
 def _change(before: Float[Tensor, "*n"], after: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Difference of two values, from the first to the second; masked scores (-inf) in both are no difference."""
+    """after - before; 0 where the two are equal, as attention scores that are masked (-inf) in both runs are."""
     return torch.where(before == after, 0.0, after - before)
 
 
-def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
-    """(a_other - a_own) . gradient, summed over all axes but the kept ones."""
-    change = _change(upcast(own[Read(name)]), upcast(other[Read(name)]))
-    product, summed = change * own[Read(name, grad=True)].to(change), _summed(name, kept)
+def _product(
+    name: str, own_trace: Trace, other_trace: Trace, dims: tuple[str, ...]
+) -> Float[Tensor, "b ..."]:
+    """(a_other - a_own) . gradient at a site, summed over all axes but the batch and `dims`."""
+    change = _change(upcast(own_trace[Read(name)]), upcast(other_trace[Read(name)]))
+    product, summed = change * own_trace[Read(name, grad=True)].to(change), _summed_axes(name, dims)
     return product.sum(summed) if summed else product
 
 
-def _summed(name: str, kept: tuple[str, ...]) -> list[int]:
-    """Axes of a site's values that are no dim of the cells."""
-    return [i for i, axis in enumerate(sites.axes_of(name).split()) if i and DIMS.get(axis) not in kept]
+def _summed_axes(name: str, dims: tuple[str, ...]) -> list[int]:
+    """Axes of a site's values to sum over: all but the batch and those in `dims`."""
+    return [i for i, axis in enumerate(sites.axes_of(name).split()) if i and DIMS.get(axis) not in dims]

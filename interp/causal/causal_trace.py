@@ -67,9 +67,9 @@ class CausalTrace(Question):
     """Indirect effect of restoring one clean state in a run with a noised subject (causal tracing), by layer, role.
 
     Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1). Restored run: the same noise, and
-    clean values at one token: where that brings the answer back, the fact passes. Total effect = metric(clean) -
-    metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean over the noise samples of a
-    prompt, then over prompts.
+    clean values at one token: where that brings the answer back, that state carries the fact. Total effect =
+    metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean over the noise
+    samples of a prompt, then over prompts.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -87,7 +87,7 @@ class CausalTrace(Question):
         sigma: standard deviation over all entries of the subjects' embeddings; None: taken from the data, which are
             then gone through twice.
         severed: "mlp" or "attn" keeps the later MLPs (attention) that are not restored at their corrupted outputs at
-            that token; the part of the effect that is lost used them. None: nothing is kept.
+            that token; the part of the effect that is lost then went through them. None: nothing is kept.
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the probability of the
             answer. A metric that compares, such as the KL divergence, compares with the clean run.
         each: False keeps no values of single prompts, which data of any size requires.
@@ -171,16 +171,16 @@ class CausalTrace(Question):
                 f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
             )
         bound = partial(
-            self._traced, model=model, metric=metric, answers=answers, prompts=next(iter(counts), None)
+            self._analysis, model=model, metric=metric, answers=answers, prompts=next(iter(counts), None)
         )
         if self.sigma is not None:
             return bound(self.sigma)
-        spread = _spread(text, self.subject)
+        spread = _spread_question(text, self.subject)
         return Staged.after(
-            self.name, Ask(spread), lambda kept: bound(float(spread.result(kept).value)), again="sigma"
+            self.name, Ask(spread), lambda merged: bound(float(spread.result(merged).value)), again="sigma"
         )
 
-    def _traced(
+    def _analysis(
         self,
         sigma: float,
         model: Subject,
@@ -188,7 +188,7 @@ class CausalTrace(Question):
         answers: AnswerTokens | None,
         prompts: int | None,
     ) -> ByRow:
-        """All runs, with this standard deviation of the subjects' embeddings."""
+        """The analysis with all runs, given sigma, the standard deviation of the subjects' embeddings."""
         question, text = replace(self, sigma=sigma), model.text
         return ByRow(
             self.name,
@@ -208,17 +208,17 @@ class CausalTrace(Question):
         return range(max(0, layer - half), min(n_layers, layer + window - half))
 
     def restored(self, layer: int, config: ModelConfig) -> list[str]:
-        """The sites put back to their clean values."""
+        """The sites put back to their clean values in the cell of this layer."""
         post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
-        names = [post] if self.kind == "state" else _outputs(config, self.kind)
+        names = [post] if self.kind == "state" else _output_names(config, self.kind)
         return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
 
     def frozen(self, layer: int, config: ModelConfig) -> list[str]:
-        """The sites kept at their corrupted values: after the first restored one, and not restored themselves."""
+        """The sites (of `severed`) kept at corrupted values: from the first restored layer on, but those restored."""
         if self.severed is None:
             return []
         first = self.layers(layer, config.n_layers).start
-        sites = _outputs(config, self.severed)
+        sites = _output_names(config, self.severed)
         names = [f"blocks.{i}.{name}" for i in range(first, config.n_layers) for name in sites]
         return [name for name in names if name not in self.restored(layer, config)]
 
@@ -226,12 +226,12 @@ class CausalTrace(Question):
         self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], batch: Batch
     ) -> list[Variant]:
         """One variant per layer and token, tokens fastest, with values from both runs."""
-        kept = {name: Set(value) for name, value in corrupt.items()}
-        back = {name: Set(value) for name, value in clean.items()}
+        put_corrupt = {name: Set(value) for name, value in corrupt.items()}
+        put_clean = {name: Set(value) for name, value in clean.items()}
         return [
             Variant(
-                [Edit(name, kept[name], {"pos": column}) for name in self.frozen(layer, config)]
-                + [Edit(name, back[name], {"pos": column}) for name in self.restored(layer, config)]
+                [Edit(name, put_corrupt[name], {"pos": column}) for name in self.frozen(layer, config)]
+                + [Edit(name, put_clean[name], {"pos": column}) for name in self.restored(layer, config)]
             )
             for layer in range(config.n_layers)
             for column in cells_along("pos", batch, batch.tokens.shape[1])
@@ -264,25 +264,25 @@ def subject_spread(
         >>> subject_spread(model, prompt, "Mary") > 0
         True
     """
-    spread = _spread(text_of(model), subject)
-    found = answered(spread, model, data)
-    return float(found.value)
+    spread = _spread_question(text_of(model), subject)
+    result = answered(spread, model, data)
+    return float(result.value)
 
 
-def _spread(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
+def _spread_question(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
     """Question about the standard deviation over all entries of the subjects' embeddings."""
-    rows = Reading([Read("hook_embed")], partial(_embedded, text=text, subject=subject))
+    rows = Reading([Read("hook_embed")], partial(_embedding_moments, text=text, subject=subject))
     per_prompt = None if isinstance(subject, SpanPlace) else len(subject)
     return ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
 
 
-def _embedded(
+def _embedding_moments(
     trace: Trace, batch: Batch, model: Transformer, text: Text, subject: SpanPlace | Sequence[SpanPlace]
 ) -> Mapping[str, Tensor]:
     """Number, mean and summed squared deviations of the entries of each subject's embeddings."""
     value = trace[Read("hook_embed")].double()
     where = (
-        within(batch, spans(text, batch, _of_rows(subject, batch)))
+        within(batch, spans(text, batch, _subjects_of(subject, batch)))
         .to(value.device)[..., None]
         .expand(value.shape)
     )
@@ -302,8 +302,8 @@ def _deviation(merged: Partial) -> xr.Dataset:
     return labelled("subject_spread", {"value": ((), (total / (count.sum() - 1)).sqrt())})
 
 
-def _of_rows(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlace | Sequence[SpanPlace]:
-    """The subjects of a batch's rows."""
+def _subjects_of(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlace | Sequence[SpanPlace]:
+    """The subject of each row of a batch, or the one of all prompts."""
     if isinstance(subject, SpanPlace):
         return subject
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
@@ -313,19 +313,21 @@ def _of_rows(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlac
 
 
 def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens | None:
-    """Answers of the question, else of its metric; wrong ones that the data bring stay where there are no others.
+    """Answers of the question, else of its metric; wrong answers are those of the metric, else of the data.
 
     Raises:
         ValueError: the two differ.
     """
-    of_metric, wanted = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
-    if of_metric is None or wanted is None:
-        found = of_metric if wanted is None else wanted
-        return None if found is None else replace(found, keep_wrong=True)
-    one, other = wanted.answer, of_metric.answer
-    if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
+    of_metric, of_question = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
+    if of_metric is None or of_question is None:
+        answers = of_metric if of_question is None else of_question
+        return None if answers is None else replace(answers, keep_wrong=True)
+    question_ids, metric_ids = of_question.answer, of_metric.answer
+    if (1 not in (len(question_ids), len(metric_ids)) and len(question_ids) != len(metric_ids)) or bool(
+        (question_ids != metric_ids).any()
+    ):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return AnswerTokens(one, of_metric.wrong, spellings=wanted.spellings, keep_wrong=True)
+    return AnswerTokens(question_ids, of_metric.wrong, spellings=of_question.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:
@@ -333,9 +335,9 @@ def usual_window(n_layers: int) -> int:
     return max(1, round(n_layers / 5))
 
 
-def _outputs(config: ModelConfig, part: Severed) -> list[str]:
-    """The sites of what a block's attention adds, or its MLPs."""
-    return [f"hook_{name}_out" for name in (config.mlps if part == "mlp" and config.mlps else (part,))]
+def _output_names(config: ModelConfig, kind: Severed) -> list[str]:
+    """Names, within a block, of the sites of the output of its attention, or of each of its MLPs."""
+    return [f"hook_{name}_out" for name in (config.mlps if kind == "mlp" and config.mlps else (kind,))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,17 +353,17 @@ class Noised:
     def of(
         cls, model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], scale: float, tracing: CausalTrace
     ) -> Noised:
-        """Rows with noise of this standard deviation where the subjects are.
+        """The prompts, each repeated `samples` times, with noise of standard deviation `scale` at the subject's tokens.
 
         What a prompt gets depends on its own tokens and the seed alone, so that neither the order of the prompts nor
         the split into batches changes a number.
         """
         noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
-        for row, tokens, real, mine in zip(noise, batch.tokens, batch.real, where, strict=True):
+        for row, tokens, real, in_subject in zip(noise, batch.tokens, batch.real, where, strict=True):
             seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
             generator = torch.Generator().manual_seed(seed)
-            row[:, mine] = scale * torch.randn(
-                tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
+            row[:, in_subject] = scale * torch.randn(
+                tracing.samples, int(in_subject.sum()), row.shape[-1], generator=generator
             )
         rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
         return cls(model, rows.to(model.device), to_device(noise.flatten(0, 1), model.device))
@@ -378,28 +380,28 @@ def _compute(
     text: Text,
     metric: Metric,
 ) -> Steps[Values]:
-    """All numbers about the facts that the model knows; NaN for the others."""
+    """Metrics and effects of the prompts whose answer is the model's most probable token; NaN for other prompts."""
     if batch.answer is None:
         raise ValueError(
             "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
         )
     check_first_column(batch, "effects by token")
-    home = batch.host()
-    assert home.answer is not None
-    span = spans(text, home, _of_rows(question.subject, home))
-    plain = yield from recorded(batch, (), final=True)
+    host_batch = batch.host()
+    assert host_batch.answer is not None
+    span = spans(text, host_batch, _subjects_of(question.subject, host_batch))
+    run = yield from recorded(batch, (), final=True)
     with torch.no_grad():
-        last = picked(plain.end, to_device(home.last(), plain.end.device)[:, None])
+        last = picked(run.end, to_device(host_batch.last(), run.end.device)[:, None])
         logits = model.read_out(upcast(last))[:, 0]
-    seen = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
-    if bool(seen["nan"]):
+    top = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
+    if bool(top["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
-    best = seen["best"]
-    known = best == home.answer
+    best = top["best"]
+    known = best == host_batch.answer
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
-    found: dict[str, Tensor] = {}
+    known_values: dict[str, Tensor] = {}
     if len(rows):
-        found = yield from _some(model, batch.rows(rows), span[rows], question, metric)
+        known_values = yield from _traced_values(model, batch.rows(rows), span[rows], question, metric)
     layers, values = model.config.n_layers, {}
     shapes: dict[str, tuple[int, ...]] = {
         "clean": (), "corrupt": (),
@@ -409,23 +411,23 @@ def _compute(
     dtype = torch.promote_types(model.dtype, torch.float32)
     for name, shape in shapes.items():
         values[name] = torch.full((len(batch), *shape), torch.nan, dtype=dtype)
-        if found:
-            values[name][rows] = found[name].to(dtype)
+        if known_values:
+            values[name][rows] = known_values[name].to(dtype)
     values["total"] = values["clean"] - values["corrupt"]
     values["known"] = known.double()
     if question.each:
-        values |= {"best": best, "answer": home.answer, "token": home.token_ids}
-        values["subject"] = within(home, span).double()
+        values |= {"best": best, "answer": host_batch.answer, "token": host_batch.token_ids}
+        values["subject"] = within(host_batch, span).double()
     return values
 
 
-def _some(
+def _traced_values(
     model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], question: CausalTrace, metric: Metric
 ) -> Steps[dict[str, Tensor]]:
-    """All numbers of some prompts, on the host, by row."""
+    """Metrics and effects of restoring of prompts that the model knows, by name, one row per prompt, on the CPU."""
     assert question.sigma is not None
-    home = batch.host()
-    noised = Noised.of(model, home, within(home, span), question.noise * question.sigma, question)
+    host_batch = batch.host()
+    noised = Noised.of(model, host_batch, within(host_batch, span), question.noise * question.sigma, question)
     rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
     restored = {name for layer in layers for name in question.restored(layer, config)}
     frozen = {name for layer in layers for name in question.frozen(layer, config)}
@@ -433,48 +435,48 @@ def _some(
         rows, [Read("hook_embed"), *map(Read, sorted(restored))], final=True, exact=True
     )
     common = noised.corrupted(clean.trace[Read("hook_embed")])
-    values = {name: clean.trace[Read(name)] for name in restored}
-    kept: dict[str, Tensor] = {}
+    clean_values = {name: clean.trace[Read(name)] for name in restored}
+    corrupt_values: dict[str, Tensor] = {}
     if frozen:
         corrupt = yield from recorded(rows, list(map(Read, sorted(frozen))), exact=True, edits=common.edits)
-        kept = {name: corrupt.trace[Read(name)] for name in frozen}
-    cells = question.cells(config, values, kept, rows)
-    found = yield from swept(rows, cells, metric, common=common, reference=clean.final_at(metric))
-    return to_host(_restored(found, clean, noised, home, span, metric, question))
+        corrupt_values = {name: corrupt.trace[Read(name)] for name in frozen}
+    cells = question.cells(config, clean_values, corrupt_values, rows)
+    sweep = yield from swept(rows, cells, metric, common=common, reference=clean.final_at(metric))
+    return to_host(_restoring_effects(sweep, clean, noised, host_batch, span, metric, question))
 
 
 @torch.no_grad()
-def _restored(
-    swept: Swept,
+def _restoring_effects(
+    sweep: Swept,
     clean: Recorded,
     noised: Noised,
-    home: Batch,
+    host_batch: Batch,
     span: Int[Tensor, "b 2"],
     metric: Metric,
     question: CausalTrace,
 ) -> dict[str, Tensor]:
-    """Numbers of the restored runs of each prompt, by token and by role."""
-    swept, device = _isolated(swept, noised), swept.base.device
+    """Effects of restoring in each prompt, by token and by role, and the metric of its clean and corrupted runs."""
+    sweep, device = _unchanged_before_subject(sweep, noised), sweep.base.device
     value = upcast(clean.value(metric, clean.final_at(metric)))
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
-    n, p = question.samples, home.tokens.shape[1]
-    effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
-    changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
+    n, p = question.samples, host_batch.tokens.shape[1]
+    effect = rearrange(sweep.values - sweep.base, "(l p) (b n) -> b n l p", p=p, n=n)
+    changed = rearrange(sweep.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
     return {
-        **_by_token(effect, changed, to_device(home.real, device)),
-        **_by_role(effect, changed, to_device(roles(home, span), device)),
+        **_by_token(effect, changed, to_device(host_batch.real, device)),
+        **_by_role(effect, changed, to_device(roles(host_batch, span), device)),
         "clean": value[::n],
-        "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
+        "corrupt": sweep.base.unflatten(0, (-1, n)).mean(1),
     }
 
 
-def _isolated(swept: Swept, noised: Noised) -> Swept:
-    """The sweep with the base's values where nothing can change (before the subject), whatever rounding says."""
-    columns = torch.arange(noised.batch.tokens.shape[1], device=swept.base.device)[:, None]
+def _unchanged_before_subject(sweep: Swept, noised: Noised) -> Swept:
+    """The sweep with the base run's values at tokens before the subject, where only rounding can change a value."""
+    columns = torch.arange(noised.batch.tokens.shape[1], device=sweep.base.device)[:, None]
     before = (columns < noised.noise.any(2).int().argmax(1)) & noised.model.config.causal
-    same = before.repeat(len(swept.values) // len(before), 1)
-    return replace(swept, values=torch.where(same, swept.base, swept.values), changed=swept.changed & ~same)
+    same = before.repeat(len(sweep.values) // len(before), 1)
+    return replace(sweep, values=torch.where(same, sweep.base, sweep.values), changed=sweep.changed & ~same)
 
 
 def _by_token(
@@ -499,7 +501,7 @@ def _by_role(
     return {"by_role": by_role.mean(1), "role_variance": _variance(by_role), "role_changed": reached.double()}
 
 
-def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, b * rest]:
+def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, "b *rest"]:
     """Variance over the samples; NaN for a single one."""
     return samples.var(1) if samples.shape[1] > 1 else torch.full_like(samples[:, 0], torch.nan)
 
@@ -544,17 +546,18 @@ def _per_prompt(
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """Variables and coordinates of every known fact."""
     known = merged.rows["known"] > 0
-    kept = {name: value[known] for name, value in merged.rows.items()}
+    of_known = {name: value[known] for name, value in merged.rows.items()}
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "each": (TOKENS, kept["each"]),
-        "each_spread": (TOKENS, kept["each_spread"]),
-        "each_changed": (TOKENS, kept["each_changed"] > 0),
-        "subject": (("prompt", "pos"), kept["subject"] > 0),
-        **{name: (("prompt",), kept[name]) for name in ("clean", "corrupt")},
+        "each": (TOKENS, of_known["each"]),
+        "each_spread": (TOKENS, of_known["each_spread"]),
+        "each_changed": (TOKENS, of_known["each_changed"] > 0),
+        "subject": (("prompt", "pos"), of_known["subject"] > 0),
+        **{name: (("prompt",), of_known[name]) for name in ("clean", "corrupt")},
     }
     numbers = known.nonzero()[:, 0] if merged.ids is None else merged.ids.cpu()[known]
     return values, {
-        "prompt": numbers.tolist(), "pos": range(kept["token"].shape[1]), "token": text.token_words(kept["token"]),
+        "prompt": numbers.tolist(), "pos": range(of_known["token"].shape[1]),
+        "token": text.token_words(of_known["token"]),
     }  # fmt: skip
 
 

@@ -71,16 +71,16 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     begins = pairs.clean_tokens.gather(1, first[:, None])
     start = text_of(model).bos_id
     bos = start is not None and bool((begins == start).all())
-    both = (
+    sides = (
         Batch(tokens, pairs.keep, bos).numbered() for tokens in (pairs.clean_tokens, pairs.corrupt_tokens)
     )
-    clean, corrupt = (batch.with_answers(pairs.answer, pairs.wrong) for batch in both)
+    clean, corrupt = (batch.with_answers(pairs.answer, pairs.wrong) for batch in sides)
     return clean, corrupt
 
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Pairs of prompts by their part in an intervention, both with the clean prompts' answers."""
+    """Pairs of prompts: the one that is intervened on, and the one that values come from; both have clean answers."""
 
     own: Batch
     """The rows that are intervened on."""
@@ -95,7 +95,7 @@ class Contrast:
         return cls(corrupt, clean, direction) if direction == "denoise" else cls(clean, corrupt, direction)
 
     def runs(self, own: T, other: T) -> dict[str, T]:
-        """Two things, of the run that is intervened on and of the other one, under the names clean and corrupt."""
+        """Values of the own and the other run, under the keys "clean" and "corrupt" by which of the two each run is."""
         clean, corrupt = (other, own) if self.direction == "denoise" else (own, other)
         return {"clean": clean, "corrupt": corrupt}
 

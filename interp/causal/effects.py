@@ -57,17 +57,17 @@ SIGN = "metric with the intervention minus metric of the same run without it"
 EDGE_DIMS = ("sender", "receiver")
 MISSED, MOVED = "missed by the integral", "size of the integral"
 TOTAL = "clean - corrupt"
-"""Name of the difference between the two runs in each prompt, at the positions that it has."""
+"""Name of metric(clean) - metric(corrupt) of each prompt, repeated at every cell, NaN beyond the prompt's end."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
-"""The dims that run over columns."""
+"""The dims that run over token positions, of the prompt or (`source`) of an encoder's text."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredEffects:
-    """Effects of the interventions of a question on the metric of some prompts."""
+    """Effects of all interventions of a question on the metric, in every prompt of a batch."""
 
     effect: Float[Tensor, "b ..."]
-    """Per prompt and cell."""
+    """metric(with the intervention) - metric(without), per prompt and cell."""
     changed: Bool[Tensor, "b ..."]
     """Whether the intervention changed anything that can reach the metric."""
     runs: Mapping[str, Float[Tensor, "b"]]
@@ -76,16 +76,16 @@ class MeasuredEffects:
     """Numbers about the quality of estimates.
 
     Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
-    `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
+    `completeness_error`; of an integral, |sum of its scores - change of the metric| (`MISSED`) and |change| (`MOVED`).
     """
 
     @classmethod
     def of(
-        cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]
+        cls, sweep: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]
     ) -> MeasuredEffects:
-        """The effects in a sweep, its variants as cells of this shape."""
-        effect, changed = (
-            x.mT.unflatten(1, shape) if shape else x[0] for x in (found.values - found.base, found.changed)
+        """The effects in a sweep, its variants as cells of this shape; `runs`: the metric without interventions."""
+        effect, changed = (  # [variant b] -> [b *shape]
+            x.mT.unflatten(1, shape) if shape else x[0] for x in (sweep.values - sweep.base, sweep.changed)
         )
         return cls(effect, changed, runs)
 
@@ -96,8 +96,8 @@ class MeasuredEffects:
         """The measurements of several groups of prompts together, in this order of their rows."""
 
         def rows(values: Iterable[Tensor]) -> Tensor:
-            found = torch.cat(list(values))
-            return found if order is None else found[to_device(order, found.device)]
+            stacked = torch.cat(list(values))
+            return stacked if order is None else stacked[to_device(order, stacked.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
         quality = {name: rows(part.quality[name] for part in parts) for name in parts[0].quality}
@@ -113,7 +113,7 @@ The prompts bring their corrupted ones where the question compares two runs.
 
 @dataclass(frozen=True)
 class Compared:
-    """Number of effects that are measured besides estimates."""
+    """Number of cells and prompts in which effects are also measured by patching, to compare estimates with."""
 
     cells: int
     """Cells of each prompt."""
@@ -185,7 +185,9 @@ class EffectTable:
                 lengths = torch.full_like(lengths, states.shape[1]) if keep is None else keep.sum(1)
             place = torch.arange(values.shape[axis], device=values.device)
             beyond = place >= lengths.to(values.device)[:, None]
-            beyond = beyond.view(len(beyond), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1))
+            beyond = beyond.view(
+                len(beyond), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1)
+            )  # [b 1.. p 1..]
             values = values.masked_fill(beyond, torch.nan)
         return values
 
@@ -198,7 +200,7 @@ def causal(
     each: bool = True,
     pairs: bool = False,
 ) -> ByRow:
-    """The analysis of a causal question: sweeps per batch, and the one table of effects.
+    """The analysis of a causal question: `measure` on every batch, and one table of the effects over all batches.
 
     Args:
         each: keep every prompt's effects; otherwise only their moments, for data of any size.
@@ -220,14 +222,14 @@ def swept(
     shape: Sequence[int] = (-1,),
     common: Variant | None = None,
 ) -> Steps[MeasuredEffects]:
-    """Effects of one sweep's variants, as cells of this shape.
+    """Effects of one sweep's variants on the metric, [prompt, *shape] with one cell per variant.
 
-    A metric that compares (KL) compares with the run without them. Corrupted prompts that the rows bring have no part
-    in it.
+    A metric that compares (KL) compares with the run without interventions. Corrupted prompts of the batch are not
+    used.
     """
     batch = batch if batch.corrupt is None else batch.pair()[0]
-    found = yield from needs.swept(batch, variants, metric, common=common)
-    return MeasuredEffects.of(found, shape, {"base": found.base})
+    sweep = yield from needs.swept(batch, variants, metric, common=common)
+    return MeasuredEffects.of(sweep, shape, {"base": sweep.base})
 
 
 def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
@@ -236,12 +238,12 @@ def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
         return
     lengths = batch.lengths
     if bool((lengths != lengths[0]).any()):
-        found = sorted(set(lengths.tolist()))
-        raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")
+        different = sorted(set(lengths.tolist()))
+        raise ValueError(f"{what} require prompts of one length, got lengths {different}{otherwise}")
 
 
 def check_first_column(batch: Batch, what: str) -> None:
-    """ValueError for prompts that do not begin in the first column, as under hooks that tell columns apart."""
+    """ValueError for prompts padded on the left, as they stay where hooks may tell columns apart."""
     if not bool(batch.host().real[:, 0].all()):
         raise ValueError(
             f"{what} require prompts that begin in the first column where hooks may tell columns apart: pad them on "
@@ -250,7 +252,7 @@ def check_first_column(batch: Batch, what: str) -> None:
 
 
 def cells_along(dim: str, batch: Batch, size: int) -> Sequence[PositionIndex]:
-    """The indices of every cell along a dim of so many: those of positions leave out the rows that are shorter."""
+    """The index of each of `size` cells along a dim, as an edit takes it; at a position, shorter rows are left out."""
     if dim not in COLUMN_DIMS:
         return range(size)
     if dim != "source":
@@ -260,7 +262,7 @@ def cells_along(dim: str, batch: Batch, size: int) -> Sequence[PositionIndex]:
 
 
 def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, Moments]:
-    """The moments of all real numbers that were merged, whether every row was kept or not."""
+    """The moments over prompts of every floating-point value that was merged, kept row by row (`Rows`) or summed."""
     if isinstance(merged, Rows):
         return {name: kind.of(x) for name, x in merged.rows.items() if x.is_floating_point()}
     assert isinstance(merged, Means)
@@ -273,19 +275,19 @@ def _rows(
     """The effects of every row, the metric of its runs, and its tokens."""
     if table.columns:
         check_first_column(batch, f"effects by {', '.join(table.columns)}")
-    found = yield from measure(model, batch)
-    check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
-    effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
-    rows = {"effect": effect, "changed": changed, **found.runs, **found.quality}
+    measured = yield from measure(model, batch)
+    check(finite(measured.runs.values()), partial(_not_finite_error, measured.runs, table.metric))
+    effect, changed = (table.within_rows(x, batch) for x in (measured.effect, measured.changed.double()))
+    rows = {"effect": effect, "changed": changed, **measured.runs, **measured.quality}
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
-    if each:  # of rows of several widths there are no moments
-        rows["token"] = batch.token_ids.to(found.effect.device)
+    if each:  # token ids are only kept row by row: batches differ in width
+        rows["token"] = batch.token_ids.to(measured.effect.device)
     return rows
 
 
-def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | None:
+def _not_finite_error(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | None:
     for name, value in runs.items():
         if not bool(value.isfinite().all()):
             return NotFiniteError(f"{metric.name} is NaN or infinite in the {name} run of some prompt")
@@ -293,15 +295,15 @@ def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | 
 
 
 def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
-    every = dict(moments_of(merged, MaskedMoments if table.columns else Moments))
-    effect, changed = (every.pop(name) for name in ("effect", "changed"))
-    total = every.pop(TOTAL, None)
-    error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
+    moments = dict(moments_of(merged, MaskedMoments if table.columns else Moments))
+    effect, changed = (moments.pop(name) for name in ("effect", "changed"))
+    total = moments.pop(TOTAL, None)
+    error = {name: float(moments.pop(name).mean) for name in ("completeness_error",) if name in moments}
     notes = []
-    if MISSED in every:
-        error["integral_error"] = float(every.pop(MISSED).mean / every.pop(MOVED).mean.clamp_min(TINY))
-        notes += _unconverged(error["integral_error"], table)
-    agreed = [_coefficients(merged, every.pop(name), name) for name in COEFFICIENTS if name in every]
+    if MISSED in moments:
+        error["integral_error"] = float(moments.pop(MISSED).mean / moments.pop(MOVED).mean.clamp_min(TINY))
+        notes += _convergence_notes(error["integral_error"], table)
+    agreed = [_coefficients(merged, moments.pop(name), name) for name in COEFFICIENTS if name in moments]
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
     coords: dict[str, object] = {}
@@ -310,9 +312,9 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         token = merged.rows["token"]
         coords = {"token": table.text.token_words(token), "pos": range(token.shape[1])}
         values["each"] = (("prompt", *dims), merged.rows["effect"])
-        values |= {name: (("prompt",), merged.rows[name]) for name in every}
+        values |= {name: (("prompt",), merged.rows[name]) for name in moments}
     else:
-        values |= {name: ((), run.mean) for name, run in every.items()}
+        values |= {name: ((), run.mean) for name, run in moments.items()}
     if table.first_order and not bool(values["changed"][1].any()):
         where = f" at {table.attrs['site']}" if "site" in table.attrs else ""
         rules = f", or the rules {table.attrs['rules']} leave none" if table.attrs.get("rules") else ""
@@ -323,20 +325,20 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     attrs = {}
     if table.compared is not None:
         coords |= {"coefficient": list(COEFFICIENTS), "estimate": ["value", "low", "high"]}
-        values["agreement"] = (("coefficient", "estimate"), _agreed(agreed))
+        values["agreement"] = (("coefficient", "estimate"), _agreement_table(agreed))
         attrs = {"agreement": _coefficients_text(values["agreement"][1][:, 0], table.compared)}
-        notes += _doubts(agreed[0], table.compared)
-    if "clean" in every:
-        values["normalised"] = (dims, _normalised(effect.mean, every, table, total))
-    given = {
+        notes += _agreement_notes(agreed[0], table.compared)
+    if "clean" in moments:
+        values["normalised"] = (dims, _normalised_effect(effect.mean, moments, table, total))
+    table_coords = {
         name: labels for name, labels in table.coords.items() if name in dims or isinstance(labels, tuple)
     }
-    found = labelled(
+    result = labelled(
         table.name,
         {**effect.estimate(dims, fewest=table.metric.fewest), **values},
-        coords={**counted, **given, **coords},
+        coords={**counted, **table_coords, **coords},
         units={
-            **dict.fromkeys(("value", "low", "high", "each", *every), table.metric.unit),
+            **dict.fromkeys(("value", "low", "high", "each", *moments), table.metric.unit),
             "normalised": "share of the difference between the runs",
         },
         attrs={
@@ -346,31 +348,37 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         },
         notes=notes,
     )  # fmt: skip
-    return found if table.graph is None or table.known is None else _of_edges(found, table.graph, table.known)
+    return (
+        result
+        if table.graph is None or table.known is None
+        else _at_known_edges(result, table.graph, table.known)
+    )
 
 
 def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
-    """The moments of a coefficient over the prompts that have one."""
+    """The moments of Fisher's z of a correlation coefficient, over the prompts that have one."""
     return MaskedMoments.of(merged.rows[name]) if isinstance(merged, Rows) else moments
 
 
-def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
+def _agreement_table(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
     """Mean of every coefficient with the ends of its interval, via Fisher's z: correlations near 1 are skewed."""
-    each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
-    found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
+    estimates = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
+    z = torch.stack(
+        [torch.stack([estimate[number][1] for number in ("value", "low", "high")]) for estimate in estimates]
+    )
     counted = torch.stack([moments.count() > 0 for moments in rows])
-    return found.tanh().masked_fill(~counted[:, None], torch.nan)
+    return z.tanh().masked_fill(~counted[:, None], torch.nan)
 
 
-def _coefficients_text(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
-    each = zip(COEFFICIENTS, found.tolist(), strict=True)
-    return f"{', '.join(f'{name} {value:.3f}' for name, value in each)}, {compared}"
+def _coefficients_text(means: Float[Tensor, "coefficient"], compared: Compared) -> str:
+    named = zip(COEFFICIENTS, means.tolist(), strict=True)
+    return f"{', '.join(f'{name} {value:.3f}' for name, value in named)}, {compared}"
 
 
 TINY = torch.finfo(torch.float64).tiny
 
 
-def _unconverged(error: float, table: EffectTable) -> list[str]:
+def _convergence_notes(error: float, table: EffectTable) -> list[str]:
     """Notes about scores that do not sum to what they integrate."""
     if error <= ACCEPTED_MISS:
         return []
@@ -384,7 +392,7 @@ LEAST_AGREEMENT = 0.5
 """Pearson's correlation below which estimates explain less than a quarter of what patching the same cells gives."""
 
 
-def _doubts(pearson: Moments, compared: Compared) -> list[str]:
+def _agreement_notes(pearson: Moments, compared: Compared) -> list[str]:
     """Notes about estimates that disagree with the effects, or that were not compared with effects."""
     if not int(pearson.count()):
         where = "prompt" if compared.prompts is None else f"prompt of the first {compared.prompts}"
@@ -392,12 +400,12 @@ def _doubts(pearson: Moments, compared: Compared) -> list[str]:
             f"how well these estimates agree with patching is not known: no {where} has two cells that differ in "
             "estimate and effect"
         ]
-    found = float(pearson.mean.tanh())
-    if found >= LEAST_AGREEMENT:
+    correlation = float(pearson.mean.tanh())
+    if correlation >= LEAST_AGREEMENT:
         return []
     return [
-        f"the estimates agree badly with patching: their correlation over the cells that were patched is {found:.2f}; "
-        "use interp.patch for what you report"
+        "the estimates agree badly with patching: their correlation over the cells that were patched is "
+        f"{correlation:.2f}; use interp.patch for what you report"
     ]
 
 
@@ -410,16 +418,16 @@ def _check_differing(rows: Mapping[str, Tensor], table: EffectTable) -> None:
         )
 
 
-def _normalised(
-    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: EffectTable, each: Moments | None
+def _normalised_effect(
+    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: EffectTable, differences: Moments | None
 ) -> Float[Tensor, "..."]:
     """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean.
 
     Args:
-        each: the difference of the runs in the prompts that have a cell, where some lack cells.
+        differences: clean - corrupt over the prompts that have each cell; None: all prompts have all cells.
     """
-    if each is not None and bool((each.count() < runs["clean"].count()).any()):
-        share = (effect / each.mean).masked_fill(each.mean == 0, torch.nan)
+    if differences is not None and bool((differences.count() < runs["clean"].count()).any()):
+        share = (effect / differences.mean).masked_fill(differences.mean == 0, torch.nan)
         return share if table.attrs.get("direction") == "denoise" else share + 1
     clean, corrupt = float(runs["clean"].mean), float(runs["corrupt"].mean)
     start = corrupt if table.attrs.get("direction") == "denoise" else clean
@@ -427,7 +435,9 @@ def _normalised(
     return (effect + start - corrupt) / total if total else torch.full_like(effect, torch.nan)
 
 
-def _of_edges(result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender receiver"]) -> xr.Dataset:
+def _at_known_edges(
+    result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender receiver"]
+) -> xr.Dataset:
     """The result over senders and receivers with numbers at the known edges only, and with the coordinate `edge`."""
     import xarray as xr
 
@@ -461,9 +471,9 @@ def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[s
     return tuple(dim for dim in possible if dim in by)
 
 
-def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
-    """The parts of an argument: one, or those of a list."""
-    return [given] if is_part(given) else list(given)  # type: ignore[arg-type]
+def listed(names: PartName | Sequence[PartName]) -> list[PartName]:
+    """The parts of an argument as a list, also where it is a single part."""
+    return [names] if is_part(names) else list(names)  # type: ignore[arg-type]
 
 
 def site_dims(names: Sequence[str]) -> list[str]:
@@ -481,7 +491,7 @@ def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) 
 def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
     """The coordinate `part` of results by layer: the whole site of each, or its heads, neurons, ... one by one.
 
-    Nothing where a cell is no part with a name of its own.
+    Empty where a cell is not a part with a name of its own.
 
     Args:
         names: the site in each layer.
@@ -493,9 +503,9 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
     part_axes = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
     if "layer" not in dims or len(part_axes) > 1:
         return {}
-    whole = [Part.of(name) for name in names]
+    site_parts = [Part.of(name) for name in names]
     if not part_axes:
-        return {"part": (("layer",), [str(part) for part in whole])}
+        return {"part": (("layer",), [str(part) for part in site_parts])}
     inner = names[0].split(".", 2)[2]
     kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, part_axes[0])]
     if not kinds:
@@ -505,7 +515,7 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
     return {
         "part": (
             ("layer", DIMS[part_axes[0]]),
-            [[str(Part(kind, p.layer, i)) for i in indices] for p in whole],
+            [[str(Part(kind, p.layer, i)) for i in indices] for p in site_parts],
         )
     }
 
@@ -557,14 +567,14 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
     known = ~exact.isnan()
     if bool((known == estimate.isnan()).any()):
         raise ValueError("effects of the same things are required, got cells that only one of the two has")
-    ours, theirs = estimate[known].double(), exact[known].double()
-    n = len(ours)
+    estimated, measured = estimate[known].double(), exact[known].double()
+    n = len(estimated)
     if not 1 <= top <= n:
         raise ValueError(f"top in [1, {n}] is required, got {top}")
-    tops = [set(x.abs().topk(top).indices.tolist()) for x in (ours, theirs)]
-    correlation = float(spearman(ours, theirs)) if n > 1 else float("nan")
+    tops = [set(x.abs().topk(top).indices.tolist()) for x in (estimated, measured)]
+    correlation = float(spearman(estimated, measured)) if n > 1 else float("nan")
     largest = torch.tensor(sorted(tops[1]))
-    same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
+    same = float((estimated[largest].sign() == measured[largest].sign()).double().mean())
     return RankAgreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
 
 
@@ -584,12 +594,12 @@ def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[f
         >>> [round(z, 3) for z in fisher_z(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 2.0, 4.0, 8.0]))]
         [10.708, 1.472]
     """
-    ours, theirs, n = estimate.double(), exact.double(), len(exact)
-    if n < 2 or not bool((ours != ours[0]).any()) or not bool((theirs != theirs[0]).any()):
+    estimated, measured, n = estimate.double(), exact.double(), len(exact)
+    if n < 2 or not bool((estimated != estimated[0]).any()) or not bool((measured != measured[0]).any()):
         return float("nan"), float("nan")
-    by_value = float(pearson(ours, theirs).clamp(-(1 - 1e-9), 1 - 1e-9).atanh())
+    by_value = float(pearson(estimated, measured).clamp(-(1 - 1e-9), 1 - 1e-9).atanh())
     most = 1 - 6 / (n * (n * n - 1))
-    return by_value, float(spearman(ours, theirs).clamp(-most, most).atanh())
+    return by_value, float(spearman(estimated, measured).clamp(-most, most).atanh())
 
 
 def pearson(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tensor, ""]:

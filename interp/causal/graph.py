@@ -42,8 +42,8 @@ class EdgeGraph:
     """All edges of one shape of model, as one matrix `[sender, receiver]`.
 
     Senders and receivers are in the order of the forward pass (per layer: heads, MLP; and queries, keys, values, MLP),
-    so that the senders a receiver sees are always the first ones: the graph is one number per receiver. Names of edges
-    are made only when they are needed.
+    so that a receiver reads exactly the first `visible[receiver]` senders: one number per receiver is the whole graph.
+    Names of edges are made only when they are needed.
 
     Example:
         >>> len(EdgeGraph(n_layers=12, n_heads=12, n_kv_heads=12))
@@ -60,7 +60,7 @@ class EdgeGraph:
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
 
     def __post_init__(self) -> None:
-        """ValueError for numbers that no model has, of which the names of the nodes would not fit the memory."""
+        """ValueError for sizes below 1, groups that do not divide the heads, and more than `MOST_HEADS` heads."""
         sizes = (self.n_layers, self.n_heads, self.n_kv_heads)
         if min(sizes) < 1 or self.n_layers * self.n_heads > MOST_HEADS or self.n_heads % self.n_kv_heads:
             raise ValueError(
@@ -79,9 +79,9 @@ class EdgeGraph:
                 config
             ),
         }
-        if found := [what for what, is_so in problem.items() if is_so]:
+        if reasons := [what for what, is_so in problem.items() if is_so]:
             raise ValueError(
-                f"an edge graph requires a residual stream that is a sum of what its parts add; this model {found[0]}"
+                f"an edge graph requires a residual stream that is a sum of what its parts add; this model {reasons[0]}"
             )
         return cls(config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel)
 
@@ -108,7 +108,7 @@ class EdgeGraph:
 
     @cached_property
     def visible(self) -> Int[Tensor, "receiver"]:
-        """Number of senders that each receiver sees: always the first ones."""
+        """Number of senders that each receiver reads, which are the first ones in the order of `senders`."""
         counts: list[int] = []
         for layer in range(self.n_layers):
             before = self.heads(layer).start
@@ -155,8 +155,8 @@ class EdgeGraph:
     def index(self, edge: str | Edge) -> tuple[int, int]:
         """Indices of the sender and receiver of an edge, named in any spelling. KeyError for one not in the graph."""
         source, arrow, target = str(edge).partition("->")
-        sender = _place(source, self._sender_places, "sender")
-        receiver = _place(target, self._receiver_places, "receiver") if arrow else -1
+        sender = _node_index(source, self._sender_places, "sender")
+        receiver = _node_index(target, self._receiver_places, "receiver") if arrow else -1
         if not arrow or not bool(self.exists[sender, receiver]):
             raise KeyError(
                 f"no edge {str(edge)!r}: an edge `sender->receiver` leads forwards, to an input that reads the sender"
@@ -196,13 +196,14 @@ class EdgeGraph:
         return {name: i for i, name in enumerate(self.receivers)}
 
 
-def _place(name: str, places: dict[str, int], what: str) -> int:
+def _node_index(name: str, places: dict[str, int], what: str) -> int:
+    """Index of a node in `places`, by its name in any spelling. KeyError for a node that the graph does not have."""
     if name in places:
         return places[name]
     try:
-        other = str(Part.of(name))
+        canonical = str(Part.of(name))
     except (KeyError, ValueError):
-        other = name
-    if other not in places:
+        canonical = name
+    if canonical not in places:
         raise KeyError(f"no {what} {name!r} in this graph; {nearest(name, places)}")
-    return places[other]
+    return places[canonical]

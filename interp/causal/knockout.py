@@ -1,8 +1,8 @@
 """Attention knockout: cut what some positions read from others, and watch the answer.
 
-A score of -inf before the softmax removes an edge query -> key; what it had is spread over the keys that are left, so
-rows still sum to 1 (Geva et al. 2023, "Dissecting Recall of Factual Associations", arXiv:2304.14767, section 4; windows
-of layers, because one layer's loss is made good by its neighbours).
+A score of -inf before the softmax removes an edge query -> key; the softmax spreads its probability over the remaining
+keys, so that rows still sum to 1 (Geva et al. 2023, "Dissecting Recall of Factual Associations", arXiv:2304.14767,
+section 4; windows of layers, because neighbouring layers make up for the loss of one).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ColumnChoice = Sequence[int] | Bool[Tensor, "prompt p"]
-"""Tokens of every prompt, negative from its end, or a mask of the columns of each."""
+"""Token indices in every prompt, negative ones from its end, or a mask [prompt, p] over the columns of each prompt."""
 SightLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """The columns of the queries and of the keys in one prompt."""
 DIMS = ("layer", "head", "query", "key")
@@ -81,7 +81,7 @@ class KnockOut(Question):
 
     Source:
         Geva et al. 2023, "Dissecting Recall of Factual Associations" (arXiv:2304.14767), section 4; windows of layers,
-        because the loss of one layer is made good by its neighbours.
+        because neighbouring layers make up for the loss of one.
 
     See Also:
         `short_circuit`: every token attends to itself alone.
@@ -121,14 +121,14 @@ class KnockOut(Question):
             self.name, cuts.by, cuts.coords(self.queries, self.keys), metric, model.text,
             {"intervention": "attention scores = -inf", "window": self.window},
         )  # fmt: skip
-        measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
-        found = causal(model, table, measure, each=self.each)
-        counts = {*masks, *([] if found.prompts is None else [found.prompts])}
+        measure = partial(_effects, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
+        analysis = causal(model, table, measure, each=self.each)
+        counts = {*masks, *([] if analysis.prompts is None else [analysis.prompts])}
         if len(counts) > 1:
             raise ValueError(
                 f"masks and answers for the same prompts are required, got {sorted(counts)} of them"
             )
-        return replace(found, prompts=next(iter(counts), None))
+        return replace(analysis, prompts=next(iter(counts), None))
 
 
 knock_out = of_data(KnockOut)
@@ -136,7 +136,7 @@ knock_out = of_data(KnockOut)
 
 @dataclass(frozen=True)
 class Cuts:
-    """The edges that are cut together, by layer and head."""
+    """The layers and heads in which a knock-out cuts attention, and the dims along which it cuts one at a time."""
 
     by: tuple[str, ...]
     layers: tuple[int, ...]
@@ -152,20 +152,20 @@ class Cuts:
 
     @property
     def groups(self) -> list[list[int]]:
-        """The layers that are cut at once, for every cell."""
+        """The layers that are cut at once, for every cell along `layer`."""
         if "layer" not in self.by:
             return [list(self.layers)]
         starts = [layer - self.window // 2 for layer in self.layers]
         return [list(range(max(0, s), min(self.config.n_layers, s + self.window))) for s in starts]
 
     def coords(self, queries: ColumnChoice, keys: ColumnChoice) -> dict[str, object]:
-        """The labels of every dim; heads that are cut singly have their names."""
+        """The labels of every dim, and the names `part` (`L0H1`) of heads if each cell cuts one head in one layer."""
         possible = {"layer": self.layers, "head": self.heads, "query": queries, "key": keys}
-        found: dict[str, object] = {dim: list(possible[dim]) for dim in self.by}
+        labels: dict[str, object] = {dim: list(possible[dim]) for dim in self.by}
         if self.window == 1 and self.by[:2] == ("layer", "head"):
             names = [[str(Part("head", layer, h)) for h in self.heads] for layer in self.layers]
-            found["part"] = (("layer", "head"), names)
-        return found
+            labels["part"] = (("layer", "head"), names)
+        return labels
 
     def variants(self, queries: Sequence[int], keys: Sequence[int]) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
@@ -182,47 +182,50 @@ class Cuts:
             Variant(
                 [
                     Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"query": q, "key": k, **head})
-                    for layer, head, q, k in product(layers, some, starts, ends)
+                    for layer, head, q, k in product(layers, cell_heads, starts, ends)
                 ]
             )
-            for layers, some, starts, ends in cells
+            for layers, cell_heads, starts, ends in cells
         ]
 
 
 def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
-    """Groups of the items: each on its own, or all together."""
+    """Groups of items that are cut at once: one item each if `singly`, else all items in one group."""
     return [[item] for item in items] if singly else [items]
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, cuts: Cuts, queries: ColumnChoice, keys: ColumnChoice, metric: Metric
 ) -> Steps[MeasuredEffects]:
-    """The effects in every prompt; those with the same columns share a sweep."""
+    """Effects of the cuts in every prompt; prompts whose queries and keys are in the same columns share a sweep."""
     check_first_column(batch, "queries and keys")
-    both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
-    layouts: list[SightLayout] = list(zip(*both, strict=True))
+    columns = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
+    layouts: list[SightLayout] = list(zip(*columns, strict=True))
     yield from check_sight(model, batch, cuts, layouts)
     rows = {
-        each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
+        distinct: [i for i, layout in enumerate(layouts) if layout == distinct]
+        for distinct in dict.fromkeys(layouts)
     }
     counts = {
         "layer": len(cuts.layers),
         "head": len(cuts.heads),
-        "query": len(both[0][0]),
-        "key": len(both[1][0]),
+        "query": len(columns[0][0]),
+        "key": len(columns[1][0]),
     }
     shape = [counts[dim] for dim in cuts.by]
     parts = []
-    for layout, some in rows.items():
-        some_rows = batch if len(rows) == 1 else batch.rows(torch.tensor(some))
+    for layout, numbers in rows.items():
+        some_rows = batch if len(rows) == 1 else batch.rows(torch.tensor(numbers))
         parts.append((yield from swept(some_rows, metric, cuts.variants(*layout), shape)))
-    return MeasuredEffects.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
+    return MeasuredEffects.joined(
+        parts, torch.tensor([i for numbers in rows.values() for i in numbers]).argsort()
+    )
 
 
 def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[SightLayout]) -> Steps[None]:
-    """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left.
+    """ValueError for a query that a cut would leave without any key; never in models with attention sinks.
 
-    Sight is read in the pass that the sweep departs from, where all rows are cut alike.
+    Where all prompts are cut in the same columns, the keys that a query sees are read in the base run of the sweep.
     """
     if model.config.sinks:
         return
@@ -233,12 +236,12 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
     layers = sorted({layer for group in cuts.groups for layer in group})
     reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
     ahead = [Ahead(batch, [read.site for read in reads])] if len(set(layouts)) == 1 else []
-    seen = yield from recorded(batch, reads, ahead=ahead)
-    every = to_host({layer: seen.trace[read] for layer, read in zip(layers, reads, strict=True)})
-    for layer, visible in every.items():
-        seen = visible & queries[:, :, None]
-        hit = seen & keys[:, None, :]
-        blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))
+    run = yield from recorded(batch, reads, ahead=ahead)
+    masks = to_host({layer: run.trace[read] for layer, read in zip(layers, reads, strict=True)})
+    for layer, visible in masks.items():
+        seen = visible & queries[:, :, None]  # [b q k]: keys that the queries in question see
+        hit = seen & keys[:, None, :]  # those of them that are cut
+        blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))  # [b q]
         if bool(blind.any()):
             raise ValueError(
                 f"every query must keep a key, but query {int(blind.nonzero()[0, 1])} of layer {layer} sees none "
@@ -247,16 +250,16 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
 
 
 def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
-    """Mask of the keys that a query sees, which is the same for all heads."""
+    """Mask of the keys that each query sees, read from the scores of head 0: it is the same for all heads."""
     return scores[:, 0].isfinite()
 
 
-def _columns(given: ColumnChoice, batch: Batch, what: str) -> list[tuple[int, ...]]:
-    """Columns of each prompt that an argument names."""
-    if isinstance(given, Tensor):
-        mask = rows_of_mask(given, batch, f"{what} columns")
+def _columns(choice: ColumnChoice, batch: Batch, what: str) -> list[tuple[int, ...]]:
+    """Columns of the batch, in each prompt, that the argument `queries` or `keys` names."""
+    if isinstance(choice, Tensor):
+        mask = rows_of_mask(choice, batch, f"{what} columns")
         return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]
     batch = batch.host()
     first, ends = batch.real.int().argmax(1), batch.prompt_tokens.sum(1)
     rows = zip(first.tolist(), batch.lengths.tolist(), ends.tolist(), strict=True)
-    return [tuple(start + i for i in chosen(given, length, what, end)) for start, length, end in rows]
+    return [tuple(start + i for i in chosen(choice, length, what, end)) for start, length, end in rows]

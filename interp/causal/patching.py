@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _AXES = {dim: axis for axis, dim in DIMS.items()}
-_USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer", "expert")}
-"""The dims of a map where none are named; heads otherwise."""
+_DEFAULT_DIMS = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer", "expert")}
+"""Default dims `by`, by the axes of the site; other sites have layer and head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Patch(Question):
         coords = site_coords(cells.names, cells.dims, config)
         attrs = {"site": self.site, "direction": self.direction}
         table = EffectTable(self.name, cells.dims, coords, metric, model.text, attrs)
-        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
+        measure = partial(_effects, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -140,7 +140,7 @@ class PatchedCells:
         """The cells of `patch`'s arguments."""
         names = site_names(site, config)
         possible = site_dims(names)
-        return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
+        return cls(names, dims_asked(_default_dims(names[0], possible) if by is None else by, possible, site))
 
     def variants(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim.
@@ -148,50 +148,52 @@ class PatchedCells:
         Variants of positions that some rows lack leave these rows as they are.
         """
         shape = self._shape(values)
-        return self.some(values, batch, range(prod(shape))), shape
+        return self.variants_of(values, batch, range(prod(shape))), shape
 
-    def some(self, values: Mapping[str, Tensor], batch: Batch, numbers: Sequence[int]) -> list[Variant]:
+    def variants_of(
+        self, values: Mapping[str, Tensor], batch: Batch, numbers: Sequence[int]
+    ) -> list[Variant]:
         """The variants of the cells with these numbers, counted in the order of `variants`."""
         shape, layered = self._shape(values), "layer" in self.dims
         along = {
             dim: cells_along(dim, batch, n) for dim, n in zip(self.dims, shape, strict=True) if dim != "layer"
         }
         put = {name: Set(values[name]) for name in self.names}
-        found = []
+        variants = []
         for place in zip(*np.unravel_index(numbers, shape), strict=True) if shape else [()] * len(numbers):
             index = dict(zip(self.dims, map(int, place), strict=True))
             names = [self.names[index.pop("layer")]] if layered else self.names
             at = {dim: along[dim][i] for dim, i in index.items()}
-            found.append(Variant([Edit(name, put[name], at) for name in names]))
-        return found
+            variants.append(Variant([Edit(name, put[name], at) for name in names]))
+        return variants
 
     def _shape(self, values: Mapping[str, Tensor]) -> tuple[int, ...]:
-        """The length of every dim."""
+        """Number of cells along every dim."""
         axes, shape = sites.axes_of(self.names[0]).split(), values[self.names[0]].shape
         return tuple(
             len(self.names) if dim == "layer" else shape[axes.index(_AXES[dim])] for dim in self.dims
         )
 
 
-def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
-    usual = _USUAL.get(sites.axes_of(name)) or ("layer", "head" if "head" in possible else "kv_head")
+def _default_dims(name: str, possible: Sequence[str]) -> tuple[str, ...]:
+    usual = _DEFAULT_DIMS.get(sites.axes_of(name)) or ("layer", "head" if "head" in possible else "kv_head")
     return tuple(dim for dim in usual if dim in possible)
 
 
-def _measured(
+def _effects(
     model: Transformer, batch: Batch, cells: PatchedCells, metric: Metric, direction: Direction
 ) -> Steps[MeasuredEffects]:
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
     reads = [Read(name) for name in cells.names]
     ahead = [needs.Ahead(pair.own, cells.names)]
-    given = yield from needs.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
-    variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
-    # What compares does so with the clean run: the other one, or the one that is patched.
-    clean = given.final_at(metric) if metric.compares and direction == "denoise" else None
-    found = yield from needs.swept(pair.own, variants, metric, reference=clean)
-    other = given.value(metric, found.reference if metric.compares else None)
-    return MeasuredEffects.of(found, shape, pair.runs(found.base, other))
+    other_run = yield from needs.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
+    variants, shape = cells.variants({name: other_run.trace[Read(name)] for name in cells.names}, pair.own)
+    # A metric that compares does so with the clean run: the other run (denoise), or the own run (noise).
+    clean = other_run.final_at(metric) if metric.compares and direction == "denoise" else None
+    sweep = yield from needs.swept(pair.own, variants, metric, reference=clean)
+    other_value = other_run.value(metric, sweep.reference if metric.compares else None)
+    return MeasuredEffects.of(sweep, shape, pair.runs(sweep.base, other_value))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")
@@ -272,5 +274,5 @@ def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str,
 
 
 def _own_dims(site: str, by: Sequence[str]) -> list[str]:
-    """The dims with `kv_head` for heads of keys and values."""
+    """The dims of a preset, with `kv_head` in place of `head` for the sites k and v."""
     return ["kv_head" if dim == "head" and site in ("k", "v") else dim for dim in by]

@@ -3,7 +3,7 @@
 Activation patching of a head shows all that follows from it. Path patching lets the change out of a sender along the
 direct paths to chosen receivers only: queries, keys or values of heads, MLPs, or the logits (Wang et al. 2022,
 arXiv:2211.00593, section 3.1 and appendix B; Goldowsky-Dill et al. 2023, arXiv:2304.05969). Norms on the way are
-computed anew; one after the heads' sum (sandwich, output, post) makes a sender move the shares of its neighbours.
+computed anew; a norm of the heads' sum (sandwich, output, post) also changes what the other heads contribute.
 """
 
 from __future__ import annotations
@@ -140,8 +140,10 @@ class PathPatch(Question):
             "direction": self.direction,
         }
         table = EffectTable(self.name, dims, coords, metric, model.text, attrs)
-        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
-        return causal(model, table, how, each=self.each, pairs=True)
+        measure = partial(
+            _effects, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims
+        )
+        return causal(model, table, measure, each=self.each, pairs=True)
 
 
 path_patch = of_pairs(PathPatch)
@@ -154,7 +156,7 @@ class Routes:
     graph: EdgeGraph
     receivers: tuple[Part, ...]
     senders: tuple[Part, ...]
-    """Each has a way to a receiver."""
+    """The patched parts; each writes to the stream before a receiver reads it."""
     freeze_mlps: bool = False
 
     @classmethod
@@ -166,7 +168,7 @@ class Routes:
         *,
         freeze_mlps: bool = False,
     ) -> Routes:
-        """The routes of `path_patch`'s arguments."""
+        """The routes that the arguments of `path_patch` describe; raises the errors that it lists."""
         graph = _graph(config)
         if any(Part.of(end).kind in INTO_HEADS for end in receivers) and not reads_by_qkv(config):
             raise ValueError(
@@ -179,12 +181,12 @@ class Routes:
                 f"receivers are inputs of heads and MLPs, at least one, or '{LOGITS}' alone, got "
                 f"{[str(end) for end in ends]}"
             )
-        seen = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
-        before = [Part.of(name) for name in graph.senders[:seen]]
+        n_before = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
+        before = [Part.of(name) for name in graph.senders[:n_before]]
         if senders is None:
             return cls(graph, tuple(ends), tuple(before), freeze_mlps)
-        nodes = [_node(each, graph.senders, config, "sender") for each in senders]
-        if late := [each for each in nodes if each not in before]:
+        nodes = [_node(sender, graph.senders, config, "sender") for sender in senders]
+        if late := [node for node in nodes if node not in before]:
             raise ValueError(
                 f"{late[0]} has no way to {', '.join(map(str, ends))}: it writes after all of them have read"
             )
@@ -219,17 +221,17 @@ def _graph(config: ModelConfig) -> EdgeGraph:
     )
 
 
-def _node(given: PartName, known: Sequence[str], config: ModelConfig, what: str) -> Part:
-    """The part of that name among those that send or receive; what an MLP reads goes by the MLP's name."""
-    part = as_part(given, config)
+def _node(name: PartName, known: Sequence[str], config: ModelConfig, what: str) -> Part:
+    """The part of that name among `known` senders or receivers; an MLP's input has the name of the MLP."""
+    part = as_part(name, config)
     part = Part("mlp", part.layer) if part.kind == "mlp_input" else part
     if str(part) not in known:
         raise KeyError(f"{part} is no {what} of paths in this model; {nearest(str(part), known)}")
     return part
 
 
-def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
-    """The site that a receiver reads, and the head of it."""
+def _input_site(receiver: Part) -> tuple[str, dict[str, int]]:
+    """The site of a receiver's input, and the index of its head there, such as `{"head": 3}`."""
     if receiver.kind == "mlp":
         return f"blocks.{receiver.layer}.hook_mlp_in", {}
     letter = receiver.kind.removeprefix("group_")[0]
@@ -239,7 +241,7 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
 ) -> Steps[MeasuredEffects]:
     return (yield from PathRuns(Contrast.of(batch, direction), routes, by_pos).measured(metric))
@@ -273,33 +275,35 @@ class PathRuns:
         other_run = yield from recorded(pair.other, self.reads, final=True, exact=True)
         reference = pair.runs(own_run, other_run)["clean"].reference(metric)
         values = {read.site: (own_run.trace[read], other_run.trace[read]) for read in self.reads}
-        variants, frozen = self._direct(values)
+        variants, frozen = self._sender_variants(values)
         if not routes.to_logits:
-            sites = dict.fromkeys(_read_by(receiver)[0] for receiver in routes.receivers)
-            seen = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=frozen)
-            variants, frozen = self._onwards(seen), Variant()
-        found = yield from swept(pair.own, variants, metric, common=frozen, reference=reference)
-        changed = found.changed & self._differing(values).to(found.changed.device)
-        found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
+            sites = dict.fromkeys(_input_site(receiver)[0] for receiver in routes.receivers)
+            inputs = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=frozen)
+            variants, frozen = self._receiver_variants(inputs), Variant()
+        sweep = yield from swept(pair.own, variants, metric, common=frozen, reference=reference)
+        changed = sweep.changed & self._changed_senders(values).to(sweep.changed.device)
+        sweep = replace(sweep, values=torch.where(changed, sweep.values, sweep.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
-        return MeasuredEffects.of(found, shape, pair.runs(found.base, other_run.value(metric, reference)))
+        return MeasuredEffects.of(sweep, shape, pair.runs(sweep.base, other_run.value(metric, reference)))
 
-    def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
-        """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
+    def _sender_variants(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
+        """First sweep: a variant per sender (and position), and the edits common to all that freeze the other parts."""
         frozen = Variant([Edit(site, Set(values[site][0])) for site in self.routes.frozen_sites])
-        other = {site: Set(other_value) for site, (_, other_value) in values.items()}
+        put = {site: Set(other_value) for site, (_, other_value) in values.items()}
         variants = [
-            Variant([Edit(part, other[part.site], at)])
+            Variant([Edit(part, put[part.site], at)])
             for part in self.routes.senders
             for at in self._positions
         ]
         return variants, frozen
 
-    def _onwards(self, seen: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
-        """Receivers to the end: each variant puts what its receivers read on the way from the sender."""
-        targets = [_read_by(receiver) for receiver in self.routes.receivers]
-        inputs = {read.site: value.flatten(0, 1) for read, value in seen.items()}
-        n, count = len(self.pair.own), len(next(iter(seen.values())))
+    def _receiver_variants(self, recorded_inputs: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
+        """Second sweep: for each variant v of the first, one that puts the inputs recorded in it at the receivers."""
+        targets = [_input_site(receiver) for receiver in self.routes.receivers]
+        inputs = {
+            read.site: value.flatten(0, 1) for read, value in recorded_inputs.items()
+        }  # [v b ...] -> [(v b) ...]
+        n, count = len(self.pair.own), len(next(iter(recorded_inputs.values())))
         return [
             Variant([Edit(site, Set(inputs[site], first=i * n), at) for site, at in targets])
             for i in range(count)
@@ -314,17 +318,17 @@ class PathRuns:
             else [{}]
         )
 
-    def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
-        """Mask of the variants that change a value; rounding in later runs must not look like a change."""
-        unlike = {}
+    def _changed_senders(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
+        """Mask of the variants whose sender differs between the two recorded runs: later rounding is no change."""
+        differs_at = {}
         for site in {part.site for part in self.routes.senders}:
             own_value, other_value = values[site]
             differs = (own_value != other_value).any(-1)
-            unlike[site] = differs if self.by_pos else differs.any(1)
-        each = [_of_part(part, unlike[part.site]) for part in self.routes.senders]
-        return torch.cat([cell.mT for cell in each]) if self.by_pos else torch.stack(each)
+            differs_at[site] = differs if self.by_pos else differs.any(1)
+        masks = [_at_part(part, differs_at[part.site]) for part in self.routes.senders]
+        return torch.cat([cell.mT for cell in masks]) if self.by_pos else torch.stack(masks)
 
 
-def _of_part(part: Part, cells: Bool[Tensor, "b ..."]) -> Bool[Tensor, "b *p"]:
-    """The cells of a part among those of its site."""
+def _at_part(part: Part, cells: Bool[Tensor, "b ..."]) -> Bool[Tensor, "b *p"]:
+    """The mask of one part, from the mask of its site: that of its head, or all of it."""
     return cells if part.index is None else cells[..., part.index]

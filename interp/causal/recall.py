@@ -113,24 +113,26 @@ def _rows(
     span: Bool[Tensor, "prompt p"],
     groups: Mapping[str, list[int]],
 ) -> Steps[Values]:
-    """Value of each measure in every row, for the run as it is and every variant, and the changes."""
-    mine = rows_of_mask(span, batch, "span")
+    """Each measure [prompt, part] in the unedited run and under every variant, and its change from the unedited run."""
+    inside = rows_of_mask(span, batch, "span")
     real = batch.host().real
     before = real.roll(1, 1) & real
     before[:, 0] = False
-    if not bool(mine.any(1).all()) or bool((mine & ~before).any()):
+    if not bool(inside.any(1).all()) or bool((inside & ~before).any()):
         raise ValueError(
             "a span of at least one token in every prompt is required, none of them the first or padding"
         )
-    every = variants(groups, model.config.n_heads, batch.tokens.shape[1])
-    measured = yield from swept_by(batch, every, [measure.metric(mine) for measure in MEASURES.values()])
+    all_variants = variants(groups, model.config.n_heads, batch.tokens.shape[1])
+    measured = yield from swept_by(
+        batch, all_variants, [measure.metric(inside) for measure in MEASURES.values()]
+    )
     values, changes = {}, {}
-    for name, found in zip(MEASURES, measured, strict=True):
-        check(found.base.isfinite().all(), partial(NotFiniteError, NOT_FINITE))
+    for name, sweep in zip(MEASURES, measured, strict=True):
+        check(sweep.base.isfinite().all(), partial(NotFiniteError, NOT_FINITE))
         changes[f"{name}_change"] = torch.cat(
-            (torch.zeros_like(found.base)[None], found.values - found.base)
+            (torch.zeros_like(sweep.base)[None], sweep.values - sweep.base)
         ).mT
-        values[name] = found.base[:, None] + changes[f"{name}_change"]
+        values[name] = sweep.base[:, None] + changes[f"{name}_change"]
     return values | changes
 
 
@@ -147,8 +149,8 @@ def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
     attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
     others: dict[str, tuple[Sequence[str], Tensor]] = {}
     if isinstance(merged, Rows):
-        each = torch.stack([merged.rows[score] for score in scores], -1)
-        others["each"] = (("prompt", "part", "score"), each)
+        values = torch.stack([merged.rows[score] for score in scores], -1)
+        others["each"] = (("prompt", "part", "score"), values)
     return scored(name, scores, ("part",), coords={"part": list(parts)}, attrs=attrs, others=others)
 
 

@@ -118,10 +118,10 @@ class ShortCircuit(Question):
         )
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
         table = EffectTable(self.name, ("part",), coords, metric, model.text, attrs)
-        return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
+        return causal(model, table, partial(_effects, groups=groups, metric=metric), each=self.each)
 
 
-def _measured(
+def _effects(
     network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
 ) -> Steps[MeasuredEffects]:
     columns = batch.tokens.shape[1]
@@ -163,13 +163,13 @@ def layer_groups(entries: Layers | None, n_layers: int) -> dict[str, list[int]]:
         IndexError: a layer that does not exist.
         ValueError: none, or a variant given twice.
     """
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for entry in range(n_layers) if entries is None else entries:
         layers = sorted(chosen_layers([entry] if isinstance(entry, int) else list(entry), n_layers))
         label = "+".join(str(Part("attn", layer)) for layer in layers)
-        if label in found:
+        if label in groups:
             raise ValueError(f"every variant is required once, got {label} twice")
-        found[label] = layers
-    if not found:
+        groups[label] = layers
+    if not groups:
         raise ValueError("at least one layer is required, got none")
-    return found
+    return groups

@@ -23,11 +23,12 @@ from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
 
 ROLES = ("first subject", "middle subject", "last subject", "first after", "further", "last token")
-"""The tokens of a question as Meng et al. 2022 average over them; each has at most one role, the later one here.
+"""Roles of a prompt's tokens, over which Meng et al. 2022 average; a token that fits two roles has the later one.
 
-A subject of one token is its last, a single token after the subject is the last token. Tokens before it have no role.
+A subject of one token is "last subject", a single token after it "last token". Tokens before it have no role.
 """
 _PART = "\N{REPLACEMENT CHARACTER}"
+"""Character to which an unfinished UTF-8 sequence at the end of a text is decoded."""
 
 
 @public()
@@ -61,15 +62,15 @@ def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> I
         >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
         [[6, 7]]
     """
-    each = [where] * len(batch) if isinstance(where, SpanPlace) else list(where)
-    if len(each) != len(batch):
-        raise ValueError(f"one subject per prompt is required, got {len(each)} for {len(batch)} prompts")
+    places = [where] * len(batch) if isinstance(where, SpanPlace) else list(where)
+    if len(places) != len(batch):
+        raise ValueError(f"one subject per prompt is required, got {len(places)} for {len(batch)} prompts")
     device, batch = batch.tokens.device, batch.host()
-    found = [
+    columns = [
         _columns(text, row[real].tolist(), place)
-        for row, real, place in zip(batch.tokens, batch.real, each, strict=True)
+        for row, real, place in zip(batch.tokens, batch.real, places, strict=True)
     ]
-    return to_device(torch.tensor(found) + batch.real.int().argmax(1)[:, None], device)
+    return to_device(torch.tensor(columns) + batch.real.int().argmax(1)[:, None], device)
 
 
 def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
@@ -92,10 +93,10 @@ def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Boo
             f"a mask of the {what} must be boolean of shape {shape_text((int(rows.max()) + 1, width))} at least, got "
             f"{shape_text(mask.shape)}"
         )
-    mine = F.pad(mask.cpu()[rows], (0, max(0, columns - mask.shape[1])))
-    if bool((mine[:, :columns] & ~batch.host().real).any()) or bool(mine[:, columns:].any()):
+    row_masks = F.pad(mask.cpu()[rows], (0, max(0, columns - mask.shape[1])))
+    if bool((row_masks[:, :columns] & ~batch.host().real).any()) or bool(row_masks[:, columns:].any()):
         raise ValueError(f"{what} must be tokens of every prompt, got padding")
-    return mine[:, :columns]
+    return row_masks[:, :columns]
 
 
 def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
@@ -121,12 +122,12 @@ def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
     written = text.tokenizer.decode(ids)
     start, end = _characters(written, where)
     spans = _token_spans(text.tokenizer, ids)
-    mine = [i for i, (first, stop) in enumerate(spans) if first < end and stop > start]
-    return mine[0], mine[-1] + 1
+    of_word = [i for i, (first, stop) in enumerate(spans) if first < end and stop > start]
+    return of_word[0], of_word[-1] + 1
 
 
 def _characters(written: str, where: str | Mention) -> tuple[int, int]:
-    """Places in the text where the word begins and ends."""
+    """Characters of the word in the decoded text: the index of the first, and one past the last."""
     word = where if isinstance(where, str) else where.word
     starts = [match.start() for match in re.finditer(re.escape(word), written)] if word else []
     if not starts:
@@ -144,6 +145,6 @@ def _characters(written: str, where: str | Mention) -> tuple[int, int]:
 def _token_spans(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int]]:
     """Range of the characters that each token holds a part of: the first, and one past the last."""
     prefixes = [tokenizer.decode(ids[:n]) if n else "" for n in range(len(ids) + 1)]
-    whole = [len(prefix.rstrip(_PART)) for prefix in prefixes]
-    partial = [n + prefix.endswith(_PART) for n, prefix in zip(whole, prefixes, strict=True)]
-    return list(zip(whole[:-1], partial[1:], strict=True))
+    complete = [len(prefix.rstrip(_PART)) for prefix in prefixes]
+    partial = [n + prefix.endswith(_PART) for n, prefix in zip(complete, prefixes, strict=True)]
+    return list(zip(complete[:-1], partial[1:], strict=True))

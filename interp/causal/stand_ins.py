@@ -24,9 +24,9 @@ from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 
 StandIn = Zero | Mean | Resample
-"""The changes that take a part away."""
+"""The changes by which an ablation replaces a part."""
 Recorder = Callable[[Transformer, Batch], Mapping[str, Float[Tensor, "b p ..."]]]
-"""Function that records the values of everything that may be taken away, on some prompts, by name."""
+"""Function that records the activations [b, p, ...] of everything that may be ablated, by name, on some prompts."""
 
 
 def stand_in_text(change: StandIn) -> str:
@@ -40,7 +40,7 @@ def group_numbers(groups: Sequence[str]) -> Int[Tensor, "b"]:
     return torch.tensor([numbers[name] for name in groups])
 
 
-def completed(
+def with_required_data(
     change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
 ) -> tuple[Batch, Batch | None]:
     """Prompts in memory with the data that a change requires: corrupted prompts, or prompts to take means of.
@@ -55,23 +55,23 @@ def completed(
     """
     if groups is not None and len(groups) != len(batch):
         raise ValueError(f"one group per prompt is required, got {len(groups)} for {len(batch)}")
-    if problem := _missing(change, batch, reference, groups) or useless(
-        change, groups, given=reference is not None
+    if problem := _missing_data(change, batch, reference, groups) or unused_data_text(
+        change, groups, has_reference=reference is not None
     ):
         raise ValueError(f"{stand_in_text(change)} {problem}")
     if isinstance(change, Resample):
         numbers = group_numbers(groups or [""] * len(batch))
-        other = batch.rows(other_rows(numbers, change.seed)) if reference is None else reference
-        if other.tokens.shape != batch.tokens.shape or not torch.equal(other.real, batch.real):
+        corrupted = batch.rows(other_rows(numbers, change.seed)) if reference is None else reference
+        if corrupted.tokens.shape != batch.tokens.shape or not torch.equal(corrupted.real, batch.real):
             raise ValueError(
                 "Resample() requires prompts as long as those they stand in for, token for token, got "
-                f"{batch.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} tokens"
+                f"{batch.lengths.tolist()[:8]} and {corrupted.lengths.tolist()[:8]} tokens"
             )
-        return replace(batch, corrupt=other.tokens.to(batch.tokens.device)), None
+        return replace(batch, corrupt=corrupted.tokens.to(batch.tokens.device)), None
     return batch, (batch if reference is None else reference) if isinstance(change, Mean) else None
 
 
-def _missing(
+def _missing_data(
     change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
 ) -> str | None:
     """Text about data that the change requires and did not get; None if nothing is missing."""
@@ -91,17 +91,17 @@ def _missing(
     return None
 
 
-def useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
+def unused_data_text(change: StandIn, groups: Sequence[str] | None, *, has_reference: bool) -> str | None:
     """Text about data that the change has no use for; None if there are none.
 
     Args:
-        given: whether there are reference prompts.
+        has_reference: whether there are reference prompts.
     """
     zero, over = isinstance(change, Zero), getattr(change, "over", None)
-    if given and zero:
+    if has_reference and zero:
         return "takes no values from anywhere: reference prompts have no meaning"
     if groups is not None and (
-        zero or (isinstance(change, Resample) and given) or over in ("position", "reference")
+        zero or (isinstance(change, Resample) and has_reference) or over in ("position", "reference")
     ):
         return "has no use for groups"
     return None
@@ -113,7 +113,7 @@ class StandIns:
 
     change: StandIn
     means: Mapping[str, Float[Tensor, "group p ..."]] = field(default_factory=dict)
-    """By name: the mean of each group and column, or one for all."""
+    """Mean activation of each group and column, by name; [1, 1, ...] if there is one mean for all."""
     known: Bool[Tensor, "group p"] | None = None
     """True where there was a token to take the mean of; None: the same mean everywhere."""
     group_of_row: Int[Tensor, "n"] | None = None
@@ -151,9 +151,9 @@ class StandIns:
         return cls(change, by_group, known, numbers)
 
     def values(self, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
-        """The means that replace values on these prompts, by name; None for other changes.
+        """The means that replace activations on these prompts, by name; None for `Zero`.
 
-        The values on a corrupted prompt are a pass that the question needs.
+        For `Resample` there are none here: the question itself runs the corrupted prompts.
 
         Raises:
             ValueError: prompts that have tokens where the reference has none, or that are not as wide and have padding
@@ -164,23 +164,23 @@ class StandIns:
         columns = batch.tokens.shape[1]
         if self.known is None:
             return {name: x.expand(1, columns, *x.shape[2:]) for name, x in self.means.items()}
-        which = torch.zeros(1, dtype=torch.long)
+        group = torch.zeros(1, dtype=torch.long)
         if self.group_of_row is not None:
             assert batch.row is not None
-            which = self.group_of_row[batch.row.cpu()]
-        known, real = self.known[which], batch.real.cpu()
-        seen = known.shape[1]
-        aligned = columns == seen or bool(real[:, 0].all() and known[:, 0].all())
-        if not aligned or bool(real[:, seen:].any() or (real[:, :seen] & ~known[:, :columns]).any()):
+            group = self.group_of_row[batch.row.cpu()]
+        known, real = self.known[group], batch.real.cpu()
+        width = known.shape[1]
+        aligned = columns == width or bool(real[:, 0].all() and known[:, 0].all())
+        if not aligned or bool(real[:, width:].any() or (real[:, :width] & ~known[:, :columns]).any()):
             raise ValueError(
                 f"{stand_in_text(self.change)} requires reference prompts that reach as far as the prompts, got "
                 f"{int(self.known.any(0).sum())} tokens for {int(batch.lengths.max())}"
             )
-        return {name: _as_wide(x[which.to(x.device)], columns) for name, x in self.means.items()}
+        return {name: _with_columns(x[group.to(x.device)], columns) for name, x in self.means.items()}
 
 
-def _as_wide(value: Float[Tensor, "n p ..."], columns: int) -> Float[Tensor, "n q ..."]:
-    """The first so many columns of a value; 0 beyond its own, where there is padding only."""
+def _with_columns(value: Float[Tensor, "n p ..."], columns: int) -> Float[Tensor, "n q ..."]:
+    """A value of exactly `columns` columns: cut, or extended by zeros, where the prompts have only padding."""
     missing = columns - value.shape[1]
     return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :columns]
 
@@ -194,7 +194,7 @@ def check_left(change: StandIn, batch: Batch) -> None:
 
 
 def other_rows(group_of_row: Int[Tensor, "b"], seed: int) -> Int[Tensor, "b"]:
-    """For every row another row of its group, never itself; every row is taken once. Groups of at least two rows.
+    """For every row the index of another row of its group; each row is used once, so groups need two rows or more.
 
     Example:
         >>> sorted(other_rows(torch.tensor([0, 0, 0]), seed=1).tolist())
@@ -218,11 +218,11 @@ def slot_means(
     *,
     batch_size: int = 32,
 ) -> tuple[dict[str, Float[Tensor, "n ..."]], Int[Tensor, "n"]]:
-    """Mean of every value over the real tokens of each slot, and their number; 0 where there is none."""
+    """Mean of every activation over the tokens with each number in `slots`, and the number of those tokens."""
     totals: dict[str, Tensor] = {}
-    for part, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
-        for name, value in recorder(model, part).items():
-            real = part.real.to(value.device)
+    for rows, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
+        for name, value in recorder(model, rows).items():
+            real = rows.real.to(value.device)
             total = totals.setdefault(name, upcast(value.new_zeros(count, *value.shape[2:])))
             total.index_add_(0, where.to(value.device)[real], value[real].to(total))
     counts = slots[batch.real].bincount(minlength=count)

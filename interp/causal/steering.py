@@ -75,7 +75,7 @@ class Steering(Brief, Question):
 
     Args:
         positive: prompts that have what is to be steered towards.
-        negative: prompts that have it not; they need be neither aligned nor equally many.
+        negative: prompts that do not have it; they need not be aligned with the positive ones, nor as many.
         site: where states are read: a site in every layer, or one by its full name.
         method: how the direction is found: "mean difference", "pca", "probe" or "sae".
         pos: token whose state represents a prompt, or "mean": the mean over its tokens but BOS.
@@ -83,9 +83,9 @@ class Steering(Brief, Question):
         test_share: share of each kind set aside for the score; 0 uses all prompts for the direction and leaves no
             score (NaN).
         shuffles: number of directions that the method also finds with the two kinds of the same prompts shuffled. They
-            know the prompts, and nothing of what is to be steered: as `beside` of `steering_curve` they are a harder
-            null than random directions. Not so of "pca": kinds decide little but the sign of a component, whose
-            shuffles are nearly the direction itself.
+            depend on the prompts but not on what is to be steered: as `beside` of `steering_curve` they are a harder
+            null than random directions. Not for "pca": there the kinds decide little but the sign of the component,
+            and shuffled directions are nearly the direction itself.
         seed: seed of the split and of the shuffles.
 
     Returns:
@@ -141,7 +141,7 @@ class Steering(Brief, Question):
         with _naming("site"):
             names = _sites(self.site, model.transformer.config)
         self._check_sae(names, model.transformer.config)
-        return Staged(self.name, partial(_found, model, self, names), data="none")
+        return Staged(self.name, partial(_steering_result, model, self, names), data="none")
 
     def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
         """ValueError for a method "sae" without an autoencoder, and for one that does not fit the site."""
@@ -165,8 +165,8 @@ steering = of_weights(Steering)
 
 def _sites(site: str, config: ModelConfig) -> list[str]:
     """The site in every layer, or the one that is named in full; errors as in `steering`."""
-    one = site.startswith(("blocks.", "L"))
-    names = [Part.of(site).site] if one else [full_name(site, layer) for layer in range(config.n_layers)]
+    in_full = site.startswith(("blocks.", "L"))
+    names = [Part.of(site).site] if in_full else [full_name(site, layer) for layer in range(config.n_layers)]
     for name in names:
         row, layer = find(name, config)
         if row.axes != "b p d" or layer is None:
@@ -178,7 +178,7 @@ def _sites(site: str, config: ModelConfig) -> list[str]:
 
 
 class States(NamedTuple):
-    """The states of all prompts, those set aside for the score among them."""
+    """States of all prompts at every site, `labels` (True: positive) and `test` (True: set aside for the score)."""
 
     x: Float[Tensor, "n l d"]
     labels: Bool[Tensor, "n"]
@@ -186,47 +186,48 @@ class States(NamedTuple):
 
     @classmethod
     def of(cls, model: Subject, steering: Steering, names: Sequence[str]) -> Stages[States]:
-        """One vector per prompt and site, reduced where it arises."""
-        found = []
+        """States of all positive, then all negative prompts: at each site the vector at `pos`, or the tokens' mean."""
+        states = []
         question = ByRow(steering.name, partial(pooled, sites=names, pos=steering.pos), Rows)
         for kind, data in (("positive", steering.positive), ("negative", steering.negative)):
             with _naming(kind):
                 source = prompt_source(data, model.text)
-                (kept,) = yield [Ask(question, source)]
-            assert isinstance(kept, Rows)
-            rows = kept.ordered().rows
-            found.append(torch.stack([rows[name].double().cpu() for name in names], 1))
-        labels = torch.arange(sum(map(len, found))) < len(found[0])
-        none = torch.zeros_like(labels)
-        test = held_out(labels, steering.test_share, steering.seed) if steering.test_share else none
-        return cls(torch.cat(found), labels, test)
+                (merged,) = yield [Ask(question, source)]
+            assert isinstance(merged, Rows)
+            rows = merged.ordered().rows
+            states.append(torch.stack([rows[name].double().cpu() for name in names], 1))
+        labels = torch.arange(sum(map(len, states))) < len(states[0])
+        nothing = torch.zeros_like(labels)
+        test = held_out(labels, steering.test_share, steering.seed) if steering.test_share else nothing
+        return cls(torch.cat(states), labels, test)
 
     def shuffled(self, generator: torch.Generator) -> States:
-        """The states with the kinds of the prompts that directions are made from in another order."""
-        labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
-        labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
+        """The same states with the labels of the training prompts permuted at random."""
+        labels, train = self.labels.clone(), (~self.test).nonzero()[:, 0]
+        labels[train] = labels[train[torch.randperm(len(train), generator=generator)]]
         return self._replace(labels=labels)
 
     @property
     def kinds(self) -> tuple[Float[Tensor, "p l d"], Float[Tensor, "q l d"]]:
-        """The positive and the negative states that directions are made from."""
+        """The positive and the negative training states, from which directions are made."""
         return self.x[self.labels & ~self.test], self.x[~self.labels & ~self.test]
 
     def confusion(self, directions: Float[Tensor, "l d"]) -> Int[Tensor, "l 4"]:
-        """Prompts set aside by layer: true positives, false positives, false negatives, true negatives.
+        """Counts of the prompts set aside, by layer: true positives, false positives, false negatives, true negatives.
 
-        Positive is what lies beyond the midpoint of both means, along the direction.
+        A state is predicted positive if it lies beyond the midpoint of the two means, along the direction.
         """
         positive, negative = self.kinds
         midpoint = (positive.mean(0) + negative.mean(0)) / 2
-        yes = torch.einsum("nld, ld -> nl", self.x[self.test] - midpoint, directions) > 0
-        so = self.labels[self.test, None]
-        return torch.stack([(a & b).sum(0) for a, b in ((yes, so), (yes, ~so), (~yes, so), (~yes, ~so))], -1)
+        guess = torch.einsum("nld, ld -> nl", self.x[self.test] - midpoint, directions) > 0
+        true = self.labels[self.test, None]
+        cells = ((guess, true), (guess, ~true), (~guess, true), (~guess, ~true))
+        return torch.stack([(a & b).sum(0) for a, b in cells], -1)
 
 
 @contextmanager
 def _naming(argument: str) -> Iterator[None]:
-    """Errors with the name of the argument that they are about in front."""
+    """Context in which the message of a ValueError or KeyError gets the name of an argument in front."""
     try:
         yield
     except (ValueError, KeyError) as cause:
@@ -239,8 +240,10 @@ def _check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be a number of directions, at least 0, got {count}")
 
 
-def _found(model: Subject, question: Steering, names: Sequence[str], has_data: bool) -> Stages[xr.Dataset]:
-    """The directions of every site, labelled."""
+def _steering_result(
+    model: Subject, question: Steering, names: Sequence[str], has_data: bool
+) -> Stages[xr.Dataset]:
+    """Dataset of `steering`: the direction of every layer, its separation score, its norm and shuffled directions."""
     states = yield from States.of(model, question, names)
     positive, negative = states.kinds
     attrs: dict[str, str | int | float] = {
@@ -283,8 +286,11 @@ def _separation(
         confusion = states.confusion(directions)
         value = scores(confusion)["balanced_accuracy"]
         low, high = (ends["balanced_accuracy"] for ends in intervals(confusion, seed=seed))
-    found = {"value": value, "low": low, "high": high, "null": torch.full_like(nothing, 0.5)}
-    return {name: (("layer",), each) for name, each in {**found, "n": torch.full((layers,), n)}.items()}
+    scores_by_name = {"value": value, "low": low, "high": high, "null": torch.full_like(nothing, 0.5)}
+    return {
+        name: (("layer",), values)
+        for name, values in {**scores_by_name, "n": torch.full((layers,), n)}.items()
+    }
 
 
 def direction(
@@ -360,32 +366,32 @@ def by_feature(
 class SteeringCurve(Question):
     """Effect of adding multiples of a direction in every layer, and its cost, compared with random directions.
 
-    The null is a direction that knows nothing: isotropic, of the same length, at the same place and strength, its mean
-    effect over the same rows; each score is compared with its own.
+    The null is a random direction: isotropic, of the same length, added at the same place and strength to the same
+    rows. Each score is compared with the mean of the same score over such directions.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         directions: one `Subspace` per layer, as `Subspace.of_result` gives them,
             `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at
             every position, BOS included.
-        strengths: multiples of each direction, 0 among them if you want the origin.
+        strengths: multiples of each direction; 0 is no steering.
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
         loss_on: texts unrelated to the direction, on which the loss is measured too; None leaves `loss` out.
         random: number of random directions R of the same length for each direction.
         beside: directions that replace the random ones, one tensor [r, d] for each direction, which are scaled to its
-            length: `shuffled` of `steering`, say, which know the prompts but not which is which (a permutation test).
+            length, such as `shuffled` of `steering`, found on the same prompts with shuffled kinds (permutation test).
         seed: seed of the random directions.
 
     Returns:
         Dataset over `layer`, `strength` and `score`:
 
-        - `value`: mean over rows, with `low` and `high` (95 %; NaN below the rows that hold it), `n`, and the
-          coordinate `unit`.
+        - `value`: mean over rows, with the ends `low` and `high` of its 95 % interval (NaN for too few rows), `n`, and
+          the coordinate `unit`.
         - `null`: mean over the random directions. `random` [..., draw]: each of them.
         - `band` [..., end]: ends of the middle 95 % of the random directions, the draws' 0.025 (R + 1)-th smallest and
-          largest, so that with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer
-          draws give a narrower one, 1 - 2 / (R + 1).
+          largest. With 39 draws it spans all of them, and another random direction lies outside 2 times in 40; with
+          fewer draws it covers less, 1 - 2 / (R + 1).
         - `p`: two-sided, how often a random direction does as much; at least 2 / (R + 1).
         - `norm` [layer]: length of the directions.
 
@@ -400,8 +406,8 @@ class SteeringCurve(Question):
             position of prompts of several lengths.
 
     Caveats:
-        Prompts from which the direction was made flatter it; a direction with an effect need not be what the model
-        uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
+        Effects on the prompts from which the direction was made are too large. A direction with an effect need not be
+        what the model uses, and 1 of 20 random directions lies outside the band: of many layers and strengths, some do.
 
     See Also:
         `steering`: finds the directions.
@@ -424,14 +430,14 @@ class SteeringCurve(Question):
     seed: Seed = 0
 
     def bind(self, model: Subject) -> ByRow | Staged:
-        """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
+        """One planned sweep per batch and measure; with `loss_on`, a stage before measures the loss on those texts."""
         metric, doses = as_metric(self.metric, model.text), Doses.of(self, model.transformer.config)
         on_prompts, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
 
-        def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
-            measures = {**on_prompts, **(loss if elsewhere else {})}
+        def curve(loss_moments: Mapping[str, Moments]) -> ByRow:
+            measures = {**on_prompts, **(loss if loss_moments else {})}
             label = partial(
-                _curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._attributes
+                _curve, doses=doses, measures=measures, loss_moments=loss_moments, attrs=self._attributes
             )
             return ByRow(
                 self.name,
@@ -449,9 +455,9 @@ class SteeringCurve(Question):
 
         def stages(has_data: bool) -> Stages[xr.Dataset]:
             with _naming("loss_on"):
-                (kept,) = yield [Ask(losses, texts)]
-            assert isinstance(kept, Means)
-            return (yield from curve(kept.moments).stages(has_data))
+                (merged,) = yield [Ask(losses, texts)]
+            assert isinstance(merged, Means)
+            return (yield from curve(merged.moments).stages(has_data))
 
         return Staged(self.name, stages)
 
@@ -479,15 +485,15 @@ class Doses:
     def of(cls, question: SteeringCurve, config: ModelConfig) -> Doses:
         """The doses of `steering_curve`'s arguments, checked, with its errors."""
         layers = []
-        for each in question.directions:
-            if len(each.directions) != 1:
+        for subspace in question.directions:
+            if len(subspace.directions) != 1:
                 raise ValueError(
-                    f"one direction in each layer is required, got {len(each.directions)} at {each.site}"
+                    f"one direction in each layer is required, got {len(subspace.directions)} at {subspace.site}"
                 )
-            layer = find(each.site, config)[1]
+            layer = find(subspace.site, config)[1]
             if layer is None:
                 raise ValueError(
-                    f"directions inside the blocks are required, {each.site!r} is outside of them"
+                    f"directions inside the blocks are required, {subspace.site!r} is outside of them"
                 )
             layers.append(layer)
         if not layers or len(set(layers)) < len(layers):
@@ -498,57 +504,65 @@ class Doses:
                 f"at least one finite strength, and none twice, is required, got strengths={list(doses)}"
             )
         _check_count("random", question.random)
-        found = torch.stack([each.directions[0].detach().double().cpu() for each in question.directions])
-        if not bool(found.any()):
+        directions = torch.stack(
+            [subspace.directions[0].detach().double().cpu() for subspace in question.directions]
+        )
+        if not bool(directions.any()):
             raise ValueError("a direction of some length is required, all are 0")
-        noise = _noise(question, found)
-        noise *= found.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
-        return cls(tuple(question.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
+        noise = _comparison_vectors(question, directions)
+        noise *= directions.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
+        return cls(
+            tuple(question.directions), tuple(layers), doses, torch.cat((directions[:, None], noise), 1)
+        )
 
     def variants(self) -> list[Variant]:
-        """One per layer, strength and vector."""
-        found = []
+        """One variant per layer, strength and vector, vectors fastest."""
+        variants = []
         for subspace, vectors in zip(self.subspaces, self.vectors, strict=True):
-            found += [
+            variants += [
                 Variant([Edit(subspace.site, Add(vector, strength), subspace.at)])
                 for strength in self.strengths
                 for vector in vectors
             ]
-        return found
+        return variants
 
 
-def _noise(question: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
+def _comparison_vectors(question: SteeringCurve, directions: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
     """Comparison vectors of every direction, of any length. ValueError for another shape, or a length of 0."""
     if question.beside is None:
         draw = torch.Generator().manual_seed(question.seed)
-        return torch.randn(len(found), question.random, found.shape[1], generator=draw, dtype=torch.float64)
-    given = [each.detach().double().cpu() for each in question.beside]
+        return torch.randn(
+            len(directions), question.random, directions.shape[1], generator=draw, dtype=torch.float64
+        )
+    beside = [vectors.detach().double().cpu() for vectors in question.beside]
     if (
-        len({each.shape for each in given}) != 1
-        or given[0].shape[1:] != found.shape[1:]
-        or len(given) != len(found)
+        len({vectors.shape for vectors in beside}) != 1
+        or beside[0].shape[1:] != directions.shape[1:]
+        or len(beside) != len(directions)
     ):
         raise ValueError(
-            f"beside each of {len(found)} directions as many of {found.shape[1]} numbers are required, got "
-            f"{[list(each.shape) for each in given]}"
+            f"beside each of {len(directions)} directions as many of {directions.shape[1]} numbers are required, got "
+            f"{[list(vectors.shape) for vectors in beside]}"
         )
-    if not bool(torch.stack(given).any(-1).all()):
+    if not bool(torch.stack(beside).any(-1).all()):
         raise ValueError("what stands beside a direction must have a length, got one that is 0")
-    return torch.stack(given)
+    return torch.stack(beside)
 
 
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]) -> Steps[Values]:
     """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
-    every = yield from swept_by(batch, doses.variants(), list(measures.values()))
+    sweeps = yield from swept_by(batch, doses.variants(), list(measures.values()))
     shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
-    found = {}
-    for (name, metric), swept in zip(measures.items(), every, strict=True):
-        unlike = f"{metric.name} is NaN or infinite in the base run of some prompt"
-        check(swept.base.isfinite().all(), partial(NotFiniteError, unlike))
-        change = (swept.values - swept.base).mT.unflatten(1, shape)
-        found[name], found[f"{name} random"] = change[..., 0], change[..., 1:]
-    return found
+    changes = {}
+    for (name, metric), swept in zip(measures.items(), sweeps, strict=True):
+        message = f"{metric.name} is NaN or infinite in the base run of some prompt"
+        check(swept.base.isfinite().all(), partial(NotFiniteError, message))
+        change = (swept.values - swept.base).mT.unflatten(
+            1, shape
+        )  # [(l s r) b] -> [b l s r]; r = 0: the direction
+        changes[name], changes[f"{name} random"] = change[..., 0], change[..., 1:]
+    return changes
 
 
 def _curve(
@@ -556,12 +570,12 @@ def _curve(
     name: str,
     doses: Doses,
     measures: Mapping[str, Metric],
-    elsewhere: Mapping[str, Moments],
+    loss_moments: Mapping[str, Moments],
     attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:
     """The curve of every measure with its null."""
     assert isinstance(merged, Means)
-    moments, cells = {**merged.moments, **elsewhere}, ("layer", "strength", "score")
+    moments, cells = {**merged.moments, **loss_moments}, ("layer", "strength", "score")
     random = {score: moments[f"{score} random"].mean for score in measures}
     table = {
         score: Score.of(moments[score], metric.unit, random[score].mean(-1), fewest=metric.fewest)
@@ -576,7 +590,7 @@ def _curve(
         "norm": (("layer",), doses.vectors[:, 0].norm(dim=-1)),
     }
     coords: dict[str, object] = {"layer": doses.layers, "strength": doses.strengths, "end": ["low", "high"]}
-    coords["site"] = (("layer",), [each.site for each in doses.subspaces])
+    coords["site"] = (("layer",), [subspace.site for subspace in doses.subspaces])
     metric = measures["effect"]
     known = {"metric": metric.name, "unit": metric.unit, "interval": over("rows", metric.fewest)}
     return scored(name, table, cells[:2], coords=coords, attrs={**known, **attrs}, others=others)

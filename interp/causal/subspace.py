@@ -68,16 +68,16 @@ class Subspace(Brief):
             raise ValueError(
                 "a result that holds directions is required, such as that of `interp.causal.align`"
             )
-        found = result[["directions"]].sel(cell)
-        cell_dims = [dim for dim in found.directions.dims if dim not in ("direction", "d_model")]
+        cell_result = result[["directions"]].sel(cell)
+        cell_dims = [dim for dim in cell_result.directions.dims if dim not in ("direction", "d_model")]
         if cell_dims:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, cell_dims))}")
-        rows = torch.from_numpy(np.atleast_2d(found.directions.values))
+        rows = torch.from_numpy(np.atleast_2d(cell_result.directions.values))
         places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:
             places["pos"] = tuple(result.column.values.tolist())
         about = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
-        return cls(str(found.site.values), rows, places, about)
+        return cls(str(cell_result.site.values), rows, places, about)
 
     @cached_property
     def basis(self) -> Float[Tensor, "k d"]:

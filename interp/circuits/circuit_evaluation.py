@@ -90,9 +90,9 @@ class CircuitCurve(Brief, Question):
             the whole model and without any edge.
 
     Caveats:
-        On a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the chance of
-        the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`). Fewer
-        than three prompts have no interval: NaN.
+        On a small graph the smallest fractions keep no edge at all, and f is 0 there. The interval covers the choice
+        of the prompts, not the search (`edge_stability`) nor the few random circuits (more `draws`). Fewer than three
+        prompts have no interval: NaN.
 
     Source:
         CPR and CMD: the MIB benchmark, Mueller et al. 2025, arXiv:2504.13151.
@@ -122,7 +122,7 @@ class CircuitCurve(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
+        """The question with its reference prompts (for means by default the corrupted ones in memory), and the data."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -222,7 +222,7 @@ class EvaluateCircuit(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
+        """The question with its reference prompts (for means by default the corrupted ones in memory), and the data."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -231,9 +231,9 @@ class EvaluateCircuit(Brief, Question):
         """Passes of all circuits, whose metrics are compared in the end."""
         passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         (kept,) = masks_of(self.circuit, passes.graph)
-        knocked = _Knocked.of(passes.graph, kept, self)
+        knocked = _NodeKnockouts.of(passes.graph, kept, self)
         finish = partial(
-            _checked, question=self, attrs=passes.attrs, knocked=knocked, fewest=passes.metric.fewest
+            _evaluation, question=self, attrs=passes.attrs, knocked=knocked, fewest=passes.metric.fewest
         )
         places = [passes.graph.senders.index(node) for node in knocked.nodes]
         estimated = None if len(knocked.alone) == len(knocked.nodes) else (kept, places)
@@ -243,9 +243,9 @@ class EvaluateCircuit(Brief, Question):
 evaluate_circuit = of_pairs(EvaluateCircuit, renamed={"task": "model, clean, corrupt and metric"})
 
 
-def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:
-    """Masks of all edges and of none, before the others."""
-    return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *others))
+def _with_ends(graph: EdgeGraph, masks: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:
+    """Masks [circuit, sender, receiver] of all edges, of no edge, then the given ones."""
+    return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *masks))
 
 
 def _best_edges(graph: EdgeGraph, question: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
@@ -258,9 +258,9 @@ def _best_edges(graph: EdgeGraph, question: CircuitCurve) -> Bool[Tensor, "c sen
         if question.greedy
         else largest(values, sizes)
     )
-    found = connected(graph, picked)
-    controls = [_controls(graph, found, generator) for _ in range(_count("draws", question.draws))]
-    return _with_ends(graph, [found, *controls])
+    circuits = connected(graph, picked)
+    controls = [_controls(graph, circuits, generator) for _ in range(_count("draws", question.draws))]
+    return _with_ends(graph, [circuits, *controls])
 
 
 def _curve(
@@ -271,8 +271,8 @@ def _curve(
     fewest: int,
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each = merged.rows["value"]
-    shares = effect_shares(each)
+    values = merged.rows["value"]
+    shares = effect_shares(values)
     count, until = len(question.fractions), partial(area, fractions=question.fractions)
     curves = {
         "faithfulness": _by_kind(shares, count),
@@ -282,136 +282,152 @@ def _curve(
         ),  # |1 - f|, linear in the prompts
     }
     kinds = KINDS if question.draws else KINDS[:1]
-    found = scored(
+    result = scored(
         question.name,
         {
-            name: Score.of(Moments.of(curve), SHARE, _random_first(curve), fewest=fewest)
+            name: Score.of(Moments.of(curve), SHARE, _null_of_found(curve), fewest=fewest)
             for name, curve in curves.items()
         },
         ("circuit", "fraction"),
         coords={"circuit": kinds, "fraction": list(question.fractions)},
         others={"edges": (("fraction",), tried[2 : 2 + count].sum((1, 2)))},
         attrs={
-            **_attrs(attrs, each, fewest), "rank": question.rank, "greedy": int(question.greedy),
+            **_attrs(attrs, values, fewest), "rank": question.rank, "greedy": int(question.greedy),
             "draws": question.draws, "seed": question.seed,
         },
     )  # fmt: skip
-    metric = _by_kind(each[:, 2:], count)
-    return _with_metric(found, each, metric, ("circuit", "fraction"), str(attrs["unit"]))
+    metric = _by_kind(values[:, 2:], count)
+    return _with_metric(result, values, metric, ("circuit", "fraction"), str(attrs["unit"]))
 
 
 def _by_kind(
     values: Float[Tensor, "b n"], count: int, change: Callable[[Tensor], Tensor] | None = None
 ) -> Float[Tensor, "b kind f"]:
-    """Values of every kind of circuit, random ones averaged over the draws; `change` is applied before."""
+    """Values of every kind of circuit at every fraction, after `change`; those of random kinds are means over draws.
+
+    Args:
+        values: columns are the circuit at each of `count` fractions, then each draw of each random kind.
+    """
     of_circuit, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
     of_circuit, drawn = (of_circuit, drawn) if change is None else (change(of_circuit), change(drawn))
     return torch.stack((of_circuit, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
 
 
 @dataclass(frozen=True, eq=False)
-class _Knocked:
+class _NodeKnockouts:
     """The circuits of `evaluate_circuit`: itself, random ones, itself without nodes, and the model without them."""
 
     masks: Bool[Tensor, "c sender receiver"]
-    """All edges, no edge, the circuit, and the others."""
+    """Masks of all edges, no edge, the circuit, random circuits, then the circuit and the model without nodes."""
     nodes: tuple[str, ...]
     alone: tuple[int, ...]
-    """The places, among the nodes, of those that are taken out one by one."""
+    """Indices into `nodes` of the nodes that are taken out one by one."""
     removed: Bool[Tensor, "k n"]
-    """The random subsets of the nodes."""
+    """Masks of the random subsets K of the nodes."""
     overlap: Float[Tensor, "circuit"]
     """The share of the circuit's edges that each circuit of the result has."""
 
     @classmethod
-    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], question: EvaluateCircuit) -> _Knocked:
+    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], question: EvaluateCircuit) -> _NodeKnockouts:
         """The circuits, drawn with the seed."""
         generator = np.random.default_rng(question.seed)
         nodes = tuple(node for node in question.circuit.nodes if node not in (INPUT, LOGITS))
         removed = _subsets(len(nodes), _count("subsets", question.subsets, 1), generator)
-        alone = _spread(question.circuit, nodes, question.nodes)
-        single = torch.eye(len(nodes), dtype=torch.bool)[list(alone)]
+        alone = _spaced_nodes(question.circuit, nodes, question.nodes)
+        single = torch.eye(len(nodes), dtype=torch.bool)[list(alone)]  # one row per node taken out alone
         controls = [_controls(graph, kept[None], generator) for _ in range(_count("draws", question.draws))]
-        deeper = (removed[:, None] | single).flatten(0, 1)[: None if question.deeper else 0]
+        deeper = (removed[:, None] | single).flatten(0, 1)[: None if question.deeper else 0]  # [(k n) nodes]
         knocked = [(kept, single), (kept, removed), (graph.exists, removed), (kept, deeper)]
-        parts = [_knocked_out(graph, mask, gone, nodes) for mask, gone in knocked]
-        found = torch.cat((kept[None], *parts[:2]))
+        knocked_out = [_without_nodes(graph, mask, nodes_out, nodes) for mask, nodes_out in knocked]
+        shown = torch.cat((kept[None], *knocked_out[:2]))
         size = max(1, int(kept.sum()))
-        same = [(mask & kept).sum((1, 2)) / size for mask in (found, *controls)]
-        random = torch.stack(same[1:]).mean(0) if controls else same[0][:0]
-        overlap = torch.cat((same[0][:1], random, same[0][1:]))
-        return cls(_with_ends(graph, [kept[None], *controls, *parts]), nodes, alone, removed, overlap)
+        overlaps = [(mask & kept).sum((1, 2)) / size for mask in (shown, *controls)]
+        random = torch.stack(overlaps[1:]).mean(0) if controls else overlaps[0][:0]
+        overlap = torch.cat((overlaps[0][:1], random, overlaps[0][1:]))
+        return cls(_with_ends(graph, [kept[None], *controls, *knocked_out]), nodes, alone, removed, overlap)
 
 
-def _checked(
+def _evaluation(
     merged: Partial,
     question: EvaluateCircuit,
     attrs: Mapping[str, str | float | int],
-    knocked: _Knocked,
+    knocked: _NodeKnockouts,
     fewest: int,
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each = merged.rows["value"]
-    shares = effect_shares(each)
+    values = merged.rows["value"]
+    shares = effect_shares(values)
     removed, alone = knocked.removed, list(knocked.alone)
     k, n, draws = len(removed), len(alone), question.draws
-    rest = k * n if question.deeper else 0
-    of_circuit, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, rest], 1)
+    n_deeper = k * n if question.deeper else 0
+    of_circuit, _, without_node, without_subset, model_without_subset, deeper = shares.split(
+        [1, 2 * draws, n, k, k, n_deeper], 1
+    )
     kinds = KINDS if draws else KINDS[:1]
-    nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
-    faithful, score = _rows(shares, draws, n + k), partial(Score.of, unit=SHARE, fewest=fewest)
-    minimality = torch.cat((nothing, of_circuit - single, of_circuit - some), 1)
-    difference = torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)
+    no_value = shares.new_full((len(shares), len(kinds)), torch.nan)
+    faithfulness, score = _result_columns(shares, draws, n + k), partial(Score.of, unit=SHARE, fewest=fewest)
+    minimality = torch.cat((no_value, of_circuit - without_node, of_circuit - without_subset), 1)
+    difference = torch.cat(
+        (no_value, torch.full_like(without_node, torch.nan), model_without_subset - without_subset), 1
+    )
     table = {
-        "faithfulness": score(Moments.of(faithful), null=_random_first(faithful) if draws else torch.nan),
+        "faithfulness": score(
+            Moments.of(faithfulness), null=_null_of_found(faithfulness) if draws else torch.nan
+        ),
         "minimality": score(Moments.of(minimality)),
         "difference": score(Moments.of(difference)),
     }
-    table["incompleteness"] = _size(table["difference"])
-    every = knocked.nodes
-    one = torch.eye(len(every)).bool()[alone]
-    gone = torch.cat((torch.zeros(len(kinds), len(every)).bool(), one, removed))
-    names = [*kinds, *(f"without {every[i]}" for i in alone), *(f"without K{i + 1}" for i in range(k))]
-    needed, estimate = torch.full((2, len(every)), torch.nan, dtype=shares.dtype)
-    needed[alone] = _needed((of_circuit - single).mean(0), some.mean(0), deeper.mean(0), removed[:, alone])
+    table["incompleteness"] = _absolute_score(table["difference"])
+    nodes = knocked.nodes
+    single_nodes = torch.eye(len(nodes)).bool()[alone]
+    nodes_out = torch.cat((torch.zeros(len(kinds), len(nodes)).bool(), single_nodes, removed))
+    names = [*kinds, *(f"without {nodes[i]}" for i in alone), *(f"without K{i + 1}" for i in range(k))]
+    needed, estimate = torch.full((2, len(nodes)), torch.nan, dtype=shares.dtype)
+    needed[alone] = _largest_change(
+        (of_circuit - without_node).mean(0), without_subset.mean(0), deeper.mean(0), removed[:, alone]
+    )
     notes = []
     if "estimate" in merged.rows:
-        effect = (each[:, 0] - each[:, 1]).double().mean()
+        effect = (values[:, 0] - values[:, 1]).double().mean()
         estimate = -merged.rows["estimate"].cpu().double().mean(0) / effect.cpu()
-        notes.append(_of_estimate(estimate[alone], (of_circuit - single).mean(0), len(every)))
-    found = scored(
+        notes.append(_estimate_note(estimate[alone], (of_circuit - without_node).mean(0), len(nodes)))
+    result = scored(
         question.name,
         table,
         ("circuit",),
-        coords={"circuit": names, "part": list(every)},
+        coords={"circuit": names, "part": list(nodes)},
         others={
             "overlap": (("circuit",), knocked.overlap.double()),
-            "removed": (("circuit", "part"), gone),
+            "removed": (("circuit", "part"), nodes_out),
             "needed": (("part",), needed),
             "estimate": (("part",), estimate),
         },
         notes=notes,
         attrs={
-            **_attrs(attrs, each, fewest),
+            **_attrs(attrs, values, fewest),
             "edges": len(question.circuit.edges), "draws": draws, "subsets": k, "seed": question.seed,
         },
     )  # fmt: skip
-    found.overlap.attrs["unit"] = "share of the circuit's edges"
-    found.needed.attrs["unit"] = found.estimate.attrs["unit"] = SHARE
-    return _with_metric(found, each, _rows(each[:, 2:], draws, n + k), ("circuit",), str(attrs["unit"]))
+    result.overlap.attrs["unit"] = "share of the circuit's edges"
+    result.needed.attrs["unit"] = result.estimate.attrs["unit"] = SHARE
+    return _with_metric(
+        result, values, _result_columns(values[:, 2:], draws, n + k), ("circuit",), str(attrs["unit"])
+    )
 
 
-def _rows(values: Float[Tensor, "b n"], draws: int, others: int) -> Float[Tensor, "b circuit"]:
-    """The circuits of the result: the found one, random ones averaged over their draws, and so many others."""
-    of_circuit, drawn, left, _ = values.split(
-        [1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1
+def _result_columns(
+    values: Float[Tensor, "b n"], draws: int, n_knocked_out: int
+) -> Float[Tensor, "b circuit"]:
+    """Columns of the result: the circuit, random ones averaged over draws, and the `n_knocked_out` after them."""
+    of_circuit, drawn, knocked_out, _ = values.split(
+        [1, 2 * draws, n_knocked_out, values.shape[1] - 1 - 2 * draws - n_knocked_out], 1
     )
     random = rearrange(drawn, "b (d k) -> b k d", k=2).mean(2) if draws else drawn
-    return torch.cat((of_circuit, random, left), 1)
+    return torch.cat((of_circuit, random, knocked_out), 1)
 
 
-def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[int, ...]:
-    """Indices of so many nodes, from the least to the most by the size of the scores of the edges out of them."""
+def _spaced_nodes(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[int, ...]:
+    """Indices of `count` nodes, evenly spaced in the order of the summed |score| of the edges out of each node."""
     if count is None or count >= len(nodes):
         return tuple(range(len(nodes)))
     size = dict.fromkeys(nodes, 0.0)
@@ -424,7 +440,7 @@ def _spread(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[
     return tuple(sorted({order[i * (len(nodes) - 1) // steps] for i in range(count)}))
 
 
-def _of_estimate(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes: int) -> str:
+def _estimate_note(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes: int) -> str:
     """Note about the agreement of the estimate with the nodes that were taken out."""
     note = f"{len(exact)} of {nodes} nodes were taken out one by one (nodes=None: all), the others' part is estimated"
     if len(exact) < 3:
@@ -434,7 +450,7 @@ def _of_estimate(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes:
     return f"{note}; on those taken out the estimate is off by at most {off:.2g} and correlates at {r:.2f}"
 
 
-def _needed(
+def _largest_change(
     alone: Float[Tensor, "n"],
     broken: Float[Tensor, "k"],
     deeper: Float[Tensor, "kn"],
@@ -464,14 +480,14 @@ def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
     Raises:
         ValueError: the whole model and no edge have the same mean metric.
     """
-    full, empty, each = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
+    full, empty, of_circuits = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
     effect = (full - empty).mean()
     if not bool(effect.abs() > 1e-9 * full.mean().abs()):
         raise ValueError(
             f"the whole model and no edge at all have the same metric, {float(full.mean()):.4g}: nothing to explain"
         )
-    share = (each - empty).mean(0) / effect
-    return share + (each - empty - share * (full - empty)) / effect
+    share = (of_circuits - empty).mean(0) / effect
+    return share + (of_circuits - empty - share * (full - empty)) / effect
 
 
 def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tensor, "*n f"]:
@@ -480,7 +496,7 @@ def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tens
     return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
 
 
-def _size(score: Score) -> Score:
+def _absolute_score(score: Score) -> Score:
     """The absolute value of a score; its interval holds the absolute values of all numbers in the score's own."""
     low, high = score.low, score.high
     nearest = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
@@ -491,7 +507,7 @@ def _size(score: Score) -> Score:
     )
 
 
-def _random_first(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"]:
+def _null_of_found(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"]:
     """Null of the found circuit: the mean value of the random ones; NaN for the other circuits."""
     null = torch.full_like(values[0], torch.nan)
     if len(null) > 1:
@@ -500,53 +516,58 @@ def _random_first(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"
 
 
 def _with_metric(
-    found: xr.Dataset, each: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
+    result: xr.Dataset, values: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
 ) -> xr.Dataset:
     """The result with the metric itself: of every circuit, of the whole model, and of no edge."""
-    known = {"each": (("prompt", *dims), metric), "full": (("prompt",), each[:, 0])}
-    known["empty"] = (("prompt",), each[:, 1])
-    return found.assign({name: (dims, x.cpu().numpy(), {"unit": unit}) for name, (dims, x) in known.items()})
+    variables = {"each": (("prompt", *dims), metric), "full": (("prompt",), values[:, 0])}
+    variables["empty"] = (("prompt",), values[:, 1])
+    return result.assign(
+        {name: (dims, x.cpu().numpy(), {"unit": unit}) for name, (dims, x) in variables.items()}
+    )
 
 
 def _controls(
-    graph: EdgeGraph, found: Bool[Tensor, "f sender receiver"], generator: np.random.Generator
+    graph: EdgeGraph, circuits: Bool[Tensor, "f sender receiver"], generator: np.random.Generator
 ) -> Bool[Tensor, "n sender receiver"]:
     """One random circuit of either kind for each circuit."""
-    free = [random_circuit(graph, int(kept.sum()), generator) for kept in found]
-    return torch.stack([*free, *(degree_matched(graph, kept, generator) for kept in found)])
+    free = [random_circuit(graph, int(kept.sum()), generator) for kept in circuits]
+    return torch.stack([*free, *(degree_matched(graph, kept, generator) for kept in circuits)])
 
 
 def _subsets(n: int, most: int, generator: np.random.Generator) -> Bool[Tensor, "k n"]:
-    """All subsets of n things, or so many random ones."""
+    """Masks of all 2^n subsets of n nodes if there are at most `most`, else of `most` random subsets."""
     if 2**n <= most:
         return (torch.arange(2**n)[:, None] >> torch.arange(n)) % 2 == 1
     return torch.from_numpy(generator.random((most, n)) < 0.5)
 
 
-def _knocked_out(
-    graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], which: Bool[Tensor, "k n"], nodes: Sequence[str]
+def _without_nodes(
+    graph: EdgeGraph,
+    kept: Bool[Tensor, "sender receiver"],
+    removed: Bool[Tensor, "k n"],
+    nodes: Sequence[str],
 ) -> Bool[Tensor, "k sender receiver"]:
-    """The circuit without the edges out of each set of nodes."""
+    """The circuit without the edges out of the removed nodes, for each of k sets of them."""
     places = [graph.senders.index(node) for node in nodes]
-    silent = torch.zeros(len(which), len(graph.senders), dtype=torch.bool)
-    silent[:, places] = which
+    silent = torch.zeros(len(removed), len(graph.senders), dtype=torch.bool)
+    silent[:, places] = removed
     return kept & ~silent[:, :, None]
 
 
 def _attrs(
-    attrs: Mapping[str, str | float | int], each: Float[Tensor, "b c"], fewest: int
+    attrs: Mapping[str, str | float | int], values: Float[Tensor, "b c"], fewest: int
 ) -> dict[str, str | float | int]:
     return {
         **attrs,
         "unit": SHARE,
-        "prompts": len(each),
+        "prompts": len(values),
         "interval": f"{over('prompts', fewest)} (delta method, Student's t)",
         "null": "as many random edges",
     }
 
 
 def _count(name: str, value: int, least: int = 0) -> int:
-    """A number of things, at least `least`, else ValueError."""
+    """The value of an argument that counts something. ValueError below `least`."""
     if value < least:
         raise ValueError(f"{name} must be a number, at least {least}, got {value!r}")
     return value
@@ -571,9 +592,9 @@ def random_circuit(
     if not 0 <= n <= len(graph):
         raise ValueError(f"0 to {len(graph)} edges are required, got {n}")
     cells = graph.exists.nonzero()[generator.permutation(len(graph))[:n]]
-    found = torch.zeros_like(graph.exists)
-    found[cells[:, 0], cells[:, 1]] = True
-    return found
+    mask = torch.zeros_like(graph.exists)
+    mask[cells[:, 0], cells[:, 1]] = True
+    return mask
 
 
 def degree_matched(
@@ -620,12 +641,12 @@ def switched(
     attempts per edge (the switching chain of Milo et al. 2003, arXiv:cond-mat/0312028). A circuit in which no switch is
     possible (all edges of one node, say) stays as it is.
     """
-    exists, found = graph.exists.numpy(), (graph.exists & kept).numpy().copy()
-    edges = np.argwhere(found)
+    exists, present = graph.exists.numpy(), (graph.exists & kept).numpy().copy()
+    edges = np.argwhere(present)
     for i, j in generator.integers(max(1, len(edges)), size=(SWAPS * len(edges), 2)).tolist():
         (u, v), (x, y) = edges[i].tolist(), edges[j].tolist()
-        if exists[u, y] and exists[x, v] and not found[u, y] and not found[x, v]:
-            found[u, v] = found[x, y] = False
-            found[u, y] = found[x, v] = True
+        if exists[u, y] and exists[x, v] and not present[u, y] and not present[x, v]:
+            present[u, v] = present[x, y] = False
+            present[u, y] = present[x, v] = True
             edges[i, 1], edges[j, 1] = y, v
-    return torch.from_numpy(found)
+    return torch.from_numpy(present)

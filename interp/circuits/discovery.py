@@ -45,7 +45,7 @@ SearchMethod = Literal["top_n", "threshold", "greedy", "iterative"]
 BLOCK = 0.25
 """The share of the remaining edges that one round of the iterative search tries to drop."""
 SLACK = 0.01
-"""Cost that a block may have beyond its edges one by one, in shares of the whole effect."""
+"""How much more dropping a block may change than its edges one by one in sum, as a share of the whole effect."""
 MASKS = 256
 """Circuits that the iterative search runs at once."""
 ENOUGH = 0.8
@@ -57,7 +57,7 @@ BETWEEN = 3
 POOR = 0.5
 """Faithfulness below which the other direction is tried, to say whether it would do better."""
 ONE_WAY: tuple[Scoring, ...] = ("exact", "eap", "eap-ig-activations")
-"""The scorings whose two directions find other edges; those of the others differ in sign alone."""
+"""The scorings whose two directions rank edges differently; the scores of the others only change sign."""
 CANCELLED = 3
 """Ratio of the size of an edge's effects to their mean from which they count as cancelled."""
 LARGE = 0.1
@@ -125,7 +125,7 @@ class FindCircuit(Question):
             )
         question = replace(self, metric=as_metric(self.metric, model.text))
         scores = scoring(self.method, metric=question.metric, direction=self.direction).bind(model)
-        finish = partial(_picked_from, inner=scores.result, graph=graph, question=question)
+        finish = partial(_table_with_circuit, inner=scores.result, graph=graph, question=question)
         return replace(scores, name=self.name, result=finish)
 
     def protocol(
@@ -175,13 +175,13 @@ def find_circuit(
 
     - top_n: the `edges` largest.
     - threshold: all of at least `threshold`, in the metric's unit.
-    - greedy: from the logits backwards, again and again the largest edge into a node that is already in, until there
-      are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
-    - iterative: from the whole model, again and again the exact effect of dropping each edge that is left, in the
-      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do
-      together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the
-      spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round:
-      for small models.
+    - greedy: starts from the logits and adds, one by one, the largest edge into a node that is already in the circuit,
+      until there are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
+    - iterative: starts from the whole model. Each round measures the exact effect of dropping each remaining edge from
+      the current circuit (`interchange`) and drops the quarter with the smallest, or fewer where dropping them together
+      changes more than one by one, until `edges` remain or the smallest effect exceeds `threshold` (in the spirit of
+      ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round: for small
+      models.
 
     `interp.run([FindCircuit(...)], model, Pairs(...))` finds a circuit on data of any size, but for the iterative
     search.
@@ -222,7 +222,7 @@ def find_circuit(
             the whole model and without any edge.
 
     Caveats:
-        Scores of single edges cannot see two parts of which either suffices; the iterative search keeps one.
+        Scores of single edges miss two parts of which either one suffices; the iterative search keeps one of them.
 
     Cost:
         That of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
@@ -320,7 +320,7 @@ def backwards(
 
     The next edge is always the largest of those into a node that sends already, or into the logits.
     """
-    computes, found = computing(graph), torch.zeros_like(graph.exists)
+    computes, mask = computing(graph), torch.zeros_like(graph.exists)
     waiting: list[tuple[float, int, int]] = []
     inside: set[int] = set()
 
@@ -337,37 +337,37 @@ def backwards(
         if not waiting:
             break
         _, sender, receiver = heapq.heappop(waiting)
-        found[sender, receiver] = True
+        mask[sender, receiver] = True
         open_inputs(computes[:, sender].nonzero()[:, 0].tolist())
-    return found
+    return mask
 
 
 def pruned(
     ask: MaskEvaluation, graph: EdgeGraph, n: int, threshold: float | None = None
 ) -> tuple[Bool[Tensor, "sender receiver"], Float[Tensor, "sender receiver"]]:
-    """At most n edges that are left when the least needed are dropped round by round, and what dropping each changes.
+    """At most n edges that remain when the least needed are dropped round by round, and the change from dropping each.
 
-    A block of edges goes together if that changes no more than the sum of its edges' own changes and 1 % of the whole
-    effect; else half of it, and so on. Changes are those of the mean over prompts.
+    A block of edges is dropped together if this changes the metric by no more than the sum of its edges' own changes
+    plus 1 % of the whole effect; else half of the block, and so on. Changes are of the metric's mean over prompts.
     """
-    whole = graph.exists
-    full, empty = _means(ask, torch.stack((whole, torch.zeros_like(whole))))
-    slack, kept = SLACK * float((full - empty).abs()), whole.clone()
+    every_edge = graph.exists
+    full, empty = _means(ask, torch.stack((every_edge, torch.zeros_like(every_edge))))
+    slack, kept = SLACK * float((full - empty).abs()), every_edge.clone()
     while True:
-        cells, changes = _changes(ask, kept)
+        cells, changes = _drop_changes(ask, kept)
         order = changes.abs().argsort(stable=True)
         smallest = changes.abs()[order]
-        few = len(cells) - n if threshold is None else int((smallest <= threshold).sum())
-        size = min(max(1, int(BLOCK * len(cells))), few, len(cells) - n)
+        excess = len(cells) - n if threshold is None else int((smallest <= threshold).sum())
+        size = min(max(1, int(BLOCK * len(cells))), excess, len(cells) - n)
         if size < 1:
             break
         sizes = [size >> i for i in range(size.bit_length())]
         tried = torch.stack([_without(kept, cells[order[:s]]) for s in sizes])
-        both = _means(ask, torch.cat((kept[None], tried)))
-        joint, alone = (both[1:] - both[0]).abs(), smallest.cumsum(0)
+        means = _means(ask, torch.cat((kept[None], tried)))
+        joint, alone = (means[1:] - means[0]).abs(), smallest.cumsum(0)
         fits = (s for i, s in enumerate(sizes) if float(joint[i]) <= float(alone[s - 1]) + slack)
         kept = connected(graph, _without(kept, cells[order[: next(fits, 1)]]))
-    scores = torch.zeros(whole.shape, dtype=changes.dtype)
+    scores = torch.zeros(every_edge.shape, dtype=changes.dtype)
     scores[cells[:, 0], cells[:, 1]] = changes
     return kept, scores
 
@@ -384,7 +384,7 @@ def _by_scores(
     model: str,
 ) -> Circuit:
     """The circuit of the best edges by their scores, run once, with all its notes."""
-    limits = [each for each in (question.edges, question.threshold, faithfulness) if each is not None]
+    limits = [limit for limit in (question.edges, question.threshold, faithfulness) if limit is not None]
     if len(limits) > 1 or (not limits and question.search == "threshold"):
         raise ValueError(
             f"one of edges, threshold and faithfulness is required, got edges={question.edges}, threshold="
@@ -398,70 +398,72 @@ def _by_scores(
     values = torch.from_numpy(table.value.values)
     notes: list[str] = []
     if question.edges is None and question.threshold is None:
-        picked, why = _enough(ask, graph, values, question, ENOUGH if faithfulness is None else faithfulness)
+        picked, why = _fewest_edges(
+            ask, graph, values, question, ENOUGH if faithfulness is None else faithfulness
+        )
         notes.append(why)
     else:
-        picked = _picked(graph, values, question)
+        picked = _edges_by_score(graph, values, question)
     kept = connected(graph, picked)
-    before, after = _faithful(ask, torch.stack((picked, kept)))
-    notes += _of_pruned(graph, values, picked, kept, question, (before, after))
-    notes += _of_cancelled(graph, table, kept)
+    before, after = _faithfulness(ask, torch.stack((picked, kept)))
+    notes += _pruning_notes(graph, values, picked, kept, question, (before, after))
+    notes += _cancellation_notes(graph, table, kept)
     if question.method in ONE_WAY and not after >= POOR:
-        notes += _of_other_direction(answer, ask, graph, question, int(picked.sum()), after)
-    how = question.protocol(int(table.n.max()), faithfulness=after if math.isfinite(after) else None)
-    return Circuit.of(graph, kept, values, model=model, task=question.task, protocol=how, notes=notes)
+        notes += _other_direction_notes(answer, ask, graph, question, int(picked.sum()), after)
+    protocol = question.protocol(int(table.n.max()), faithfulness=after if math.isfinite(after) else None)
+    return Circuit.of(graph, kept, values, model=model, task=question.task, protocol=protocol, notes=notes)
 
 
-def _enough(
+def _fewest_edges(
     ask: MaskEvaluation, graph: EdgeGraph, values: Float[Tensor, "s r"], question: FindCircuit, target: float
 ) -> tuple[Bool[Tensor, "s r"], str]:
-    """Mask of the fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
+    """Mask of the fewest edges, of the sizes tried, whose faithfulness reaches `target`, and a note that says so."""
     if not 0 < target <= 1:
         raise ValueError(f"a faithfulness above 0 and at most 1 is required, got {target}")
 
     def tried(sizes: list[int]) -> dict[int, float]:
-        masks = [_picked(graph, values, replace(question, edges=n)) for n in sizes]
-        return dict(zip(sizes, _faithful(ask, torch.stack(masks)), strict=True))
+        masks = [_edges_by_score(graph, values, replace(question, edges=n)) for n in sizes]
+        return dict(zip(sizes, _faithfulness(ask, torch.stack(masks)), strict=True))
 
     sizes = [n for i in range(len(graph).bit_length()) if SMALLEST <= (n := 1 << i) < len(graph)]
-    found = {0: 0.0, **tried(sizes), len(graph): 1.0}
-    if not math.isfinite(found[sizes[0]]):
+    share_of = {0: 0.0, **tried(sizes), len(graph): 1.0}
+    if not math.isfinite(share_of[sizes[0]]):
         raise ValueError(
             "the whole model and no edge at all have the same metric, so no number of edges keeps more of it than "
             "another: give edges=n, or prompts whose corruption changes the metric"
         )
-    enough = next(n for n, share in found.items() if share >= target)
-    below = max(n for n in found if n < enough)
+    enough = next(n for n, kept_share in share_of.items() if kept_share >= target)
+    below = max(n for n in share_of if n < enough)
     ratio = enough / max(below, 1)
     between = {round(max(below, 1) * ratio ** (i / (BETWEEN + 1))) for i in range(1, BETWEEN + 1)}
     if finer := sorted(n for n in between if below < n < enough):
-        found |= tried(finer)
-        enough = next(n for n in (*finer, enough) if found[n] >= target)
-        below = max(n for n in found if n < enough)
+        share_of |= tried(finer)
+        enough = next(n for n in (*finer, enough) if share_of[n] >= target)
+        below = max(n for n in share_of if n < enough)
     many = (
         f", {enough / len(graph):.0%} of all: the effect is not carried by a few"
         if enough > len(graph) / 2
         else ""
     )
     why = (
-        f"{enough} edges{many}: the fewest of {len(found) - 2} sizes tried that keep {target:.0%} of the metric's "
-        f"difference between the whole model and no edge on these prompts ({found[enough]:.0%}; {below} keep "
-        f"{found[below]:.0%})"
+        f"{enough} edges{many}: the fewest of {len(share_of) - 2} sizes tried that keep {target:.0%} of the metric's "
+        f"difference between the whole model and no edge on these prompts ({share_of[enough]:.0%}; {below} keep "
+        f"{share_of[below]:.0%})"
     )
-    return _picked(graph, values, replace(question, edges=enough)), why
+    return _edges_by_score(graph, values, replace(question, edges=enough)), why
 
 
-def _faithful(ask: MaskEvaluation, kept: Bool[Tensor, "c s r"]) -> list[float]:
+def _faithfulness(ask: MaskEvaluation, kept: Bool[Tensor, "c s r"]) -> list[float]:
     """The share of the metric's difference between all edges and none that each circuit keeps; NaN where that is 0."""
     none = torch.zeros_like(kept[:1])
-    full, empty, *found = _means(ask, torch.cat((~none, none, kept))).double().tolist()
+    full, empty, *of_circuits = _means(ask, torch.cat((~none, none, kept))).double().tolist()
     effect = full - empty
     if abs(effect) <= 1e-9 * abs(full):
-        return [math.nan] * len(found)
-    return [(value - empty) / effect for value in found]
+        return [math.nan] * len(of_circuits)
+    return [(value - empty) / effect for value in of_circuits]
 
 
-def _of_pruned(
+def _pruning_notes(
     graph: EdgeGraph,
     values: Float[Tensor, "s r"],
     picked: Bool[Tensor, "s r"],
@@ -469,31 +471,31 @@ def _of_pruned(
     question: FindCircuit,
     faithful: tuple[float, float],
 ) -> list[str]:
-    """Notes about edges that were required and are not in the circuit."""
-    found = []
-    n, picks, left = question.edges, int(picked.sum()), int(kept.sum())
+    """Notes about edges that the search picked or was asked for, and that are not in the circuit."""
+    notes = []
+    n, picks, n_kept = question.edges, int(picked.sum()), int(kept.sum())
     if n is not None and picks < n:
-        found.append(
+        notes.append(
             f"{n} edges were asked for, and {picks} have a score other than 0 where they are looked for"
         )
-    if picks > left:
+    if picks > n_kept:
         lost = picked & ~kept
         place = int(values.abs().where(lost, -torch.inf).flatten().argmax())
         sender, receiver = divmod(place, values.shape[1])
         name, score = graph.name(sender, receiver), float(values[sender, receiver])
         clauses = [
-            f"{picks - left} of {picks} edges were pruned, since they are on no path from the input to the logits "
+            f"{picks - n_kept} of {picks} edges were pruned, since they are on no path from the input to the logits "
             f"among these; the strongest is {name} ({score:+.3g})"
         ]
         if math.isfinite(faithful[1]):
             clauses.append(f"faithfulness before {faithful[0]:.2f}, after {faithful[1]:.2f}")
         if question.search != "greedy":
             clauses.append("search='greedy' picks edges that lead to the logits alone")
-        found.append("; ".join(clauses))
-    return found
+        notes.append("; ".join(clauses))
+    return notes
 
 
-def _of_cancelled(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]) -> list[str]:
+def _cancellation_notes(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]) -> list[str]:
     """Notes about edges left out whose effects in single prompts cancel in the mean."""
     n = int(table.n.max())
     if n < FEWEST:
@@ -514,7 +516,7 @@ def _of_cancelled(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]
     ]
 
 
-def _of_other_direction(
+def _other_direction_notes(
     answer: Callable[[Question], xr.Dataset],
     ask: MaskEvaluation,
     graph: EdgeGraph,
@@ -527,8 +529,8 @@ def _of_other_direction(
     size = max(n, question.edges or 0, 1)
     turned = replace(question, direction=other, edges=size, threshold=None, search="greedy")
     table = answer(scoring(question.method, metric=question.metric, direction=other))
-    kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), turned))
-    (instead,) = _faithful(ask, kept[None])
+    kept = connected(graph, _edges_by_score(graph, torch.from_numpy(table.value.values), turned))
+    (instead,) = _faithfulness(ask, kept[None])
     kind = "all of which are needed (AND)" if other == "noise" else "each of which is enough (backups)"
     why = f": parts {kind} show in that direction" if instead >= POOR else ""
     return [
@@ -541,16 +543,20 @@ def _of_other_direction(
 
 
 def _iterative(ask: MaskEvaluation, graph: EdgeGraph, question: FindCircuit, model: str) -> Circuit:
-    """The circuit of the iterative search; scores are signed as `direction` says."""
+    """The circuit of the iterative search; an edge's score is its effect in the run that `direction` names."""
     check_search(graph, question.search, question.edges, question.threshold)
     kept, changes = pruned(ask, graph, question.edges or 1, question.threshold)
     scores = changes if question.direction == "noise" else -changes
     prompts = int(ask(kept[None]).n.max())
-    left = connected(graph, kept)
-    before, after = _faithful(ask, torch.stack((kept, left)))
-    notes = _of_pruned(graph, scores, kept, left, replace(question, edges=None), (before, after))
-    how = question.protocol(prompts, "exact", after if math.isfinite(after) else None)
-    return Circuit.of(graph, left, scores, model=model, task=question.task, protocol=how, notes=notes)
+    connected_edges = connected(graph, kept)
+    before, after = _faithfulness(ask, torch.stack((kept, connected_edges)))
+    notes = _pruning_notes(
+        graph, scores, kept, connected_edges, replace(question, edges=None), (before, after)
+    )
+    protocol = question.protocol(prompts, "exact", after if math.isfinite(after) else None)
+    return Circuit.of(
+        graph, connected_edges, scores, model=model, task=question.task, protocol=protocol, notes=notes
+    )
 
 
 def _means(ask: MaskEvaluation, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
@@ -558,47 +564,54 @@ def _means(ask: MaskEvaluation, kept: Bool[Tensor, "c sender receiver"]) -> Floa
     return torch.from_numpy(ask(kept).value.values)
 
 
-def _changes(ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
+def _drop_changes(
+    ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]
+) -> tuple[Tensor, Float[Tensor, "n"]]:
     """The edges of a circuit, and the change of the mean metric when each is dropped from it."""
     cells = kept.nonzero()
     current = _means(ask, kept[None])
-    found = [current[:0]]
-    for some in cells.split(MASKS):
-        masks = torch.stack([_without(kept, cell[None]) for cell in some])
-        found.append(_means(ask, masks) - current)
-    return cells, torch.cat(found)
+    changes = [current[:0]]
+    for chunk in cells.split(MASKS):
+        masks = torch.stack([_without(kept, cell[None]) for cell in chunk])
+        changes.append(_means(ask, masks) - current)
+    return cells, torch.cat(changes)
 
 
-def _picked_from(
+def _table_with_circuit(
     merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, question: FindCircuit
 ) -> xr.Dataset:
-    """The table of scores with the edges that are kept, and everything else that a circuit needs."""
+    """The table of edge scores with the mask `kept` of the circuit, and its graph, protocol and notes as attrs."""
     from interp.core.viewer import ANALYSIS
 
     table = inner(merged)
     values = torch.from_numpy(table.value.values)
-    picked = _picked(graph, values, question)
+    picked = _edges_by_score(graph, values, question)
     kept = connected(graph, picked)
-    how = question.protocol(int(table.n.max()))
-    record = {"graph": asdict(graph), "task": question.task, "protocol": asdict(how)}
-    found = table.assign(kept=(EDGE_DIMS, kept.numpy()))
-    found = found.assign_attrs(
+    protocol = question.protocol(int(table.n.max()))
+    record = {"graph": asdict(graph), "task": question.task, "protocol": asdict(protocol)}
+    result = table.assign(kept=(EDGE_DIMS, kept.numpy()))
+    result = result.assign_attrs(
         {ANALYSIS: question.name, "circuit": json.dumps(record), "search": question.search}
     )
     unknown = (math.nan, math.nan)  # no circuit is run in the pass of the scores
-    notes = [*_of_pruned(graph, values, picked, kept, question, unknown), *_of_cancelled(graph, table, kept)]
-    return noted(found, *notes)
+    notes = [
+        *_pruning_notes(graph, values, picked, kept, question, unknown),
+        *_cancellation_notes(graph, table, kept),
+    ]
+    return noted(result, *notes)
 
 
 def _without(kept: Bool[Tensor, "sender receiver"], cells: Tensor) -> Bool[Tensor, "sender receiver"]:
-    left = kept.clone()
-    left[cells[:, 0], cells[:, 1]] = False
-    return left
+    """The mask of a circuit without the edges at these cells [n, (sender, receiver)]."""
+    mask = kept.clone()
+    mask[cells[:, 0], cells[:, 1]] = False
+    return mask
 
 
-def _picked(
+def _edges_by_score(
     graph: EdgeGraph, scores: Float[Tensor, "sender receiver"], question: FindCircuit
 ) -> Bool[Tensor, "sender receiver"]:
+    """Mask of the edges that a search by score keeps, before pruning; never an edge of score 0."""
     values, n = scores.abs().nan_to_num(nan=-torch.inf), question.edges or 0
     if question.search == "threshold":
         return graph.exists & (values >= (0 if question.threshold is None else question.threshold))
@@ -607,15 +620,15 @@ def _picked(
 
 
 def check_search(graph: EdgeGraph, search: SearchMethod, edges: int | None, threshold: float | None) -> None:
-    """ValueError for a search without its limit, or with that of another one."""
+    """ValueError for a search without its limit (`edges` or `threshold`), or with the limit of another search."""
     limits = {"top_n": [(True, False)], "greedy": [(True, False)], "threshold": [(False, True)]}
-    given = (edges is not None, threshold is not None)
-    if given not in limits.get(search, [(True, False), (False, True)]):
-        wanted = {"threshold": "threshold=...", "iterative": "edges=n or threshold=..."}.get(
+    limits_given = (edges is not None, threshold is not None)
+    if limits_given not in limits.get(search, [(True, False), (False, True)]):
+        required = {"threshold": "threshold=...", "iterative": "edges=n or threshold=..."}.get(
             search, "edges=n"
         )
         raise ValueError(
-            f"search={search!r} requires {wanted} alone, got edges={edges} and threshold={threshold}"
+            f"search={search!r} requires {required} alone, got edges={edges} and threshold={threshold}"
         )
     if edges is not None and not 1 <= edges <= len(graph):
         raise ValueError(f"1 to {len(graph)} edges are required, got {edges}")

@@ -186,13 +186,13 @@ class EdgeAttribution(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
                 "integrated method"
             )
-        how = {
+        attrs = {
             "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
             **rules_attrs(self.rules),
         }  # fmt: skip
-        table = EffectTable.of_edges(self.name, graph, metric, model.text, how)
+        table = EffectTable.of_edges(self.name, graph, metric, model.text, attrs)
         measure = partial(
-            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
+            _effects, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
         )
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -201,7 +201,7 @@ edge_attribution = of_pairs(EdgeAttribution)
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     graph: EdgeGraph,
@@ -213,8 +213,8 @@ def _measured(
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
     parts = []
-    for some in batch.split(size):
-        parts.append((yield from _scores(model, Contrast.of(some, direction), metric, line, graph, rules)))
+    for rows in batch.split(size):
+        parts.append((yield from _scores(model, Contrast.of(rows, direction), metric, line, graph, rules)))
     return MeasuredEffects.joined(parts)
 
 
@@ -222,37 +222,37 @@ def _scores(
     model: Transformer, pair: Contrast, metric: Metric, line: GradientLine, graph: EdgeGraph, rules: Rules
 ) -> Steps[MeasuredEffects]:
     """The scores of pairs whose points of a line fit into one pass."""
-    reads, need, error = (
+    reads, need, quality = (
         _reads(model, graph, line),
         partial(recorded, final=True, exact=True, rules=rules),
         {},
     )
-    other = yield from need(pair.other, reads)
+    other_run = yield from need(pair.other, reads)
     if line.method == "eap":
         toward = TowardMetric(
-            metric, other.reference(metric)
-        )  # a metric that compares has its clean run there
-        own = yield from need(pair.own, [*reads, *_everywhere(model)], toward=toward)
-        change = SenderChange.between(own.model, own.trace, other.trace)
-        found = edge_scores(graph, change, Gradients.of(own.model, own.trace, line.points()[1]))
-        error = own.completeness()
+            metric, other_run.reference(metric)
+        )  # a metric that compares: with the clean run
+        own_run = yield from need(pair.own, [*reads, *_all_gradients(model)], toward=toward)
+        change = SenderChange.between(own_run.model, own_run.trace, other_run.trace)
+        scores = edge_scores(graph, change, Gradients.of(own_run.model, own_run.trace, line.points()[1]))
+        quality = own_run.completeness()
     else:
-        own = yield from need(pair.own, reads)
-        toward = TowardMetric(metric, pair.runs(own, other)["clean"].reference(metric))
-        along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        found = yield from along(PairedRuns(pair, own, other, rules), toward, line, graph)
-    own_value, other_value = (run.value(metric, toward.reference) for run in (own, other))
+        own_run = yield from need(pair.own, reads)
+        toward = TowardMetric(metric, pair.runs(own_run, other_run)["clean"].reference(metric))
+        along = _scores_along_activations if line.method == "eap-ig-activations" else _scores_along_inputs
+        scores = yield from along(PairedRuns(pair, own_run, other_run, rules), toward, line, graph)
+    own_value, other_value = (run.value(metric, toward.reference) for run in (own_run, other_run))
     if line.method == "eap-ig-inputs":
-        error = {
-            MISSED: (found[:, 0].sum(-1) - (other_value - own_value)).abs(),
+        quality = {
+            MISSED: (scores[:, 0].sum(-1) - (other_value - own_value)).abs(),
             MOVED: (other_value - own_value).abs(),
         }
-    return MeasuredEffects(found, found != 0, pair.runs(own_value, other_value), error)
+    return MeasuredEffects(scores, scores != 0, pair.runs(own_value, other_value), quality)
 
 
 @dataclass(frozen=True, eq=False)
 class PairedRuns:
-    """Both runs of some pairs, between which the gradient is taken."""
+    """Both recorded runs of some pairs: the own one, in which edges are changed, and the other."""
 
     pair: Contrast
     own: Recorded
@@ -264,21 +264,21 @@ class PairedRuns:
         """Change of every sender from the own run to the other one."""
         return SenderChange.between(self.own.model, self.own.trace, self.other.trace)
 
-    def moved(
+    def gradients_along(
         self, site: str, toward: TowardMetric, line: GradientLine, reads: Sequence[Read]
     ) -> Steps[Gradients]:
-        """The gradients of own runs with a site between its corrupted and clean values."""
+        """Gradients in own runs where a site takes the values at the points of the line, corrupted to clean."""
         own, (points, weights) = self.pair.own, line.points()
         example = torch.arange(len(own)).repeat_interleave(len(points))
         ends = self.pair.runs(self.own.trace[Read(site)], self.other.trace[Read(site)])
-        seen = yield from recorded(
+        run = yield from recorded(
             own.rows(example),
             reads,
             edits=[Edit(site, Between(ends["corrupt"], ends["clean"], points))],
             toward=replace(toward, example=example),
             rules=self.rules,
         )
-        return Gradients.of(seen.model, seen.trace, weights)
+        return Gradients.of(run.model, run.trace, weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,40 +294,43 @@ class Between:
 
     def __call__(self, value: Float[Tensor, "r p d"]) -> Float[Tensor, "r p d"]:
         """The values that replace the site's own."""
-        start, end = (upcast(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))
+        start, end = (upcast(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))  # [b 1 p d]
         share = to_device(self.points.to(start.dtype), value.device)[:, None, None]
-        return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)
+        return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)  # [b k p d] -> [r p d]
 
 
 def _reads(model: Transformer, graph: EdgeGraph, line: GradientLine) -> tuple[Read, ...]:
     """Reads of both runs: senders, and under eap-ig-activations the outputs that move."""
-    moving = [each.site for each in _sublayers(graph)] if line.method == "eap-ig-activations" else []
+    moving = [group.site for group in _sublayers(graph)] if line.method == "eap-ig-activations" else []
     return tuple(dict.fromkeys((*SenderChange.reads(model), *map(Read, moving))))
 
 
-def _everywhere(model: Transformer) -> tuple[Read, ...]:
+def _all_gradients(model: Transformer) -> tuple[Read, ...]:
+    """Reads of the gradients at the inputs of all receivers."""
     layers = range(model.config.n_layers)
     return Gradients.reads(model, layers, layers if model.config.mlp is not None else range(0))
 
 
-def _along_inputs(
+def _scores_along_inputs(
     runs: PairedRuns, toward: TowardMetric, line: GradientLine, graph: EdgeGraph
 ) -> Steps[Float[Tensor, "b s r"]]:
-    """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
-    gradients = yield from runs.moved(START, toward, line, _everywhere(runs.own.model))
+    """Scores of all edges by the gradients of runs whose embeddings lie between the corrupted and the clean ones."""
+    gradients = yield from runs.gradients_along(START, toward, line, _all_gradients(runs.own.model))
     return edge_scores(graph, runs.change, gradients)
 
 
-def _along_activations(
+def _scores_along_activations(
     runs: PairedRuns, toward: TowardMetric, line: GradientLine, graph: EdgeGraph
 ) -> Steps[Float[Tensor, "b s r"]]:
-    """Edges out of each sublayer by the gradients of own runs in which its output moves."""
+    """Scores of the edges out of each sublayer by the gradients of own runs in which that sublayer's output moves."""
     total = None
     for group in _sublayers(graph):
         reads = Gradients.reads(runs.own.model, group.layers, group.mlps)
-        gradients = yield from runs.moved(group.site, toward, line, reads)
-        found = edge_scores(graph, runs.change, gradients, first=group.senders.start, last=group.senders.stop)
-        total = found if total is None else total + found
+        gradients = yield from runs.gradients_along(group.site, toward, line, reads)
+        scores = edge_scores(
+            graph, runs.change, gradients, first=group.senders.start, last=group.senders.stop
+        )
+        total = scores if total is None else total + scores
     assert total is not None
     return total
 

@@ -90,9 +90,9 @@ class Circuit(Viewable):
             raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
         places = {edge: self.graph.index(edge) for edge in self.scores}
         order = sorted(places, key=lambda edge: places[edge])
-        for one, other in itertools.pairwise(order):
-            if places[one] == places[other]:
-                raise ValueError(f"{self.graph.name(*places[one])} comes twice, as {one} and {other}")
+        for first, second in itertools.pairwise(order):
+            if places[first] == places[second]:
+                raise ValueError(f"{self.graph.name(*places[first])} comes twice, as {first} and {second}")
         scores = {self.graph.name(*places[edge]): self.scores[edge] for edge in order}
         object.__setattr__(self, "scores", MappingProxyType(scores))
         object.__setattr__(self, "_known", self.graph.chosen(scores))
@@ -121,9 +121,9 @@ class Circuit(Viewable):
             raise ValueError("the result of FindCircuit is required, with the edges that it kept")
         record = json.loads(result.attrs["circuit"])
         kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
-        how = CircuitProtocol(**record["protocol"])
+        protocol = CircuitProtocol(**record["protocol"])
         graph, notes = EdgeGraph(**record["graph"]), notes_of(result)
-        return cls.of(graph, kept, scores, model=model, task=record["task"], protocol=how, notes=notes)
+        return cls.of(graph, kept, scores, model=model, task=record["task"], protocol=protocol, notes=notes)
 
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
         """Arguments that make the circuit again in another process: its read-only scores cannot be pickled."""
@@ -150,8 +150,8 @@ class Circuit(Viewable):
             lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}{kept}")
         largest = sorted(self.scores.items(), key=lambda pair: -abs(pair[1]))
         lines += [f"  {edge:<24} {score:+.4g}" for edge, score in largest[:SHOWN]]
-        rest = len(largest) - SHOWN
-        return fitted([*lines, *([f"  ... and {rest} more"] if rest > 0 else [])])
+        n_more = len(largest) - SHOWN
+        return fitted([*lines, *([f"  ... and {n_more} more"] if n_more > 0 else [])])
 
     @property
     def edges(self) -> tuple[str, ...]:
@@ -182,8 +182,8 @@ class Circuit(Viewable):
     def pruned(self) -> Circuit:
         """The circuit without the edges that are on no path from the input to the logits."""
         kept = connected(self.graph, self._known)
-        left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
-        return Circuit(self.graph, left, self.model, self.task, self.protocol, self.notes)
+        scores = {edge: self.scores[edge] for edge in self.graph.names(kept)}
+        return Circuit(self.graph, scores, self.model, self.task, self.protocol, self.notes)
 
     def save(self, path: str | Path) -> None:
         """Write the circuit to a JSON file."""
@@ -207,20 +207,20 @@ class Circuit(Viewable):
             record = json_object(path)
         except ValueError as cause:
             raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
-        wanted = {"format", "model", "task", "graph", "protocol", "edges"}
+        keys = {"format", "model", "task", "graph", "protocol", "edges"}
         notes = record.pop("notes", [])
-        if set(record) != wanted or record["format"] not in range(1, FORMAT + 1):
-            raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
+        if set(record) != keys or record["format"] not in range(1, FORMAT + 1):
+            raise ValueError(f"a circuit of format {FORMAT} with {sorted(keys)} is required, got {path}")
         try:
-            how, graph = protocol_of(record["protocol"], record["format"]), graph_of(record["graph"])
+            protocol, graph = protocol_of(record["protocol"], record["format"]), graph_of(record["graph"])
             listed = tuple(map(str, notes)) if isinstance(notes, list) else ()
-            return cls(graph, record["edges"], record["model"], record["task"], how, listed)  # type: ignore[arg-type]
+            return cls(graph, record["edges"], record["model"], record["task"], protocol, listed)  # type: ignore[arg-type]
         except ValueError as cause:
             raise ValueError(f"{path} holds no circuit: {cause}") from cause
 
 
 def protocol_of(record: object, version: object) -> CircuitProtocol | None:
-    """The protocol in a file. ValueError for something else.
+    """The protocol from the record in a file; None for null. ValueError for a record that is not a protocol.
 
     Protocols of version 1 were always scored by what corrupting an edge changes; before version 3 no circuit was run.
     """
@@ -231,7 +231,7 @@ def protocol_of(record: object, version: object) -> CircuitProtocol | None:
 
 
 def graph_of(record: object) -> EdgeGraph:
-    """The edge graph in a file. ValueError for something else."""
+    """The edge graph from the record in a file. ValueError for a record that is not an edge graph."""
     return built(EdgeGraph, record)  # type: ignore[arg-type]
 
 
@@ -240,28 +240,28 @@ def connected(
 ) -> Bool[Tensor, "*c sender receiver"]:
     """Mask of the edges that are on a path from the input to the logits inside the given edges.
 
-    A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
-    input is, or nothing reads them: with resampled replacements, dropping them changes no number, unless a norm of the
-    sum of a layer's heads (sandwich and output norms) reads them all.
+    A node stays if it reads from any kept edge and writes to any kept edge. The output of another node does not depend
+    on the input, or is not read: with resampled replacements, dropping its edges changes no number, unless a norm of
+    the sum of a layer's heads (sandwich and output norms) reads them all.
     """
     computes, kept = computing(graph), kept & graph.exists
     while True:
-        reads = (computes & kept.any(-2)[..., None]).any(-2)
+        reads = (computes & kept.any(-2)[..., None]).any(-2)  # [sender]: an edge enters an input of the node
         reads[..., 0] = True
-        alive = reads & kept.any(-1)
-        heard = (computes & alive[..., None, :]).any(-1)
+        alive = reads & kept.any(-1)  # [sender]: and an edge leaves the node
+        heard = (computes & alive[..., None, :]).any(-1)  # [receiver]: an input of such a node
         heard[..., -1] = True
-        left = kept & alive[..., None] & heard[..., None, :]
-        if torch.equal(left, kept):
+        remaining = kept & alive[..., None] & heard[..., None, :]
+        if torch.equal(remaining, kept):
             return kept
-        kept = left
+        kept = remaining
 
 
 @functools.cache
 def computing(graph: EdgeGraph) -> Bool[Tensor, "receiver sender"]:
-    """Mask of the senders that compute with each input: one, or the heads that share it, or, for the logits, none."""
-    found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
+    """Mask of the senders that each receiver is an input of: one, or the heads that share it; none for the logits."""
+    mask = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
     places = {name: i for i, name in enumerate(graph.senders)}
     for receiver in range(len(graph.receivers) - 1):
-        found[receiver, [places[node] for node in graph.nodes_of(receiver)]] = True
-    return found
+        mask[receiver, [places[node] for node in graph.nodes_of(receiver)]] = True
+    return mask

@@ -81,10 +81,10 @@ class EdgeEffects(Question):
         """One planned sweep per input site and batch of pairs."""
         metric, graph = as_metric(self.metric, model.text), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
-        how = {"method": "exact", "direction": self.direction}
+        attrs = {"method": "exact", "direction": self.direction}
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)
-        table = EffectTable.of_edges(self.name, graph, metric, model.text, how, changed)
-        measure = partial(_measured, graph=graph, wanted=changed, metric=metric, direction=self.direction)
+        table = EffectTable.of_edges(self.name, graph, metric, model.text, attrs, changed)
+        measure = partial(_effects, graph=graph, measured=changed, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -165,55 +165,60 @@ def edge_effects(
             f"edge_effects: each of {len(graph):,} edges is changed in every pair, about {len(graph) // 2:,} passes of "
             "each; edges=n changes those of the n largest estimates alone"
         )
-    found = answer(EdgeEffects(metric, direction, each, edges))
+    result = answer(EdgeEffects(metric, direction, each, edges))
     if edges is None or len(edges) == len(graph):
-        return found
-    return noted(found, f"{len(set(edges))} of {len(graph)} edges were changed; the others are NaN")
+        return result
+    return noted(result, f"{len(set(edges))} of {len(graph)} edges were changed; the others are NaN")
 
 
 @torch.no_grad()
-def _measured(
+def _effects(
     model: Transformer,
     batch: Batch,
     graph: EdgeGraph,
-    wanted: Bool[Tensor, "sender receiver"],
+    measured: Bool[Tensor, "sender receiver"],
     metric: Metric,
     direction: Direction,
 ) -> Steps[MeasuredEffects]:
-    """The effects in some pairs, 0 for edges that are not measured, and the metric of both runs."""
+    """The effect of every `measured` edge in some pairs (0 for other edges), and the metric of both runs."""
     pair, reads = Contrast.of(batch, direction), SenderChange.reads(model)
     edited = {edit.site for edit in model.edits}
-    read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
-    both = list(dict.fromkeys((*reads, *map(Read, read.values()))))
-    own_run = yield from recorded(pair.own, both, final=True, exact=True)
+    stream_site = {
+        receiver_input.site: _recordable_site(receiver_input.site, edited)
+        for receiver_input in inputs(model, graph)
+    }
+    own_reads = list(dict.fromkeys((*reads, *map(Read, stream_site.values()))))
+    own_run = yield from recorded(pair.own, own_reads, final=True, exact=True)
     other_run = yield from recorded(pair.other, reads, final=True, exact=True)
     reference = pair.runs(own_run, other_run)["clean"].reference(metric)
     b, p = batch.tokens.shape
     change = SenderChange.between(model, own_run.trace, other_run.trace).vectors(
         graph, slice(0, b), slice(0, p)
     )
-    found = change.new_zeros(b, *graph.exists.shape)
-    changed = torch.zeros_like(found, dtype=torch.bool)
-    with tqdm(total=int(wanted.sum()), desc="edges", delay=1, leave=False) as bar:
+    effects = change.new_zeros(b, *graph.exists.shape)
+    changed = torch.zeros_like(effects, dtype=torch.bool)
+    with tqdm(total=int(measured.sum()), desc="edges", delay=1, leave=False) as bar:
         for site, receivers, heads, _ in inputs(model, graph):
-            cells = wanted[:, receivers].nonzero()
+            cells = measured[:, receivers].nonzero()
             if not len(cells):
                 continue
-            stream = upcast(own_run.trace[Read(read[site])])
+            stream = upcast(own_run.trace[Read(stream_site[site])])
             variants = _variants(
                 site, stream, change, cells, receivers.stop - receivers.start if heads else 0
             )
-            done = yield from swept(pair.own, variants, metric, reference=reference)
-            place = to_device(cells, found.device)
-            found[:, place[:, 0], receivers.start + place[:, 1]] = (done.values - done.base).mT.to(found)
-            changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
+            sweep = yield from swept(pair.own, variants, metric, reference=reference)
+            place = to_device(cells, effects.device)
+            effects[:, place[:, 0], receivers.start + place[:, 1]] = (sweep.values - sweep.base).mT.to(
+                effects
+            )
+            changed[:, place[:, 0], receivers.start + place[:, 1]] = sweep.changed.mT.to(changed)
             bar.update(len(cells))
     runs = pair.runs(*(run.value(metric, reference) for run in (own_run, other_run)))
-    return MeasuredEffects(found, changed, runs)
+    return MeasuredEffects(effects, changed, runs)
 
 
-def _read(site: str, edited: set[str]) -> str:
-    """Site where the stream that an input reads can be recorded once, without a copy for every head."""
+def _recordable_site(site: str, edited: set[str]) -> str:
+    """Site where the stream that an input reads is recorded: once for all heads, if no edit changes their copies."""
     block, _, name = site.rpartition(".")
     at_site = not name.startswith(("hook_q", "hook_k", "hook_v")) or site in edited
     return site if at_site else f"{block}.hook_resid_pre"
@@ -229,11 +234,11 @@ def _variants(
     """One variant per sender and input, which reads the stream with that sender's change.
 
     Args:
-        cells: senders and inputs.
-        heads: heads of the input's site; 0: it has no head axis.
+        cells: index of the sender, and of the input within the site, of every edge.
+        heads: length of the site's head axis; 0: it has none.
     """
-    found, dim = [], "head" if "hook_q" in site else "kv_head"
-    for sender, some in groupby(cells.tolist(), key=itemgetter(0)):
+    variants, dim = [], "head" if "hook_q" in site else "kv_head"
+    for sender, of_sender in groupby(cells.tolist(), key=itemgetter(0)):
         moved = change[:, sender]
         if stream.ndim > moved.ndim:  # every head reads a stream of its own
             copies = stream + moved[:, :, None]
@@ -241,5 +246,5 @@ def _variants(
             copies = stream + moved
             copies = copies[:, :, None].expand(-1, -1, heads, -1) if heads else copies
         put = Set(copies)
-        found += [Variant([Edit(site, put, {dim: h} if heads else {})]) for _, h in some]
-    return found
+        variants += [Variant([Edit(site, put, {dim: h} if heads else {})]) for _, h in of_sender]
+    return variants

@@ -61,10 +61,12 @@ def edge_stability(
         raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
     if not 1 <= top <= total:
         raise ValueError(f"top must be 1 to {total} edges, got {top}")
-    each, sign = torch.from_numpy(scores["each"].values), towards(scores)
-    weights = resampled(len(each), resamples, np.random.default_rng(seed))[1:].to(each)
-    means = torch.einsum("wb,bsr->wsr", weights, each)
-    sets = torch.stack([largest(valued(one, rank, sign), top) for one in means]).double()
+    prompt_scores, sign = torch.from_numpy(scores["each"].values), towards(scores)
+    weights = resampled(len(prompt_scores), resamples, np.random.default_rng(seed))[1:].to(prompt_scores)
+    resample_means = torch.einsum("wb,bsr->wsr", weights, prompt_scores)
+    sets = torch.stack(
+        [largest(valued(mean_scores, rank, sign), top) for mean_scores in resample_means]
+    ).double()
     common = sets.flatten(1) @ sets.flatten(1).T
     pairs = common / (2 * top - common)
     mean = (pairs.sum() - pairs.trace()) / (resamples * (resamples - 1))
@@ -104,7 +106,7 @@ def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
 
 
 def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
-    """The area `edge_auroc`, and the p-value: how often as many random edges have as large a one."""
+    """The area `edge_auroc`, and its p-value: how often as many random edges have an area as large."""
     from scipy.stats import mannwhitneyu
 
     values = torch.from_numpy(abs(scores.value).values)
@@ -118,8 +120,8 @@ def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, 
     n, m = int((is_planted & known).sum()), int((~is_planted & known).sum())
     if not n or not m or n < len(set(planted)):
         raise ValueError(f"planted edges among others are required, got {n} of {n + m} edges")
-    found = mannwhitneyu(values[is_planted & known], values[~is_planted & known], alternative="greater")
-    return float(found.statistic) / (n * m), float(found.pvalue)
+    test = mannwhitneyu(values[is_planted & known], values[~is_planted & known], alternative="greater")
+    return float(test.statistic) / (n * m), float(test.pvalue)
 
 
 @public()
@@ -159,35 +161,35 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
         check_result(
             "every one of tables", table, ("sender", "receiver", "value"), "edge_attribution or edge_effects"
         )
-    found = torch.tensor(
+    numbers = torch.tensor(
         [(_mann_whitney(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
     )  # [table, score, value or p]
     chance = torch.tensor([len(planted) / table.attrs["edges"] for table in tables], dtype=torch.float64)
     return scored(
         "recovery",
         {
-            "auroc": Score.exact(found[:, 0, 0], "probability", 0.5),
-            "recall": Score.exact(found[:, 1, 0], "share of the planted edges", chance),
+            "auroc": Score.exact(numbers[:, 0, 0], "probability", 0.5),
+            "recall": Score.exact(numbers[:, 1, 0], "share of the planted edges", chance),
         },
         ("attribution",),
         coords={"attribution": [table.attrs["method"] for table in tables]},
-        others={"p": (("attribution", "score"), found[..., 1])},
+        others={"p": (("attribution", "score"), numbers[..., 1])},
         attrs={"planted": len(planted)},
     )
 
 
 def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
-    """Share of the planted edges among the best ones, and the p-value: how often random edges have as large a one."""
+    """Share of the n planted edges among the n largest scores, and its p-value against n random edges."""
     from scipy.stats import hypergeom
 
     best = largest(worth(table), len(planted)).nonzero().tolist()
     names = {f"{table.sender.values[s]}->{table.receiver.values[r]}" for s, r in best}
-    n, both = len(planted), len(names & {str(Edge.of(edge)) for edge in planted})
-    return both / n, float(hypergeom.sf(both - 1, table.attrs["edges"], n, n))
+    n, hits = len(planted), len(names & {str(Edge.of(edge)) for edge in planted})
+    return hits / n, float(hypergeom.sf(hits - 1, table.attrs["edges"], n, n))
 
 
 def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:
-    """Weights of n prompts: all alike in the first row, then bootstrap resamples; NaN for a single prompt."""
+    """Weights of n prompts: 1 / n in the first row, then one bootstrap resample per row (NaN for a single prompt)."""
     counts = (
         generator.multinomial(n, np.full(n, 1 / n), size=resamples)
         if n > 1
@@ -221,6 +223,6 @@ def largest(
     values: Float[Tensor, "sender receiver"], n: int | Sequence[int]
 ) -> Bool[Tensor, "*n sender receiver"]:
     """Mask of the n largest values, or of those of each of several n; ties go to the first in the graph."""
-    place = values.flatten().argsort(descending=True, stable=True).argsort()
-    found = place < torch.tensor(n)[..., None]
-    return found.unflatten(-1, values.shape) & ~values.isneginf()
+    rank = values.flatten().argsort(descending=True, stable=True).argsort()
+    chosen = rank < torch.tensor(n)[..., None]
+    return chosen.unflatten(-1, values.shape) & ~values.isneginf()

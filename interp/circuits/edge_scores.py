@@ -1,10 +1,10 @@
 """The kernel of edge attribution: the change of every sender against the gradient at every receiver.
 
 The score of an edge u -> v is the sum over positions of (u's change) . (gradient at v's input), both d_model wide.
-Kept are only the changes of z and the gradients of q, k, v, d_head wide per head; both sides are carried to d_model
-for a few positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions
-and d_model is one matrix product per layer. Memory is linear in heads * d_head, and in d_model, per layer and
-position; what is d_model wide per head has a fixed size (`experiments/bench/attribution_patching.py`).
+Only the changes of z and the gradients of q, k, v are kept, d_head wide per head. Both are mapped to d_model for a few
+positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions and d_model
+is one matrix product per layer. Memory per layer and position is linear in heads * d_head and in d_model; the tensors
+that are d_model wide per head have a fixed size (`experiments/bench/attribution_patching.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,14 +31,14 @@ _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 _SUMMED = (
     "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_in", "ln1_post.hook_normalized",
 )  # fmt: skip
-"""Sites of a block that hold sums of senders' outputs: a constant may be added there, and nothing else be done."""
+"""Sites of a block that hold sums of senders' outputs: the only edit allowed there is to add a constant."""
 _INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
 _BY_HAND = ("ln1.hook_normalized", *_HEADS)
-"""Sites through which the gradients of edge attribution are carried by hand."""
+"""Sites past which edge attribution computes gradients itself, from those at queries, keys and values."""
 
 
 def check_edits(model: Transformer, *, gradients: bool = False) -> None:
-    """ValueError for edits under which edges mean nothing: inputs that are no sums of the senders' outputs.
+    """ValueError for edits under which edges are undefined, as an input is no longer a sum of senders' outputs.
 
     Edits of embeddings, inside attention and MLPs, and of what heads (z) and MLPs add are the senders' outputs; what
     is added to the stream is the same in both runs.
@@ -60,11 +60,11 @@ def check_edits(model: Transformer, *, gradients: bool = False) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SenderChange:
-    """Change of each sender's addition to the stream, another run minus the run itself; heads as z, d_head wide.
+    """Change of each sender's addition to the stream, other run minus own run; heads as z, d_head wide.
 
-    The share of a head whose layer norms the sum of its heads (sandwich and output norms) is what the norm makes of its
-    z W_O at the scale of the run itself: shares, and b_O's, sum to what the layer adds in either run. b_O's share then
-    changes with the scale; it belongs to no head and is left out.
+    Where a layer norms the sum of its heads (sandwich and output norms), a head's share is the norm of its z W_O with
+    the scale of the run: the shares of all heads and of b_O sum to what the layer adds in that run. The share of b_O
+    then changes with the scale; it belongs to no head and is left out.
     """
 
     model: Transformer
@@ -101,23 +101,23 @@ class SenderChange:
         """Change of every sender's addition to the stream at some positions of some rows."""
         start = self.start[rows, columns]
         b, c, d = start.shape
-        found = start.new_empty(b, len(graph.senders), c, d)
-        found[:, 0] = start
+        change = start.new_empty(b, len(graph.senders), c, d)
+        change[:, 0] = start
         for layer, z in enumerate(self.z):
             out = output_norm(self.model, layer, "attn_out").through(
                 upcast(Weights(self.model).layer(layer).W_O)
             )
-            found[:, graph.heads(layer)] = einsum(
+            change[:, graph.heads(layer)] = einsum(
                 z[rows, columns], out.to(start), "b c h e, h e d -> b h c d"
             )
             if self.mlp:
-                found[:, graph.mlp_sender(layer)] = self.mlp[layer][rows, columns]
-        return found
+                change[:, graph.mlp_sender(layer)] = self.mlp[layer][rows, columns]
+        return change
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """d metric / d input of receivers at k points of each example, already weighted; heads' as of q, k and v.
+    """Weighted gradients d metric / d input of receivers, at k points of each example; for heads at q, k and v.
 
     Layers may be missing if their receivers see none of the senders in question.
     """
@@ -140,7 +140,7 @@ class Gradients:
     @classmethod
     def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":
         """The gradients from a pass whose rows are `example, point`, with the weight of every point."""
-        wanted = {read.site for read in trace if read.grad}
+        gradient_sites = {read.site for read in trace if read.grad}
         layers = range(model.config.n_layers)
 
         def of(site: str, *, grad: bool = True) -> Tensor:
@@ -149,11 +149,11 @@ class Gradients:
 
         def weighted(sites: list[str]) -> Tensor:
             share = to_device(weights, model.device)
-            found = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
-            return found if len(share) == 1 else torch.einsum("bk...,k->bk...", found, share.to(found))
+            stacked = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
+            return stacked if len(share) == 1 else torch.einsum("bk...,k->bk...", stacked, share.to(stacked))
 
-        reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in wanted]
-        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in wanted]
+        reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in gradient_sites]
+        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in gradient_sites]
         return cls(
             model,
             {layer: weighted([f"blocks.{layer}.{name}" for name in _HEADS]) for layer in reading},
@@ -168,7 +168,7 @@ class Gradients:
         grad = self.heads[layer][rows, :, columns]
         stream = self.stream[layer][rows, :, columns]
         weight = rearrange(attn.qkv.weight.to(grad), "(r e) d -> r e d", e=attn.d_head)
-        normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")
+        normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")  # gradient at the normed stream
         return gradient_before(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
 
 
@@ -178,22 +178,22 @@ def edge_scores(
 ) -> Float[Tensor, "b sender receiver"]:
     """sum_pos change(u) . gradient(v) of every edge from the senders `first` to `last`; 0 where there is none."""
     b, p, d = change.start.shape
-    found = change.start.new_zeros(b, len(graph.senders), len(graph.receivers))
+    scores = change.start.new_zeros(b, len(graph.senders), len(graph.receivers))
     points = max((x.shape[1] for x in gradients.heads.values()), default=1)
     width = d * (len(graph.senders) + (points + 1) * (graph.n_heads + 2 * graph.n_kv_heads))
-    for rows, columns in _tiles(b, p, max(1, tile_floats(found.device) // width)):
+    for rows, columns in _tiles(b, p, max(1, tile_floats(scores.device) // width)):
         senders = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
-        for receivers, seen, received in _received(graph, gradients, rows, columns):
-            some = slice(first, min(seen, len(graph.senders) if last is None else last))
+        for receivers, n_read, received in _receiver_gradients(graph, gradients, rows, columns):
+            visible = slice(first, min(n_read, len(graph.senders) if last is None else last))
             flat = rearrange(received, "b r c d -> b (c d) r")
-            found[rows, some, receivers] += senders[:, some] @ flat
-    return found.mul_(to_device(graph.exists, found.device))
+            scores[rows, visible, receivers] += senders[:, visible] @ flat
+    return scores.mul_(to_device(graph.exists, scores.device))
 
 
-def _received(
+def _receiver_gradients(
     graph: EdgeGraph, gradients: Gradients, rows: slice, columns: slice
 ) -> Iterator[tuple[slice, int, Float[Tensor, "b r c d"]]]:
-    """Receivers, the number of senders that the furthest-seeing of them sees, and the gradients at their inputs."""
+    """Receivers of each layer, the largest number of senders that one of them reads, and the gradients there."""
     for layer in range(graph.n_layers):
         parts, inputs = [], graph.inputs(layer)
         first = last = inputs.stop
@@ -202,14 +202,14 @@ def _received(
         if layer in gradients.mlp:
             last, parts = last + 1, [*parts, gradients.mlp[layer][rows, None, columns]]
         if parts:
-            seen = int(graph.visible[last - 1])
-            yield slice(first, last), seen, parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            n_read = int(graph.visible[last - 1])
+            yield slice(first, last), n_read, parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     end = len(graph.receivers) - 1
     yield slice(end, end + 1), len(graph.senders), gradients.end[rows, None, columns]
 
 
 def _tiles(b: int, p: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of at most so many positions together: several whole rows, or parts of one."""
+    """Rows and columns of tiles of at most `columns` positions: several whole rows, or a part of one row."""
     if columns >= p:
         step = columns // p
         yield from ((slice(i, min(i + step, b)), slice(0, p)) for i in range(0, b, step))

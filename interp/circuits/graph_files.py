@@ -114,21 +114,21 @@ class AttributionGraph(Brief):
         """
         if self.ours is None:
             kinds = Counter(node.kind for node in self.nodes)
-            found = ", ".join(f"{n} x {kind!r}" for kind, n in kinds.most_common())
+            counts = ", ".join(f"{n} x {kind!r}" for kind, n in kinds.most_common())
             raise ValueError(
                 f"a circuit of heads and MLPs requires a graph written by {TOOL}, {self.slug!r} has nodes of other "
-                f"kinds: {found}"
+                f"kinds: {counts}"
             )
         note = self.ours
-        how = protocol_of(note["protocol"], note["format"])
+        protocol = protocol_of(note["protocol"], note["format"])
         graph, older = graph_of(note["graph"]), note["format"] == 1
-        sign = _sign(how) if how is not None or not older else -1.0
+        sign = _sign(protocol) if protocol is not None or not older else -1.0
         scores = {
             f"{source}->{_receiver(target, part, older=older)}": sign * weight
             for source, target, parts in zip(self.links.source, self.links.target, self.parts, strict=True)
             for part, weight in parts.items()
         }
-        return Circuit(graph, scores, self.model, str(note["task"]), how)
+        return Circuit(graph, scores, self.model, str(note["task"]), protocol)
 
 
 @public()
@@ -175,7 +175,7 @@ def write_attribution_graph(circuit: Circuit, prompt: GraphPrompt, path: str | P
     record = {
         "metadata": _metadata(circuit, prompt, Path(path).stem),
         "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
-        "nodes": [_node(name, circuit.graph, prompt) for name in sorted(ends, key=_order)],
+        "nodes": [_node(name, circuit.graph, prompt) for name in sorted(ends, key=_sort_key)],
         "links": [
             {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
             for (source, target), parts in links.items()
@@ -216,33 +216,33 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
     nodes = tuple(_read_node(node, path) for node in record["nodes"])
     _check_links(links, nodes, path)
-    ours = _note(about, path)
-    parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
+    notes = _note(about, path)
+    parts = () if notes is None else tuple(_read_parts(link, path) for link in links)
     groups = _groups(record.get("qParams"), path)
     return AttributionGraph(
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
-        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _frame(links), groups, ours, parts,
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, notes, parts,
     )  # fmt: skip
 
 
 def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
-    """Weights of the edges between each sender and receiving node, by the input that they enter."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    """Weights of the edges from each sender to each receiving node, by (sender, node), then by the input (`q`, ...)."""
+    weights: dict[tuple[str, str], dict[str, float]] = {}
     sign = _sign(circuit.protocol)
     for edge, score in circuit.scores.items():
         joined = Edge.of(edge)
-        node, part = _entered(joined.receiver)
-        found.setdefault((str(joined.sender), node), {})[part] = sign * score
-    return found
+        node, part = _node_and_input(joined.receiver)
+        weights.setdefault((str(joined.sender), node), {})[part] = sign * score
+    return weights
 
 
-def _sign(how: CircuitProtocol | None) -> float:
+def _sign(protocol: CircuitProtocol | None) -> float:
     """Sign that turns a score into a weight that speaks for the answer."""
-    return -1.0 if how is not None and how.direction == "noise" else 1.0
+    return -1.0 if protocol is not None and protocol.direction == "noise" else 1.0
 
 
-def _entered(receiver: Part) -> tuple[str, str]:
-    """The node that a receiver belongs to, and the letter of its input: "" where it has only one."""
+def _node_and_input(receiver: Part) -> tuple[str, str]:
+    """The node that a receiver belongs to, and the letter of the input ("q", "k", "v"; "" if the node has only one)."""
     letters = {"query": "q", "key": "k", "value": "v", "group_key": "k", "group_value": "v"}
     if receiver.kind in ("group_key", "group_value"):
         return f"L{receiver.layer}G{receiver.index}", letters[receiver.kind]
@@ -252,12 +252,12 @@ def _entered(receiver: Part) -> tuple[str, str]:
 
 
 def _receiver(node: str, part: str, *, older: bool) -> str:
-    """The input of a node, in the spelling of its file."""
+    """Name of a node's input `part` ("q", "k", "v" or ""), in the spelling of the file's version."""
     return node if not part else f"{node}<{part}>" if older else f"{node}.{part}"
 
 
 def _metadata(circuit: Circuit, prompt: GraphPrompt, slug: str) -> dict[str, object]:
-    how = None if circuit.protocol is None else asdict(circuit.protocol)
+    protocol = None if circuit.protocol is None else asdict(circuit.protocol)
     direction = "denoise" if circuit.protocol is None else circuit.protocol.direction
     weight = f"{WEIGHT[direction]}: positive weights speak for the answer"
     return {
@@ -270,24 +270,24 @@ def _metadata(circuit: Circuit, prompt: GraphPrompt, slug: str) -> dict[str, obj
             "generator": {"name": TOOL},
         },
         "generation_settings": {
-            "tool": TOOL, "format": FORMAT, "graph": asdict(circuit.graph), "task": circuit.task, "protocol": how,
+            "tool": TOOL, "format": FORMAT, "graph": asdict(circuit.graph), "task": circuit.task, "protocol": protocol,
             "positions": PLACES, "weight": weight,
         },
     }  # fmt: skip
 
 
-def _order(name: str) -> tuple[int, int, int]:
+def _sort_key(name: str) -> tuple[int, int, int]:
     """Sort key of a node: its place in the forward pass."""
     if name in (INPUT, LOGITS):
         return (-1 if name == INPUT else 1 << 30), 0, 0
-    kind, layer, index = _placed(name)
+    kind, layer, index = _node_place(name)
     return layer, int(kind == "mlp"), index or 0
 
 
-def _placed(name: str) -> tuple[str, int, int | None]:
+def _node_place(name: str) -> tuple[str, int, int | None]:
     """Kind, layer and index of a node that is neither the input nor the logits; a group of heads is a "group"."""
-    if found := GROUP.fullmatch(name):
-        return "group", int(found[1]), int(found[2])
+    if match := GROUP.fullmatch(name):
+        return "group", int(match[1]), int(match[2])
     part = Part.of(name)
     assert part.layer is not None
     return part.kind, part.layer, part.index
@@ -304,11 +304,11 @@ def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]
         label = f'Output "{prompt.answer}"{against} (p={prompt.probability:.3f})'
         kind, where = "logit", str(graph.n_layers + 1)
     else:
-        what, layer, index = _placed(name)
+        node_kind, layer, index = _node_place(name)
         where = str(layer)
-        if what == "group":
+        if node_kind == "group":
             kind, label = "attention group", f"keys and values of group {layer}.{index}"
-        elif what == "head":
+        elif node_kind == "head":
             kind, label, feature = "attention head", f"head {layer}.{index}", index
         else:
             kind, label = "mlp", f"MLP {layer}"
@@ -319,14 +319,12 @@ def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]
     return node | {"token_prob": prompt.probability, "is_target_logit": True} if name == LOGITS else node
 
 
-def _check_keys(record: object, wanted: Sequence[str], where: object) -> None:
+def _check_keys(record: object, keys: Sequence[str], where: object) -> None:
     missing = (
-        [key for key in wanted if key not in record]
-        if isinstance(record, Mapping)
-        else ["an object in braces"]
+        [key for key in keys if key not in record] if isinstance(record, Mapping) else ["an object in braces"]
     )
     if missing:
-        raise ValueError(f"an attribution graph requires {', '.join(wanted)}; {where} lacks {missing[0]}")
+        raise ValueError(f"an attribution graph requires {', '.join(keys)}; {where} lacks {missing[0]}")
 
 
 def _check_kinds(record: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
@@ -342,13 +340,13 @@ def _finite(value: object) -> bool:
 
 
 def _words(record: object, what: str, path: object) -> tuple[str, ...]:
-    if not isinstance(record, list) or not all(isinstance(each, str) for each in record):
+    if not isinstance(record, list) or not all(isinstance(word, str) for word in record):
         raise ValueError(f"{what} of {path} must be a list of texts, got {value_text(record)}")
     return tuple(record)
 
 
 def _groups(record: object, path: object) -> tuple[tuple[str, ...], ...]:
-    """Groups that a user made in the viewer, whose settings are not required."""
+    """Groups of nodes that a user made in the viewer; empty if the file has no settings of the viewer."""
     groups = {} if record is None else record
     _check_kinds({"qParams": groups}, {"qParams": dict}, path)
     assert isinstance(groups, dict)
@@ -418,7 +416,7 @@ def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]
     return parts
 
 
-def _frame(links: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+def _link_table(links: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(

@@ -1,6 +1,6 @@
 """Running a model with the edges of some circuits only: the metric of every pair under every circuit.
 
-What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing.
+The result depends on what the edges outside a circuit carry: values of the corrupted run, means, or zero.
 The input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of the kept
 senders' outputs in THIS run, in which they themselves read the circuit only, and of the dropped ones' outputs in the
 run that replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
@@ -56,7 +56,7 @@ ReadValues = Mapping[Read, Tensor]
 """Values of the reads of `edge_scores.SenderChange.reads`."""
 
 
-def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
+def run_sender_outputs(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
     """Addition of every sender to the stream on some prompts, by the site where it is read; heads as z, d_head wide.
 
     After a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its own
@@ -69,30 +69,30 @@ def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor,
     Returns:
         By site: [b, p, d], or [b, p, h, e] for heads.
     """
-    return said_in(model, observe(model, batch, SenderChange.reads(model), answers_only=True).trace)
+    return sender_outputs(model, observe(model, batch, SenderChange.reads(model), answers_only=True).trace)
 
 
-def said_in(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "b p ..."]]:
+def sender_outputs(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "b p ..."]]:
     """Addition of every sender to the stream in a pass that was recorded.
 
     Args:
         values: the pass's answers to `SenderChange.reads`.
 
     Returns:
-        By site, as from `said_by_senders`.
+        By site, as from `run_sender_outputs`.
     """
-    found = {START: upcast(values[Read(START)])}
+    outputs = {START: upcast(values[Read(START)])}
     for layer in range(model.config.n_layers):
-        found[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
+        outputs[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
         if model.config.mlp is not None:
-            found[f"blocks.{layer}.hook_mlp_out"] = mlp_output(values, layer)
-    return found
+            outputs[f"blocks.{layer}.hook_mlp_out"] = mlp_output(values, layer)
+    return outputs
 
 
-def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
-    """Zero additions of all senders, the replacement "zero", for all examples and positions.
+def zero_outputs(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
+    """Zero outputs of all senders, the replacement "zero", for all examples and positions.
 
-    A bias after a norm is no head's, it stays what it is.
+    A bias b_O before a norm of the heads' sum belongs to no head and is not replaced.
 
     Returns:
         By site: zeros [1, 1, 1], or [1, 1, h, 1] for heads.
@@ -104,7 +104,7 @@ def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
 
 
 def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Tensor, "n p h e"]:
-    """Outputs of the heads of a layer in a recorded pass, d_head wide, as in `said_by_senders`.
+    """Outputs of the heads of a layer in a recorded pass, d_head wide, as in `run_sender_outputs`.
 
     Args:
         values: the pass's answers to `SenderChange.reads`.
@@ -119,9 +119,9 @@ def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Te
     scale = upcast(values[post])[..., None]
     if model.block(layer).attn.out.bias is None:
         return z / scale
-    one = torch.zeros_like(z[:, :, :1])
-    one[..., 0] = 1
-    return torch.cat((z, one), 2) / scale
+    bias_head = torch.zeros_like(z[:, :, :1])
+    bias_head[..., 0] = 1
+    return torch.cat((z, bias_head), 2) / scale
 
 
 def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
@@ -176,7 +176,7 @@ _LIVE = "what senders say, for gradients"
 _PARTS = "changes of senders, for gradients"
 """Key in the memory of a pass with gradients: changes carried to the stream, sender by sender, once a pass."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
-"""Keys in its memory: replaced - current of every sender so far, carried to the stream, and how many that is."""
+"""Keys in the memory of a pass: replaced - current of every sender so far, d_model wide, and the number of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -236,7 +236,7 @@ class Interchange(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
+        """The question with its reference prompts (for means by default the corrupted ones in memory), and the data."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -314,10 +314,10 @@ def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender recei
     several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
     if not several:
         raise ValueError("at least one circuit is required, got none")
-    for each in several:
-        if each.graph != graph:
-            raise ValueError(f"a circuit of {graph} is required, got one of {each.graph}")
-    return torch.stack([each.mask() for each in several])
+    for circuit in several:
+        if circuit.graph != graph:
+            raise ValueError(f"a circuit of {graph} is required, got one of {circuit.graph}")
+    return torch.stack([circuit.mask() for circuit in several])
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +334,7 @@ class CircuitPasses:
     def of(
         cls, model: Subject, metric: Metric, replacement: Replacement, reference: Prompts | None
     ) -> CircuitPasses:
-        """The settings, checked against the model, with the means taken.
+        """The settings, checked against the model, with the means over the reference prompts.
 
         Raises:
             ValueError: models or edits whose stream is no sum, a mean without reference prompts, or reference prompts
@@ -346,7 +346,7 @@ class CircuitPasses:
         check_reference(replacement, reference)
         batch = None if reference is None else model.text.batch(reference)
         rows = 1 if batch is None else rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
-        fill = StandIns.of(STAND_INS[replacement], network, said_by_senders, batch, batch_size=rows)
+        fill = StandIns.of(STAND_INS[replacement], network, run_sender_outputs, batch, batch_size=rows)
         return cls(graph, metric, replacement, fill)
 
     def analysis(
@@ -382,72 +382,73 @@ class CircuitPasses:
     ) -> Steps[Float[Tensor, "b c"]]:
         """The metric of some pairs under every circuit."""
         rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
-        found, kept = [], kept.cpu()
-        for some in batch.split(rows):
-            clean, reference = some.pair()[0], (yield from self._reference(some))
-            replaced = yield from self._replaced(model, some)
-            judge, packs = MetricOfVariants(self.metric, clean, model, reference), []
-            for pack in kept.split(max(1, rows // len(some))):
-                change = DroppedEdges(model, self.graph, self.graph.exists & ~pack, replaced)
-                copies = clean.rows(torch.arange(len(clean)).repeat(len(pack))).to(model.device)
+        values, kept = [], kept.cpu()
+        for pairs in batch.split(rows):
+            clean, reference = pairs.pair()[0], (yield from self._reference(pairs))
+            replaced = yield from self._replacement_values(model, pairs)
+            metric_of, parts = MetricOfVariants(self.metric, clean, model, reference), []
+            for masks in kept.split(max(1, rows // len(pairs))):
+                change = DroppedEdges(model, self.graph, self.graph.exists & ~masks, replaced)
+                copies = clean.rows(torch.arange(len(clean)).repeat(len(masks))).to(model.device)
                 run = yield from recorded(copies, change.reads, final=True, edits=change.edits)
                 end = run.final_at(self.metric)
-                del run  # what senders said in it goes before the logits come
-                packs.append(judge.value(end, len(pack)))
-            found.append(torch.cat(packs))
-        return torch.cat(found, 1).mT
+                del run  # frees the senders' outputs before the logits are computed
+                parts.append(metric_of.value(end, len(masks)))
+            values.append(torch.cat(parts))
+        return torch.cat(values, 1).mT
 
     def _reference(self, batch: Batch) -> Steps[Float[Tensor, "b n d"] | None]:
         """The clean run's final stream, for a metric that compares with it."""
         if not self.metric.compares:
             return None
-        seen = yield from recorded(batch.pair()[0], (), final=True)
-        return seen.reference(self.metric)
+        run = yield from recorded(batch.pair()[0], (), final=True)
+        return run.reference(self.metric)
 
-    def _replaced(self, model: Transformer, batch: Batch) -> Steps[Mapping[str, Tensor]]:
+    def _replacement_values(self, model: Transformer, batch: Batch) -> Steps[Mapping[str, Tensor]]:
         """Values of dropped edges on some pairs, by the site where their senders are read."""
         if self.replacement == "resample":
-            seen = yield from recorded(batch.pair()[1], SenderChange.reads(model), exact=True)
-            return said_in(model, seen.trace)
+            run = yield from recorded(batch.pair()[1], SenderChange.reads(model), exact=True)
+            return sender_outputs(model, run.trace)
         values = self.fill.values(batch)
-        return nothing_said(model) if values is None else values
+        return zero_outputs(model) if values is None else values
 
     def first_order(
         self, model: Transformer, batch: Batch, kept: Bool[Tensor, "sender receiver"]
     ) -> Steps[Float[Tensor, "b sender receiver"]]:
         """Change of the metric when each edge of one circuit is dropped, to first order, in each of some pairs.
 
-        The change of the receiver's input, replaced - current, against the gradient there in the run of the circuit,
-        into which what the circuit drops does not enter. 0 where the circuit has no edge.
+        It is (replaced - current) of the sender times the gradient at the receiver's input, in the run of the circuit,
+        and 0 where the circuit has no edge. Edges that the circuit drops do not enter that run.
         """
         rows = max(1, rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere) // 4)
-        found = []
-        for some in batch.split(rows):
-            found.append((yield from self._slopes(model, some, kept.cpu())))
-        return torch.cat(found)
+        slopes = []
+        for pairs in batch.split(rows):
+            slopes.append((yield from self._edge_slopes(model, pairs, kept.cpu())))
+        return torch.cat(slopes)
 
-    def _slopes(
+    def _edge_slopes(
         self, model: Transformer, batch: Batch, kept: Bool[Tensor, "s r"]
     ) -> Steps[Float[Tensor, "b s r"]]:
+        """The changes of `first_order` for pairs that fit one differentiated pass."""
         toward = TowardMetric(self.metric, (yield from self._reference(batch)))
-        replaced = yield from self._replaced(model, batch)
+        replaced = yield from self._replacement_values(model, batch)
         change = DroppedEdges(model, self.graph, (self.graph.exists & ~kept)[None], replaced, True)
-        every = tuple(inputs(model, self.graph))
-        reads = (*change.reads, *(Read(each.site, grad=True) for each in every))
+        receiver_inputs = tuple(inputs(model, self.graph))
+        reads = (*change.reads, *(Read(receiver_input.site, grad=True) for receiver_input in receiver_inputs))
         run = yield from recorded(batch.pair()[0], reads, edits=change.edits, toward=toward)
-        seen = run.trace
-        writes = torch.cat([change._said_by(each, seen) for each in change._known_senders])[:, 0]
+        trace = run.trace
+        writes = torch.cat([change._sender_changes(group, trace) for group in change._known_senders])[:, 0]
         senders = [
-            each.rows.start + i
-            for each in change._known_senders
-            for i in range(each.senders.stop - each.senders.start)
+            group.rows.start + i
+            for group in change._known_senders
+            for i in range(group.senders.stop - group.senders.start)
         ]
-        found = writes.new_zeros(len(batch), *self.graph.exists.shape)
-        for each in every:
-            grad = upcast(seen[Read(each.site, grad=True)])
-            grad = grad if each.heads else grad[:, :, None]
-            found[:, :, each.receivers] = torch.einsum("sbpd,bpvd->bsv", writes[senders], grad)
-        return found.mul_(to_device(kept, found.device))
+        slopes = writes.new_zeros(len(batch), *self.graph.exists.shape)
+        for receiver_input in receiver_inputs:
+            grad = upcast(trace[Read(receiver_input.site, grad=True)])
+            grad = grad if receiver_input.heads else grad[:, :, None]
+            slopes[:, :, receiver_input.receivers] = torch.einsum("sbpd,bpvd->bsv", writes[senders], grad)
+        return slopes.mul_(to_device(kept, slopes.device))
 
 
 @torch.no_grad()
@@ -459,8 +460,8 @@ def _compute(
     estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None,
 ) -> Steps[Mapping[str, Tensor]]:
     values = yield from passes.values(model, batch, kept)
-    unlike = f"{passes.metric.name} is NaN or infinite under some circuit for some prompt"
-    check(values.isfinite().all(), lambda: NotFiniteError(unlike))
+    message = f"{passes.metric.name} is NaN or infinite under some circuit for some prompt"
+    check(values.isfinite().all(), lambda: NotFiniteError(message))
     if estimated is None:
         return {"value": values}
     circuit, senders = estimated
@@ -470,14 +471,14 @@ def _compute(
 
 def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each = merged.rows["value"]
+    values = merged.rows["value"]
     return labelled(
         name,
         {
-            **Moments.of(each).estimate(("circuit",), fewest=passes.metric.fewest),
-            "each": (("prompt", "circuit"), each),
+            **Moments.of(values).estimate(("circuit",), fewest=passes.metric.fewest),
+            "each": (("prompt", "circuit"), values),
         },
-        coords={"circuit": range(each.shape[1])},
+        coords={"circuit": range(values.shape[1])},
         units=passes.metric.unit,
         attrs={**passes.attrs, "interval": over("prompts", passes.metric.fewest)},
     )
@@ -503,8 +504,8 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
 # --- the change of a pass
 
 
-def _remembered(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
-    """The value of a sender as it is, kept with its gradient for the inputs that read it."""
+def _remember(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
+    """The unchanged output of a sender, after it was stored (with its graph) for the corrections of later inputs."""
     live = memory.setdefault(_LIVE, {})
     assert isinstance(live, dict)
     live[Read(site)] = value
@@ -519,7 +520,7 @@ class ReceiverInput(NamedTuple):
     heads: bool
     """Whether the site has an axis of heads."""
     block: slice
-    """The receivers that see the same senders: their corrections are computed together, at the first of their sites."""
+    """All receivers that read the same senders; their corrections are computed together, at the first of the sites."""
 
 
 def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[ReceiverInput]:
@@ -546,13 +547,13 @@ def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[ReceiverInput]:
 
 
 class KnownSenders(NamedTuple):
-    """Senders that are known at one moment of the pass."""
+    """Senders whose outputs a pass computes at one site: the embeddings, the heads of a layer, or its MLP."""
 
     site: str
     layer: int | None
     senders: slice
     rows: slice
-    """Their rows among all outputs: a bias after the norm of a layer's heads comes after these."""
+    """Their rows in the tensor of all changes; heads have one more, for a bias b_O before a norm of their sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -585,58 +586,58 @@ class DroppedEdges:
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
         """The function that corrects one input in this pass, or, with gradients, keeps a sender's value."""
         if site not in self._inputs:
-            return partial(_remembered, site=site, memory=memory)
+            return partial(_remember, site=site, memory=memory)
         written = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]
         assert isinstance(written, Mapping)
-        return partial(self._corrected, where=self._inputs[site], written=written, memory=memory)
+        return partial(self._corrected_input, where=self._inputs[site], written=written, memory=memory)
 
     @cached_property
     def _inputs(self) -> Mapping[str, ReceiverInput]:
-        """The inputs that differ from those of the ordinary pass in some circuit."""
+        """The inputs, by site, of which some circuit drops an edge: those that need a correction."""
         every = inputs(self.model, self.graph)
-        return MappingProxyType({each.site: each for each in every if any(self._into[each.block])})
+        return MappingProxyType({at.site: at for at in every if any(self._drops_into[at.block])})
 
     @cached_property
-    def _into(self) -> list[bool]:
+    def _drops_into(self) -> list[bool]:
         """Whether some circuit drops an edge into each receiver."""
         return self.dropped.any(0).any(0).tolist()
 
     @cached_property
-    def _out_of(self) -> list[bool]:
+    def _drops_out_of(self) -> list[bool]:
         """Whether some circuit drops an edge out of each sender."""
         return self.dropped.any(0).any(1).tolist()
 
     @cached_property
     def _known_senders(self) -> tuple[KnownSenders, ...]:
         """Groups of senders that write together, in the order of the pass."""
-        found = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
+        groups = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
         for layer in range(self.graph.n_layers):
-            heads, first, z = self.graph.heads(layer), found[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
-            found.append(KnownSenders(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
+            heads, first, z = self.graph.heads(layer), groups[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
+            groups.append(KnownSenders(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
             if self.graph.mlp:
-                first, mlp = found[-1].rows.stop, self.graph.mlp_sender(layer)
-                found.append(
+                first, mlp = groups[-1].rows.stop, self.graph.mlp_sender(layer)
+                groups.append(
                     KnownSenders(
                         f"blocks.{layer}.hook_mlp_out", layer, slice(mlp, mlp + 1), slice(first, first + 1)
                     )
                 )
-        return tuple(found)
+        return tuple(groups)
 
     @cached_property
-    def _shares(self) -> Float[Tensor, "c row receiver"]:
-        """`dropped` by row; a bias after the norm of heads is replaced where all of them are."""
-        found = []
-        for each in self._known_senders:
-            found.append(self.dropped[:, each.senders])
-            if each.rows.stop - each.rows.start > each.senders.stop - each.senders.start:
-                found.append(found[-1].all(1, keepdim=True))
+    def _dropped_by_row(self) -> Float[Tensor, "c row receiver"]:
+        """`dropped` as 0 or 1, by row of the changes; the row of a bias b_O is 1 where all heads of its layer are."""
+        columns = []
+        for group in self._known_senders:
+            columns.append(self.dropped[:, group.senders])
+            if group.rows.stop - group.rows.start > group.senders.stop - group.senders.start:
+                columns.append(columns[-1].all(1, keepdim=True))
         like = self.replaced[START]
-        return to_device(torch.cat(found, 1).to(like.dtype), like.device)
+        return to_device(torch.cat(columns, 1).to(like.dtype), like.device)
 
-    def _corrected(
+    def _corrected_input(
         self, x: Tensor, where: ReceiverInput, written: ReadValues, memory: dict[str, object]
     ) -> Tensor:
-        """Values of these inputs in the circuits."""
+        """An input's values x plus its corrections, which are computed at the first input of its block and kept."""
         if where.receivers.start == where.block.start:
             memory[_HELD] = self._correction(where.block, written, memory)
         states, first = memory[_HELD], where.block.start
@@ -647,56 +648,62 @@ class DroppedEdges:
     def _correction(
         self, receivers: slice, written: ReadValues, memory: dict[str, object]
     ) -> Float[Tensor, "c v b p d"]:
-        """The sum over dropped senders of (replaced - current)."""
+        """Correction of each of these receivers' inputs: sum of (replaced - current) over the senders it drops."""
         visible = int(self.graph.visible[receivers.start])
-        seen = [each for each in self._known_senders if each.senders.stop <= visible]
+        visible_groups = [group for group in self._known_senders if group.senders.stop <= visible]
         if self.differentiable:  # nothing is written in place
             parts = memory.setdefault(_PARTS, [])
             assert isinstance(parts, list)
-            parts += [self._said_by(each, written) for each in seen[len(parts) :]]
-            return self._weighted(torch.cat(parts), receivers)
+            parts += [self._sender_changes(group, written) for group in visible_groups[len(parts) :]]
+            return self._sum_of_dropped(torch.cat(parts), receivers)
         if _CHANGES not in memory:
             start = self._change(START, written[Read(START)])
             memory[_CHANGES] = start.new_empty(self._known_senders[-1].rows.stop, *start.shape)
             memory[_KNOWN] = 0
         changes, known = memory[_CHANGES], memory[_KNOWN]
         assert isinstance(changes, Tensor) and isinstance(known, int)
-        for each in seen[known:]:
-            self._write(each, written, changes[each.rows])
-        memory[_KNOWN] = len(seen)
-        return self._weighted(changes[: seen[-1].rows.stop], receivers)
+        for group in visible_groups[known:]:
+            self._write_changes(group, written, changes[group.rows])
+        memory[_KNOWN] = len(visible_groups)
+        return self._sum_of_dropped(changes[: visible_groups[-1].rows.stop], receivers)
 
-    def _weighted(self, changes: Float[Tensor, "s c b p d"], receivers: slice) -> Float[Tensor, "c v b p d"]:
-        """The sum of these senders' changes over the edges that each circuit drops into these receivers."""
+    def _sum_of_dropped(
+        self, changes: Float[Tensor, "s c b p d"], receivers: slice
+    ) -> Float[Tensor, "c v b p d"]:
+        """Sum of the senders' changes over the edges that each circuit drops into each of these receivers."""
         of_circuit = rearrange(changes, "s c b p d -> c s (b p d)")
-        return (self._shares[:, : len(changes), receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
+        return (self._dropped_by_row[:, : len(changes), receivers].mT @ of_circuit).unflatten(
+            -1, changes.shape[2:]
+        )
 
-    def _write(self, each: KnownSenders, written: ReadValues, out: Float[Tensor, "s c b p d"]) -> None:
-        """Change of some senders' addition to the stream, written into a tensor: once a pass."""
-        if not any(self._out_of[each.senders]):
+    def _write_changes(
+        self, group: KnownSenders, written: ReadValues, out: Float[Tensor, "s c b p d"]
+    ) -> None:
+        """Write the change of these senders' additions to the stream into `out`; called once per group and pass."""
+        if not any(self._drops_out_of[group.senders]):
             out.zero_()
-        elif each.layer is None or not each.site.endswith("hook_z"):
-            out[0] = self._change(each.site, written[Read(each.site)])
+        elif group.layer is None or not group.site.endswith("hook_z"):
+            out[0] = self._change(group.site, written[Read(group.site)])
         else:
-            change, matrices = self._heads(each, written)
+            change, matrices = self._heads(group, written)
             torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
 
-    def _said_by(self, each: KnownSenders, written: ReadValues) -> Float[Tensor, "s c b p d"]:
-        """Change of some senders' addition to the stream, for gradients."""
-        if each.layer is None or not each.site.endswith("hook_z"):
-            return self._change(each.site, written[Read(each.site)])[None]
-        change, matrices = self._heads(each, written)
+    def _sender_changes(self, group: KnownSenders, written: ReadValues) -> Float[Tensor, "s c b p d"]:
+        """Change of these senders' additions to the stream as a new tensor, through which gradients flow."""
+        if group.layer is None or not group.site.endswith("hook_z"):
+            return self._change(group.site, written[Read(group.site)])[None]
+        change, matrices = self._heads(group, written)
         return torch.einsum("cbphe,hed->hcbpd", change, matrices)
 
     def _heads(
-        self, each: KnownSenders, written: ReadValues
+        self, group: KnownSenders, written: ReadValues
     ) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
         """Change of the outputs of a layer's heads, and the matrices that carry it to the stream."""
-        assert each.layer is not None
-        width = each.rows.stop - each.rows.start
-        change = self._change(each.site, head_outputs(self.model, written, each.layer)[:, :, :width])
-        return change, head_matrices(self.model, each.layer)[:width].to(change)
+        assert group.layer is not None
+        width = group.rows.stop - group.rows.start
+        change = self._change(group.site, head_outputs(self.model, written, group.layer)[:, :, :width])
+        return change, head_matrices(self.model, group.layer)[:width].to(change)
 
     def _change(self, site: str, current: Float[Tensor, "r p ..."]) -> Tensor:
-        """replaced - current, `[c b p ...]`."""
+        """replaced - current at one site of senders, [(c b) p ...] -> [c b p ...]."""
         return self.replaced[site] - upcast(current).unflatten(0, (len(self.dropped), -1))

@@ -2,7 +2,8 @@
 
 A file is JSON (`cfg`, `nodes`, `edges`) or a torch file (`cfg`, `src_nodes`, `dst_nodes`, `edges_scores`,
 `edges_in_graph`, `nodes_in_graph`). Their graph has an edge for the query, key and value of every head, and an MLP in
-every layer: what heads share here is spread there over the heads of the group, and a missing MLP has edges worth 0.
+every layer: a score of keys or values that heads share is divided among these heads there, and the edges of an MLP that
+the model lacks have score 0.
 Scores have the same sign: positive where corrupting the edge lowers the metric.
 """
 
@@ -86,8 +87,8 @@ def write_mib(
         raise ValueError(
             "scores must be a matrix, or a table as score_edges gives it; this one has no 'value'"
         )
-    given = scores if isinstance(scores, Tensor) else torch.from_numpy(scores.value.values)
-    values, chosen = given.detach().cpu().double(), graph.exists if kept is None else kept.cpu()
+    matrix = scores if isinstance(scores, Tensor) else torch.from_numpy(scores.value.values)
+    values, chosen = matrix.detach().cpu().double(), graph.exists if kept is None else kept.cpu()
     if values.shape != graph.exists.shape or chosen.shape != graph.exists.shape:
         raise ValueError(
             f"scores and kept must be {shape_text(graph.exists.shape)} of this model's edges, got "
@@ -96,7 +97,7 @@ def write_mib(
     chosen = chosen & graph.exists
     if not bool(values[graph.exists].isfinite().all()):
         raise ValueError("scores must be finite numbers for every edge, some are NaN or infinite")
-    arrays = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
+    arrays = layout.to_file(values.masked_fill(~graph.exists, 0.0)), layout.to_file(chosen, split=False)
     record = _as_json(layout, config, *arrays) if kind == ".json" else _as_tensors(layout, config, *arrays)
     if kind == ".json":
         text = json.dumps(record)
@@ -131,7 +132,7 @@ def read_mib(path: Path | str, model: Model) -> MibScores:
     if kind == ".json":
         record = json_object(path)
         _check_shape(path, record, ("cfg", "nodes", "edges"), config)
-        scores, kept = _of_json(path, record["edges"], layout)
+        scores, kept = _scores_of_json(path, record["edges"], layout)
     else:
         try:
             record = torch.load(regular(path), weights_only=True, map_location="cpu")
@@ -142,12 +143,16 @@ def read_mib(path: Path | str, model: Model) -> MibScores:
         _check_shape(path, record, KEYS, config)
         scores, kept = record["edges_scores"], record["edges_in_graph"]
         for name, value in (("edges_scores", scores), ("edges_in_graph", kept)):
-            if not isinstance(value, Tensor) or value.shape != layout.whole.exists.shape:
-                raise ValueError(f"{path}: {name} of {shape_text(layout.whole.exists.shape)} is required")
+            if not isinstance(value, Tensor) or value.shape != layout.file_graph.exists.shape:
+                raise ValueError(
+                    f"{path}: {name} of {shape_text(layout.file_graph.exists.shape)} is required"
+                )
         scores, kept = scores.double(), kept.bool()
-    if not bool(scores[layout.whole.exists].isfinite().all()):
+    if not bool(scores[layout.file_graph.exists].isfinite().all()):
         raise ValueError(f"{path}: a score is no finite number")
-    return layout.gathered(path, scores.masked_fill(~layout.whole.exists, 0.0), kept & layout.whole.exists)
+    return layout.from_file(
+        path, scores.masked_fill(~layout.file_graph.exists, 0.0), kept & layout.file_graph.exists
+    )
 
 
 def _suffix(path: Path | str) -> str:
@@ -158,54 +163,54 @@ def _suffix(path: Path | str) -> str:
 
 
 class _Layout:
-    """Correspondence of the cells of a file's matrix with those of the model's graph."""
+    """Mapping between edge matrices [sender, receiver] of a file and those of the model's graph."""
 
     def __init__(self, graph: EdgeGraph) -> None:
         self.graph = graph
-        self.whole = EdgeGraph(graph.n_layers, graph.n_heads, graph.n_heads, True, graph.parallel)
-        """Their graph: MLPs everywhere, no groups."""
+        self.file_graph = EdgeGraph(graph.n_layers, graph.n_heads, graph.n_heads, True, graph.parallel)
+        """The graph of the file: an MLP in every layer, a key and a value of every head."""
 
     @cached_property
     def senders(self) -> tuple[str, ...]:
         """Names of the senders in the file."""
-        return tuple(_name(sender) for sender in self.whole.senders)
+        return tuple(_name(sender) for sender in self.file_graph.senders)
 
     @cached_property
     def receivers(self) -> tuple[str, ...]:
         """Names of the receivers in the file."""
-        return tuple(_name(receiver) for receiver in self.whole.receivers)
+        return tuple(_name(receiver) for receiver in self.file_graph.receivers)
 
     @cached_property
     def rows(self) -> Int[Tensor, "theirs"]:
-        """Index of our sender for each of the file's; -1 for an MLP that the model lacks."""
-        mine = {name: i for i, name in enumerate(self.graph.senders)}
-        return torch.tensor([mine.get(name, -1) for name in self.whole.senders])
+        """Index in the model's graph of each sender of the file; -1 for an MLP that the model lacks."""
+        index_of = {name: i for i, name in enumerate(self.graph.senders)}
+        return torch.tensor([index_of.get(name, -1) for name in self.file_graph.senders])
 
     @cached_property
     def columns(self) -> Int[Tensor, "theirs"]:
-        """Index of our receiver for each of the file's; -1 for an MLP that the model lacks."""
-        mine = {name: i for i, name in enumerate(self.graph.receivers)}
-        size, found = self.graph.n_heads // self.graph.n_kv_heads, []
-        for name in self.whole.receivers:
+        """Index in the model's graph of each receiver of the file; -1 for an MLP that the model lacks."""
+        index_of = {name: i for i, name in enumerate(self.graph.receivers)}
+        size, indices = self.graph.n_heads // self.graph.n_kv_heads, []
+        for name in self.file_graph.receivers:
             part = Part.of(name)
             if part.kind in ("key", "value") and size > 1:
                 assert part.index is not None
                 name = str(Part(f"group_{part.kind}", part.layer, part.index // size))
-            found.append(mine.get(name, -1))
-        return torch.tensor(found)
+            indices.append(index_of.get(name, -1))
+        return torch.tensor(indices)
 
-    def spread(self, ours: Tensor, *, split: bool = True) -> Tensor:
-        """Our matrix in the file's cells; the scores of a group divided among its heads."""
-        found = ours[self.rows][:, self.columns]
-        found[self.rows < 0] = 0
-        found[:, self.columns < 0] = 0
+    def to_file(self, values: Tensor, *, split: bool = True) -> Tensor:
+        """The model's edge matrix as the file's; `split` divides the value of a group among its heads."""
+        matrix = values[self.rows][:, self.columns]
+        matrix[self.rows < 0] = 0
+        matrix[:, self.columns < 0] = 0
         if not split:
-            return found
+            return matrix
         counts = torch.bincount(self.columns[self.columns >= 0], minlength=len(self.graph.receivers))
-        return found / counts[self.columns].clamp_min(1)
+        return matrix / counts[self.columns].clamp_min(1)
 
-    def gathered(self, path: Path | str, scores: Tensor, kept: Tensor) -> MibScores:
-        """The file's matrices in our cells. ValueError for edges of MLPs that the model lacks, or split groups."""
+    def from_file(self, path: Path | str, scores: Tensor, kept: Tensor) -> MibScores:
+        """The file's matrices as the model's. ValueError for edges of MLPs that the model lacks, and split groups."""
         lacking = (self.rows < 0)[:, None] | (self.columns < 0)
         if bool((scores[lacking] != 0).any()):
             raise ValueError(f"{path} scores edges of MLPs, and this model has none")
@@ -213,8 +218,8 @@ class _Layout:
         cells = (rows[:, None] * len(self.graph.receivers) + columns)[real]
         size = self.graph.exists.numel()
         total, count, chosen = (
-            torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each[real].double())
-            for each in (scores, torch.ones_like(scores), kept)
+            torch.zeros(size, dtype=torch.float64).index_add_(0, cells, values[real].double())
+            for values in (scores, torch.ones_like(scores), kept)
         )
         if bool(((chosen > 0) & (chosen < count)).any()):
             raise ValueError(
@@ -225,7 +230,7 @@ class _Layout:
 
 
 def _name(node: str) -> str:
-    """Name in the file of a sender or receiver of ours."""
+    """Name that the file gives to a sender or receiver of the graph."""
     part = Part.of(node)
     if part.kind == "resid":
         return "input"
@@ -245,7 +250,7 @@ def _cfg(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _active(layout: _Layout, kept: Tensor) -> list[bool]:
+def _active_senders(layout: _Layout, kept: Tensor) -> list[bool]:
     """True for senders that are nodes of the circuit: the input, and both ends of its edges."""
     reads = {layout.receivers[i].partition("<")[0] for i in kept.any(0).nonzero()[:, 0].tolist()}
     sends = kept.any(1).tolist()
@@ -253,13 +258,13 @@ def _active(layout: _Layout, kept: Tensor) -> list[bool]:
 
 
 def _as_json(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
-    active = dict(zip(layout.senders, _active(layout, kept), strict=True)) | {"logits": True}
+    active = dict(zip(layout.senders, _active_senders(layout, kept), strict=True)) | {"logits": True}
     edges = {
         f"{layout.senders[s]}->{layout.receivers[r]}": {
             "score": float(scores[s, r]),
             "in_graph": bool(kept[s, r]),
         }
-        for s, r in layout.whole.exists.nonzero().tolist()
+        for s, r in layout.file_graph.exists.nonzero().tolist()
     }
     return {"cfg": _cfg(config), "nodes": {n: {"in_graph": on} for n, on in active.items()}, "edges": edges}
 
@@ -267,7 +272,7 @@ def _as_json(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor)
 def _as_tensors(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
     values = (
         _cfg(config), list(layout.senders), list(layout.receivers), scores.float(), kept.bool(),
-        torch.tensor(_active(layout, kept)),
+        torch.tensor(_active_senders(layout, kept)),
     )  # fmt: skip
     return dict(zip(KEYS, values, strict=True))
 
@@ -275,27 +280,29 @@ def _as_tensors(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tens
 def _check_shape(path: Path | str, record: object, keys: tuple[str, ...], config: ModelConfig) -> None:
     """ValueError unless the file holds these keys, and was made for a model of this shape."""
     if not isinstance(record, Mapping) or any(key not in record for key in keys):
-        raise ValueError(f"{path} is no file of MIB: the keys {', '.join(keys)} are required")
-    given = record["cfg"]
-    for name, ours in _cfg(config).items():
-        theirs = given.get(name, ours) if isinstance(given, Mapping) else None
-        if theirs != ours:
-            raise ValueError(f"{path} is of another model: its {name} is {theirs!r}, this one's {ours!r}")
+        raise ValueError(
+            f"{path} is not a file in the format of MIB: the keys {', '.join(keys)} are required"
+        )
+    file_config = record["cfg"]
+    for name, own in _cfg(config).items():
+        stored = file_config.get(name, own) if isinstance(file_config, Mapping) else None
+        if stored != own:
+            raise ValueError(f"{path} is of another model: its {name} is {stored!r}, this one's {own!r}")
 
 
-def _of_json(path: Path | str, record: object, layout: _Layout) -> tuple[Tensor, Tensor]:
-    """Scores and circuit of the edges that a JSON file names; those it leaves out are worth 0 and not in it."""
+def _scores_of_json(path: Path | str, record: object, layout: _Layout) -> tuple[Tensor, Tensor]:
+    """Scores and circuit mask from the edges of a JSON file; an edge it leaves out has score 0 and is not kept."""
     rows, columns = (
         {name: i for i, name in enumerate(names)} for names in (layout.senders, layout.receivers)
     )
-    scores = torch.zeros(layout.whole.exists.shape, dtype=torch.float64)
-    kept = torch.zeros_like(layout.whole.exists)
+    scores = torch.zeros(layout.file_graph.exists.shape, dtype=torch.float64)
+    kept = torch.zeros_like(layout.file_graph.exists)
     if not isinstance(record, Mapping):
-        raise ValueError(f"{path} is no file of MIB: its edges must be named")
+        raise ValueError(f"{path} is not a file in the format of MIB: its edges must be named")
     for edge, entry in record.items():
         sender, _, receiver = str(edge).partition("->")
         place = rows.get(sender, -1), columns.get(receiver, -1)
-        if min(place) < 0 or not bool(layout.whole.exists[place]):
+        if min(place) < 0 or not bool(layout.file_graph.exists[place]):
             raise ValueError(f"{path} has the edge {str(edge)!r}, which this model lacks")
         score = entry.get("score") if isinstance(entry, Mapping) else None
         if (

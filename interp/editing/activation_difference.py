@@ -1,7 +1,7 @@
 """Mean difference between the streams of two models, layer by layer, read as tokens.
 
-The mean over prompts of (tuned - base) is what the change adds whatever the text says: a direction, which the
-unembedding reads like any other (`interp.weights.directions`).
+The mean over prompts of (tuned - base) is what fine-tuning adds to the stream in every text. It is a direction, which
+the unembedding turns into logits of tokens (`interp.weights.directions`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ TokenChoice = Literal["last", "all"]
 class ActivationDifference(Question):
     """Mean difference between the residual streams of two models, by depth and as tokens.
 
-    The mean over prompts of (tuned - base) is what the change adds whatever the text says. Both models run under their
-    own edits, so that a model may be compared with itself, edited.
+    The mean over prompts of (tuned - base) is what fine-tuning adds to the stream in every text. Both models run under
+    their own edits, so that a model may be compared with an edited copy of itself.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -68,9 +68,9 @@ class ActivationDifference(Question):
         ValueError: models of another config or tokenizer, which names what differs.
 
     Caveats:
-        What is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late layers
-        read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but for
-        the scale of the final norm).
+        What is not common to the prompts averages out, so where `common` is small the listed tokens say little. At
+        earlier depths later layers still transform the difference; only at the last depth is `logits` the change of
+        the logits (but for the scale of the final norm).
 
     See Also:
         `changed_tokens`: where the predictions of both models differ. `diff`: which parts bring the change about.
@@ -109,29 +109,29 @@ activation_difference = of_data(ActivationDifference)
 
 @torch.no_grad()
 def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other, last: bool) -> Steps[Values]:
-    """The mean difference and the mean lengths, for every prompt and depth."""
+    """For every prompt and depth: the mean difference of the two streams over tokens, and means of its lengths."""
     trace = (yield from recorded(batch, reads)).trace
-    given = (yield from recorded(batch, reads, model=other.on_device_of(model))).trace
+    tuned_trace = (yield from recorded(batch, reads, model=other.on_device_of(model))).trace
     counted = batch.real
     if last:
         counted = torch.zeros_like(batch.real).scatter(1, batch.last()[:, None], value=True)
-    found: dict[str, list[Tensor]] = {"difference": [], "length": [], "square": [], "relative": []}
+    by_name: dict[str, list[Tensor]] = {"difference": [], "length": [], "square": [], "relative": []}
     for read in reads:
         value = upcast(trace[read])
-        step = upcast(given[read]) - value
-        if not bool((step.isfinite().all(-1) | ~batch.real).all()):
+        difference = upcast(tuned_trace[read]) - value
+        if not bool((difference.isfinite().all(-1) | ~batch.real).all()):
             raise NotFiniteError(f"the difference of the two models at {read.site} is NaN or infinite")
-        length = step.norm(dim=-1)
+        length = difference.norm(dim=-1)
         relative = (length / value.norm(dim=-1)).masked_fill(length == 0, 0.0)
-        found["difference"].append(_mean(step.mT, batch, counted))
-        found["length"].append(_mean(length, batch, counted))
-        found["relative"].append(_mean(relative, batch, counted))
-    found["square"] = [x.square().sum(-1) for x in found["difference"]]
-    return {name: torch.stack(each, 1) for name, each in found.items()}
+        by_name["difference"].append(_mean(difference.mT, batch, counted))
+        by_name["length"].append(_mean(length, batch, counted))
+        by_name["relative"].append(_mean(relative, batch, counted))
+    by_name["square"] = [x.square().sum(-1) for x in by_name["difference"]]
+    return {name: torch.stack(of_depths, 1) for name, of_depths in by_name.items()}
 
 
 def _mean(value: Float[Tensor, "b *d p"], batch: Batch, counted: Tensor) -> Float[Tensor, "n *d"]:
-    """The mean over the tokens of every row that count."""
+    """Mean over the tokens at which the mask `counted` is True, for every row."""
     mask = counted if value.ndim == 2 else counted[:, None]
     return value.double().masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1)
 
@@ -146,7 +146,7 @@ def _finish(
     relative = Score.of(
         moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS, within=POSITIVE
     )
-    found = scored(
+    result = scored(
         name,
         {"relative": relative, "common": _common(moments)},
         ("depth",),
@@ -158,14 +158,14 @@ def _finish(
         },
     )  # fmt: skip
     logits = lists.value.drop_vars("depth").assign_attrs(unit=lists.attrs["unit"])
-    return found.assign(logits=logits)
+    return result.assign(logits=logits)
 
 
 def _common(moments: Mapping[str, Moments]) -> Score:
-    """The length of the mean by the mean length, with that of random directions of these lengths as the null."""
+    """Norm of the mean difference over the mean of its norms; null: the same for random directions of these norms."""
     length, n = moments["length"].mean, moments["length"].n
-    still = length == 0
-    value = (moments["difference"].mean.norm(dim=-1) / length).masked_fill(still, torch.nan)
-    null = ((moments["square"].mean / n).sqrt() / length).masked_fill(still, torch.nan)
-    none = torch.full_like(value, torch.nan)
-    return Score(value, none, none, moments["length"].count(), null, "share of the mean length")
+    unchanged = length == 0
+    value = (moments["difference"].mean.norm(dim=-1) / length).masked_fill(unchanged, torch.nan)
+    null = ((moments["square"].mean / n).sqrt() / length).masked_fill(unchanged, torch.nan)
+    no_interval = torch.full_like(value, torch.nan)
+    return Score(value, no_interval, no_interval, moments["length"].count(), null, "share of the mean length")

@@ -1,6 +1,7 @@
 """Divergence of two models' next-token distributions, token by token.
 
-Over any amount of text: the mean, both losses, and the places where it is largest with what stands around them.
+Over any amount of text: the mean divergence, the losses of both models, and the tokens where the divergence is largest,
+with their context.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ALONG = ("tokens", "kl", "loss", "tuned_loss")
 """Variables that are kept along the context of every place."""
 SCORES = {"kl": "tokens", "loss": "predicted", "tuned_loss": "predicted", "loss_change": "predicted"}
-"""The means, and the tokens that they are over: all, or those that are predicted."""
+"""The scores, and the tokens that each is a mean over: all tokens, or those that have a loss."""
 _BOTH = " + number"
 
 
@@ -45,7 +46,7 @@ _BOTH = " + number"
 class ChangedTokens(Question):
     """Divergence between two models' next-token distributions over a corpus, and the tokens where it is largest.
 
-    Both models run under their own edits, so that a model may be compared with itself, edited.
+    Both models run under their own edits, so that a model may be compared with an edited copy of itself.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -89,7 +90,7 @@ class ChangedTokens(Question):
     once_per_row: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """The final streams of both models, reduced to a list that merges, and sums."""
+        """The final streams of both models, reduced batch by batch to the largest divergences and to sums."""
         other, config = Other.of(self.tuned, model), model.transformer.config
         if not config.unembed:
             raise ValueError("next-token distributions are compared; this model ends in its residual stream")
@@ -126,29 +127,29 @@ def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     streams = base_end, (yield from recorded(batch, [], final=True, model=tuned)).end
     size = that_fit(model, 32 * config.n_outputs * batch.tokens.shape[1])
     parts = [
-        _of_rows(batch.rows(rows), (model, streams[0][rows]), (tuned, streams[1][rows]))
+        _kl_and_losses(batch.rows(rows), (model, streams[0][rows]), (tuned, streams[1][rows]))
         for rows in torch.arange(len(batch), device=batch.tokens.device).split(size)
     ]
-    kl, loss, tuned_loss = (torch.cat(each) for each in zip(*parts, strict=True))
+    kl, loss, tuned_loss = (torch.cat(chunks) for chunks in zip(*parts, strict=True))
     if not bool((kl.isfinite() | ~batch.real).all()):
         raise NotFiniteError("the divergence of the two models is NaN or infinite after some token")
     counted = predicted(batch.keep, batch.documents)
     counted_places = torch.zeros_like(batch.real)
     counted_places[:, :-1] = True if counted is None else counted
-    each = {"tokens": batch.tokens, "kl": kl.masked_fill(~batch.real, torch.nan)}
-    each |= {
+    by_row = {"tokens": batch.tokens, "kl": kl.masked_fill(~batch.real, torch.nan)}
+    by_row |= {
         name: x.masked_fill(~counted_places, torch.nan)
         for name, x in (("loss", loss), ("tuned_loss", tuned_loss))
     }
-    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
-    return found | _sums(found) | {"kl": found["kl"][..., None]}  # one cell
+    by_text = {name: batch.by_text(x, batch.real, absent(x)) for name, x in by_row.items()}
+    return by_text | _sums(by_text) | {"kl": by_text["kl"][..., None]}  # one cell
 
 
-def _sums(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sums of every text, and the numbers of tokens that they are over."""
-    terms = {**found, "loss_change": found["tuned_loss"] - found["loss"]}
+def _sums(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums over the tokens of every text, the number of tokens in each sum, and both added up (for the ratio)."""
+    terms = {**values, "loss_change": values["tuned_loss"] - values["loss"]}
     number = {
-        "tokens": (~found["kl"].isnan()).sum(1).double(), "predicted": (~found["loss"].isnan()).sum(1).double()
+        "tokens": (~values["kl"].isnan()).sum(1).double(), "predicted": (~values["loss"].isnan()).sum(1).double()
     }  # fmt: skip
     sums = {f"{name} number": x for name, x in number.items()}
     for name, of in SCORES.items():
@@ -157,13 +158,13 @@ def _sums(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return sums
 
 
-def _of_rows(
+def _kl_and_losses(
     batch: Batch, base: tuple[Transformer, Tensor], tuned: tuple[Transformer, Tensor]
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p"], Float[Tensor, "b p"]]:
     """KL(tuned || base) after every token, and the loss of the next one in both."""
     logits = [model.read_out(upcast(stream)) for model, stream in (base, tuned)]
-    mine, its = (x.log_softmax(-1) for x in logits)
-    kl = (its.exp() * (its - mine)).sum(-1)
+    base_logp, tuned_logp = (x.log_softmax(-1) for x in logits)
+    kl = (tuned_logp.exp() * (tuned_logp - base_logp)).sum(-1)
     losses = [torch.zeros_like(kl) for _ in logits]
     if batch.tokens.shape[1] > 1:
         for into, x in zip(losses, logits, strict=True):
@@ -179,9 +180,9 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
     rule = top.rule
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "peak": (entry, top.values[0]), "row": (entry, top.rows[0]), "pos": (entry, top.positions[0]),
-        **{part: ((*entry, "offset"), x[0]) for part, x in examples.along.items()},
+        **{variable: ((*entry, "offset"), x[0]) for variable, x in examples.along.items()},
     }  # fmt: skip
-    found = scored(
+    result = scored(
         name,
         {score: _mean(sums, score) for score in SCORES},
         (),
@@ -195,11 +196,15 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
         },
         notes=top.notes(),
     )  # fmt: skip
-    return text.worded(found, piece="tokens")
+    return text.worded(result, piece="tokens")
 
 
 def _mean(sums: Means, name: str) -> Score:
-    """The mean per token that counts."""
-    top, number, both = (sums.moments[x] for x in (f"{name} sum", f"{SCORES[name]} number", f"{name}{_BOTH}"))
-    value, low, high = ratio(top, number, both, FEWEST_LOSSES, within=POSITIVE if name == "kl" else ANYWHERE)
-    return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), "nats per token")
+    """Mean per token of one score: its sums over texts divided by the numbers of tokens."""
+    total, number, combined = (
+        sums.moments[x] for x in (f"{name} sum", f"{SCORES[name]} number", f"{name}{_BOTH}")
+    )
+    value, low, high = ratio(
+        total, number, combined, FEWEST_LOSSES, within=POSITIVE if name == "kl" else ANYWHERE
+    )
+    return Score(value, low, high, total.count(), torch.full_like(value, torch.nan), "nats per token")

@@ -1,9 +1,9 @@
 """Exact differences between two models of one kind: each part's weights or writes, put from one into the other.
 
-A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights
-of the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of
-the model with the exchanged weights, from the block on that they stand in. Parts whose weights are the same need none.
-What a part writes (its activations) carries besides all that changed before it: patching with another model's run.
+A fine-tuned model differs from its base a little everywhere. Which part's change matters? Put one part's weights of the
+tuned model into the base: how much of the whole change of the metric does that alone cause? Each effect is exact, from
+a pass with the exchanged weights that starts at the block that holds them; a part with equal weights needs no pass.
+Exchanging a part's activations is patching from the other model's run: they carry all changes of earlier parts, too.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ SIGN = "metric with the exchanged part minus metric of the same model without it
 class Diff(Question):
     """Share of the change from a base model to a tuned one that each part brings about by itself, exactly.
 
-    One part's weights of the tuned model are put into the base, or what it writes: how far does that alone move the
-    metric? No estimate: each is a pass of the model with the part exchanged, from its block on.
+    One part's weights, or its activations, are taken from the tuned model and put into the base: how far does that
+    alone move the metric? No estimate: each effect is a pass of the model with the part exchanged, from its block on.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -128,8 +128,8 @@ class Diff(Question):
     each: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """A pass per exchanged part, from its block on, and one planned sweep."""
-        other, network = _compared(self.tuned, model), model.transformer
+        """A pass per part with exchanged weights, from its block on; one planned sweep for exchanged activations."""
+        other, network = _other_model(self.tuned, model), model.transformer
         cells = ExchangedCells.of(self.parts, network, other.on_device_of(network).unedited)
         return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric, model.text),
                                    tuple(self.what), self.direction, self.each), model)  # fmt: skip
@@ -142,8 +142,8 @@ diff = of_data(Diff)
 class DiffInteractions(Question):
     """Interaction of every pair of exchanged parts: effect(both) - effect(a) - effect(b).
 
-    0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the other sign: one
-    does what the other would have done. A part whose weights are the same has no interaction.
+    0: the two effects add up. Same sign as the effects: the parts need each other (each alone does little). Opposite
+    sign: either part does some of what the other does. A part whose weights are the same has no interaction.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -189,7 +189,7 @@ class DiffInteractions(Question):
             raise ValueError(
                 f"an interaction is of two parts: at least two are required, got {list(self.parts)}"
             )
-        other, network = _compared(self.tuned, model), model.transformer
+        other, network = _other_model(self.tuned, model), model.transformer
         pairs = [list(pair) for pair in combinations(self.parts, 2)]
         cells = ExchangedCells.of([*self.parts, *pairs], network, other.on_device_of(network).unedited)
         return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric, model.text),
@@ -209,15 +209,15 @@ class ExchangedCell:
     label: str
     parts: tuple[Part, ...]
     pieces: tuple[ParameterPiece, ...]
-    """Their parameters, as far as they differ."""
+    """The pieces of parameters of those parts that differ between the two models."""
     start: int
-    """The first block of a pass that their weights change."""
+    """Index of the first block that their weights change; passes with them start there."""
     changed: bool
     """Whether any of their weights differs."""
     moved: float
-    """Length of their weights' change by the weights' length."""
+    """Norm of the change of their weights, divided by the norm of the weights."""
     written: tuple[tuple[str, Mapping[str, int]], ...]
-    """The sites that they write, if every one of them writes."""
+    """The sites and indices that the parts write; empty unless every part writes one."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class ExchangedCells:
         base: Transformer,
         tuned: Transformer,
     ) -> ExchangedCells:
-        """The cells of a question.
+        """The cells that the argument `parts` describes, with what differs in each.
 
         Raises:
             ValueError, KeyError: as `diff`.
@@ -247,8 +247,8 @@ class ExchangedCells:
                 for grain in get_args(ExchangeGrain)
                 for part, pieces in pieces_of(base, grain).items()
             }
-            given = [[each] if is_part(each) else list(each) for each in parts]  # type: ignore[arg-type]
-            groups = [[named_part(each, list(owned)) for each in group] for group in given]  # type: ignore[arg-type]
+            entries = [[entry] if is_part(entry) else list(entry) for entry in parts]  # type: ignore[arg-type]
+            groups = [[named_part(name, list(owned)) for name in group] for group in entries]  # type: ignore[arg-type]
         labels = ["+".join(map(str, group)) for group in groups]
         if not labels or not all(labels) or len(set(labels)) < len(labels):
             raise ValueError(
@@ -257,21 +257,21 @@ class ExchangedCells:
         for group in groups:
             _check_apart(group)
         parameters = {part: owned[part] for group in groups for part in group}
-        changed = changes(base, tuned, _every(parameters))
-        found = cls(
+        changed = changes(base, tuned, _all_pieces(parameters))
+        cells = cls(
             tuple(
                 _cell(label, {part: owned[part] for part in group}, changed, base.config)
                 for label, group in zip(labels, groups, strict=True)
             )
         )
         if not _any_differs(changed) and not _any_differs(
-            changes(base, tuned, _every(pieces_of(base, "sublayer")))
+            changes(base, tuned, _all_pieces(pieces_of(base, "sublayer")))
         ):
             raise ValueError("the two models have the same weights: there is no change to look for")
-        return found
+        return cells
 
     def starts(self, n_layers: int) -> list[int]:
-        """The blocks, but for the first, where passes with exchanged weights begin."""
+        """Indices of the blocks where passes with exchanged weights begin, without block 0."""
         return sorted({cell.start for cell in self.every if cell.changed and 0 < cell.start < n_layers})
 
     @property
@@ -289,21 +289,23 @@ def _check_apart(group: Sequence[Part]) -> None:
         )
 
 
-def _any_differs(found: Mapping[ParameterPiece, PieceChange]) -> bool:
-    return any(each.differs for each in found.values())
+def _any_differs(piece_changes: Mapping[ParameterPiece, PieceChange]) -> bool:
+    return any(change.differs for change in piece_changes.values())
 
 
-def _every(owned: Mapping[Part, Sequence[ParameterPiece]]) -> list[ParameterPiece]:
+def _all_pieces(owned: Mapping[Part, Sequence[ParameterPiece]]) -> list[ParameterPiece]:
     return [piece for pieces in owned.values() for piece in pieces]
 
 
 def _cell(
     label: str,
     owned: Mapping[Part, Sequence[ParameterPiece]],
-    found: Mapping[ParameterPiece, PieceChange],
+    piece_changes: Mapping[ParameterPiece, PieceChange],
     config: ModelConfig,
 ) -> ExchangedCell:
-    changed = [part for part, pieces in owned.items() if any(found[piece].differs for piece in pieces)]
+    changed = [
+        part for part, pieces in owned.items() if any(piece_changes[piece].differs for piece in pieces)
+    ]
     written = [written_at(part, config) for part in owned]
     return ExchangedCell(
         label,
@@ -311,13 +313,13 @@ def _cell(
         tuple(piece for part in changed for piece in owned[part]),
         min((first_block(part, config) for part in changed), default=config.n_layers),
         bool(changed),
-        moved(found[piece] for piece in _every(owned)),
-        tuple(each for each in written if each is not None) if None not in written else (),
+        moved(piece_changes[piece] for piece in _all_pieces(owned)),
+        tuple(place for place in written if place is not None) if None not in written else (),
     )
 
 
-def _compared(tuned: Model, model: Subject) -> Other:
-    """The other model.
+def _other_model(tuned: Model, model: Subject) -> Other:
+    """The tuned model as `Other`.
 
     Raises:
         ValueError: as `diff`.
@@ -336,7 +338,7 @@ def _compared(tuned: Model, model: Subject) -> Other:
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """The models, the cells, and the metric of a question."""
+    """Settings of `diff` or `diff_interactions`: the tuned model, the exchanged cells, the metric and the direction."""
 
     name: str
     dim: Literal["part", "pair"]
@@ -359,17 +361,17 @@ class _Exchange:
 
     @property
     def combined(self) -> Float[Tensor, "cell shown"]:
-        """Coefficients from the effects of the cells to the numbers of the result: the identity, or both - a - b."""
+        """Matrix from effects of cells to the shown numbers: the identity, or effect(both) - effect(a) - effect(b)."""
         every = self.cells.every
         if self.dim == "part":
             return torch.eye(len(every), dtype=torch.float64)
         place = {cell.label: i for i, cell in enumerate(every)}
-        found = torch.zeros(len(every), len(self.shown_cells), dtype=torch.float64)
+        coefficients = torch.zeros(len(every), len(self.shown_cells), dtype=torch.float64)
         for column, pair in enumerate(self.shown_cells):
-            found[place[pair.label], column] = 1.0
+            coefficients[place[pair.label], column] = 1.0
             for part in pair.parts:
-                found[place[str(part)], column] = -1.0
-        return found
+                coefficients[place[str(part)], column] = -1.0
+        return coefficients
 
 
 def _analysis(exchange: _Exchange, model: Subject) -> ByRow:
@@ -384,27 +386,27 @@ def _analysis(exchange: _Exchange, model: Subject) -> ByRow:
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """The runs of both models on some prompts: the one that receives parts, and the one that they come from."""
+    """The runs of both models on a batch: `into`, the model that receives parts, and `source`, where they come from."""
 
     exchange: _Exchange
     batch: Batch
     into: Transformer
     source: Transformer
-    own: Recorded
-    given: Recorded
+    into_run: Recorded
+    source_run: Recorded
 
     @classmethod
     def of(cls, exchange: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
-        """One pass of each, recorded where passes begin and at the sites that parts write."""
+        """One pass of each model, recorded at the blocks where later passes begin and at the sites that parts write."""
         tuned, config = exchange.other.on_device_of(model), model.config
         into, source = (model, tuned) if exchange.direction == "denoise" else (tuned, model)
         starts = exchange.cells.starts(config.n_layers) if "weights" in exchange.what else []
         written = exchange.cells.sites if "activations" in exchange.what else []
         reads = [_entering(config, start) for start in starts]
-        own = yield from recorded(batch, reads, final=True, exact=True, model=into)
+        into_run = yield from recorded(batch, reads, final=True, exact=True, model=into)
         reads = [Read(site) for site in written]
-        given = yield from recorded(batch, reads, final=True, exact=True, model=source)
-        return cls(exchange, batch, into, source, own, given)
+        source_run = yield from recorded(batch, reads, final=True, exact=True, model=source)
+        return cls(exchange, batch, into, source, into_run, source_run)
 
     @property
     def columns(self) -> Tensor | None:
@@ -414,20 +416,20 @@ class _Pair:
     @property
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
         """The reference of a metric that compares: the tuned model's final stream, and that model."""
-        run = self.given if self.exchange.direction == "denoise" else self.own
+        run = self.source_run if self.exchange.direction == "denoise" else self.into_run
         return run.final_at(self.exchange.metric), run.model
 
-    def value(self, model: Transformer, seen: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
+    def value(self, model: Transformer, stream: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
         """The metric of a final stream that this model reads out."""
-        return MetricOfVariants(self.exchange.metric, self.batch, model, *self.reference).value(seen, 1)[0]
+        return MetricOfVariants(self.exchange.metric, self.batch, model, *self.reference).value(stream, 1)[0]
 
     def with_weights(self, cell: ExchangedCell) -> Float[Tensor, "b"]:
         """The metric of the model with these weights exchanged."""
         model = exchanged(self.into, self.source, cell.pieces)
         n, batch = model.config.n_layers, self.batch
         if cell.start == n:
-            return self.value(model, self.own.final_at(self.exchange.metric))
-        begin = self.own.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
+            return self.value(model, self.into_run.final_at(self.exchange.metric))
+        begin = self.into_run.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
         stream = model(
             begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
             types=batch.types, memory=batch.memory,
@@ -443,43 +445,49 @@ class _Pair:
 
     def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
         """The effect of the activations of every cell, and whether they differ `[b c]`; 0 if a cell writes nothing."""
-        put = {site: Set(self.given.trace[Read(site)]) for site in self.exchange.cells.sites}
+        put = {site: Set(self.source_run.trace[Read(site)]) for site in self.exchange.cells.sites}
         variants = [
             Variant([Edit(site, put[site], at) for site, at in cell.written])
             for cell in self.exchange.cells.every
         ]
         reference, model = self.reference
-        found = yield from swept(
+        sweep = yield from swept(
             self.batch, variants, self.exchange.metric, reference=reference, reference_model=model, model=self.into
         )  # fmt: skip
-        return (found.values - found.base).mT, found.changed.mT
+        return (sweep.values - sweep.base).mT, sweep.changed.mT
 
 
 def _entering(config: ModelConfig, layer: int) -> Read:
-    """The read of the stream that enters a block, which is not the first."""
+    """The read of the stream that enters a block after the first."""
     return Read(sites.stream_after(config, layer - 1))
 
 
 @torch.no_grad()
 def _compute(model: Transformer, batch: Batch, exchange: _Exchange) -> Steps[Mapping[str, Tensor]]:
-    """The effect of every cell in every prompt, with the whole change."""
+    """Effect of every cell in every prompt, and the whole change of the metric from one model to the other."""
     pair = yield from _Pair.of(exchange, batch, model)
-    own, other = (pair.value(run.model, run.final_at(exchange.metric)) for run in (pair.own, pair.given))
-    base, tuned = (own, other) if exchange.direction == "denoise" else (other, own)
+    own_value, other_value = (
+        pair.value(run.model, run.final_at(exchange.metric)) for run in (pair.into_run, pair.source_run)
+    )
+    base, tuned = (own_value, other_value) if exchange.direction == "denoise" else (other_value, own_value)
     for name, value in (("base", base), ("tuned", tuned)):
-        unlike = f"{exchange.metric.name} is NaN or infinite in the {name} model on some prompt"
-        check(value.isfinite().all(), partial(NotFiniteError, unlike))
-    found = []
+        message = f"{exchange.metric.name} is NaN or infinite in the {name} model on some prompt"
+        check(value.isfinite().all(), partial(NotFiniteError, message))
+    measured = []
     for what in exchange.what:
-        found.append(pair.by_weights(own) if what == "weights" else (yield from pair.by_activations()))
-    combined = to_device(exchange.combined, own.device)
-    effect = torch.stack([each.double() for each, _ in found], 1) @ combined
-    changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()
-    whole = (other - own).double()
+        measured.append(
+            pair.by_weights(own_value) if what == "weights" else (yield from pair.by_activations())
+        )
+    combined = to_device(exchange.combined, own_value.device)
+    effect = (
+        torch.stack([effects.double() for effects, _ in measured], 1) @ combined
+    )  # [b what cell] -> [b what shown]
+    changed = torch.stack([changes.double() for _, changes in measured], 1) @ combined.abs()
+    total = (other_value - own_value).double()
     return {
         "effect": effect,
-        "whole": whole[:, None, None],
-        "both": effect + whole[:, None, None],
+        "whole": total[:, None, None],
+        "both": effect + total[:, None, None],
         "changed": changed,
         "base": base,
         "tuned": tuned,
@@ -492,8 +500,8 @@ def _compute(model: Transformer, batch: Batch, exchange: _Exchange) -> Steps[Map
 def _finish(merged: Partial, exchange: _Exchange) -> xr.Dataset:
     metric, shown = exchange.metric, exchange.shown_cells
     moments = merged.moments if isinstance(merged, Means) else _moments(merged)
-    whole = moments["whole"]
-    if not bool(whole.mean) and not bool(whole.spread):
+    total = moments["whole"]
+    if not bool(total.mean) and not bool(total.spread):
         raise ValueError(
             f"{metric.name} is the same for both models in every prompt: there is no change whose parts could be told"
         )
@@ -502,24 +510,24 @@ def _finish(merged: Partial, exchange: _Exchange) -> xr.Dataset:
     known = torch.tensor(
         [[what == "weights" or bool(cell.written) for cell in shown] for what in exchange.what]
     )
-    scores = {name: _where(score, known) for name, score in {"effect": effect, "share": share}.items()}
+    scores = {name: _masked_score(score, known) for name, score in {"effect": effect, "share": share}.items()}
     dims = ("what", exchange.dim)
-    more: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, moments["changed"].mean > 0)}
+    variables: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, moments["changed"].mean > 0)}
     if exchange.dim == "part":
-        more["moved"] = (("part",), torch.tensor([cell.moved for cell in shown], dtype=torch.float64))
+        variables["moved"] = (("part",), torch.tensor([cell.moved for cell in shown], dtype=torch.float64))
     if isinstance(merged, Rows):
-        each = merged.rows["effect"]
-        more["each"] = (("prompt", *dims), each.masked_fill(~known.to(each.device), torch.nan))
-        more |= {name: (("prompt",), merged.rows[name]) for name in ("base", "tuned")}
+        effects = merged.rows["effect"]
+        variables["each"] = (("prompt", *dims), effects.masked_fill(~known.to(effects.device), torch.nan))
+        variables |= {name: (("prompt",), merged.rows[name]) for name in ("base", "tuned")}
     else:
-        more |= {name: ((), moments[name].mean) for name in ("base", "tuned")}
+        variables |= {name: ((), moments[name].mean) for name in ("base", "tuned")}
     interval = f"{over('prompts', metric.fewest)}; of shares {if_at_least(FEWEST_SHARES)}"
     return scored(
         exchange.name,
         scores,
         dims,
         coords={"what": list(exchange.what), exchange.dim: [cell.label for cell in shown]},
-        others=more,
+        others=variables,
         units={**dict.fromkeys(("each", "base", "tuned"), metric.unit), "moved": "share of the weights' length"},
         attrs={
             "metric": metric.name, "unit": metric.unit, "direction": exchange.direction, "effect": SIGN,
@@ -529,20 +537,20 @@ def _finish(merged: Partial, exchange: _Exchange) -> xr.Dataset:
 
 
 def _moments(merged: Partial) -> dict[str, Moments]:
-    """The moments of rows that were all kept."""
+    """The moments over prompts of values that were kept prompt by prompt."""
     assert isinstance(merged, Rows)
     return {name: Moments.of(rows) for name, rows in merged.rows.items()}
 
 
 def _share(moments: Mapping[str, Moments], effect: Score) -> Score:
-    """The effects as shares of the whole change."""
+    """The sum of the effects divided by the sum of the whole change over prompts, with its interval."""
     value, low, high = ratio(moments["effect"], moments["whole"], moments["both"], FEWEST_SHARES)
     value, low, high = (x + 0.0 for x in (value, low, high))  # 0 by a negative change is -0
     return Score(value, low, high, effect.n, torch.full_like(value, torch.nan), "share of the change")
 
 
-def _where(score: Score, known: Tensor) -> Score:
-    """The score, NaN where it is not known."""
+def _masked_score(score: Score, known: Tensor) -> Score:
+    """The score with NaN where `known` is False: activations of parts that write nothing."""
     known = known.to(score.value.device)
     ends = (score.value, score.low, score.high)
     value, low, high = (x.masked_fill(~known, torch.nan) for x in ends)

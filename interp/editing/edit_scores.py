@@ -1,11 +1,11 @@
 """Scores of edits: does the answer come, also in other words, does the model still speak, and what else changes?
 
-One table for all editors. It is a harness and no question: a question asks one model, in passes that others may share;
-here every case and editor makes a model of its own, whose weights are put back before the next. The layout is that of
-the table of Katz et al. 2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token", not the
-comparison of two probabilities of Meng et al. 2022. Its column "n-gram" is the "fluency" of ROME (arXiv:2202.05262,
-after Zhang et al. 2018): a model that an edit has broken says the same few words again and again. Nonsense that varies
-goes unseen there; perplexity on a text sees it.
+One table for all editors. It is a function and not a `Question`, whose passes other questions may share: here every
+case and editor changes the weights, which are restored before the next. The layout is that of the table of Katz et al.
+2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token", not the comparison of two
+probabilities of Meng et al. 2022. Its column "n-gram" is the "fluency" of ROME (arXiv:2202.05262, after Zhang et al.
+2018): a model that an edit has broken repeats the same few words. Varied nonsense scores well there, but raises the
+perplexity of a text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Check = tuple[str, str | int]
 """A prompt, and the one token that should be its argmax."""
 UNITS = {"n-gram": "bits", "perplexity": "exp(nats per token)"}
-"""Units of the scores that are no shares of prompts."""
+"""Units of the scores that are not shares of prompts."""
 FEWEST_CASES = 1024
 """Fewest cases for an interval of perplexity (`docs/intervals.md`)."""
 WEIGHTS = {2: 1 / 3, 3: 2 / 3}
@@ -93,9 +93,12 @@ class Continuation:
             )
         sampling = Sampling(top_k=self.top_k, seed=self.seed + turn)
         more = self.length - int(batch.lengths.min())
-        found = generate(as_network(model), batch, more, sampling=sampling)
+        generated = generate(as_network(model), batch, more, sampling=sampling)
         silent = (text.bos_id, text.eos_id)
-        rows = (row[real][: self.length].tolist() for row, real in zip(found.tokens, found.real, strict=True))
+        rows = (
+            row[real][: self.length].tolist()
+            for row, real in zip(generated.tokens, generated.real, strict=True)
+        )
         return [text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
 
 
@@ -117,11 +120,11 @@ class EditCase:
     """Prompts about the subject that the model continues, for the n-gram entropy; none = the edited prompt."""
 
     def __post_init__(self) -> None:
-        for score, each in self.checks.items():
-            if score in ALWAYS or not each:
+        for score, prompts in self.checks.items():
+            if score in ALWAYS or not prompts:
                 raise ValueError(
                     f"a check requires a prompt, and another name than {', '.join(ALWAYS)}, which are scored by "
-                    f"themselves; got {score!r} with {len(each)} prompts for {self.prompt!r}"
+                    f"themselves; got {score!r} with {len(prompts)} prompts for {self.prompt!r}"
                 )
 
 
@@ -185,12 +188,17 @@ def edit_table(
         ('editor', 'score')
     """
     subject = as_model(model)
-    posed = [_Posed.of(subject, case) for case in cases]
-    names = list(posed[0].spans) if posed else []
-    if not posed or any(list(each.spans) != names for each in posed) or "original" in editors:
+    case_batches = [_CaseBatch.of(subject, case) for case in cases]
+    names = list(case_batches[0].spans) if case_batches else []
+    if (
+        not case_batches
+        or any(list(case_batch.spans) != names for case_batch in case_batches)
+        or "original" in editors
+    ):
         raise ValueError(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
-            f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
+            f"{len(case_batches)} cases, checks {sorted({tuple(case_batch.spans) for case_batch in case_batches})}, "
+            f"editors {list(editors)}"
         )
     source = None if text is None else prompt_source(text, subject.text, batch_size=batch_size)
     names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
@@ -198,11 +206,11 @@ def edit_table(
 
     def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
         columns = []
-        for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
-            with _made([] if editor is None else editor(model, each.case), subject):
-                numbers = each.shares(subject.transformer)
+        for turn, case_batch in enumerate(tqdm(case_batches, desc=name, delay=1, leave=False)):
+            with _with_edits([] if editor is None else editor(model, case_batch.case), subject):
+                numbers = case_batch.shares(subject.transformer)
                 if continuation is not None:
-                    numbers.append(each.entropy(subject, continuation, turn))
+                    numbers.append(case_batch.entropy(subject, continuation, turn))
                 numbers += before if editor is None or source is None else [mean_loss(subject, source)]
             columns.append(torch.stack(numbers))
         return torch.stack(columns, 1)
@@ -212,8 +220,8 @@ def edit_table(
 
 
 @contextmanager
-def _made(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[None]:
-    """Context in which the model has the change, or all of those that belong together."""
+def _with_edits(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[None]:
+    """Context in which all given edits are applied to the model."""
     with ExitStack() as stack:
         for edit in [edits] if isinstance(edits, WeightEdit) else edits:
             stack.enter_context(edit.applied(model))
@@ -222,14 +230,14 @@ def _made(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[
 
 def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(ByRow("mean_loss", _losses, Rows), model, source)
-    assert isinstance(found, Rows)
-    return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
+    merged = reduced_over(ByRow("mean_loss", _losses, Rows), model, source)
+    assert isinstance(merged, Rows)
+    return (merged.rows["loss"].sum() / merged.rows["count"].sum()).cpu()
 
 
 @torch.no_grad()
 def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
-    """The summed loss of every text, NaN included, and its number of tokens."""
+    """The summed next-token loss of every text (NaN is kept) and its number of predicted tokens."""
     stream = (yield from recorded(batch, [], final=True)).end
     logits = model.read_out(upcast(stream))
     loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
@@ -242,18 +250,18 @@ def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Posed:
-    """A case as one batch: all of its prompts with expected tokens, and the rows of each score."""
+class _CaseBatch:
+    """A case as one batch of all its prompts with their expected tokens, and the rows of the batch for each score."""
 
     case: EditCase
     batch: Batch
     spans: Mapping[str, slice]
 
     @classmethod
-    def of(cls, model: Subject, case: EditCase) -> _Posed:
+    def of(cls, model: Subject, case: EditCase) -> _CaseBatch:
         """The edited prompt, then every check. ValueError for an answer that is not one token."""
         checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
-        flat = [check for each in checks.values() for check in each]
+        flat = [check for group in checks.values() for check in group]
         batch = model.text.batch([prompt for prompt, _ in flat])
         expected = model.text.targets([token for _, token in flat], len(flat))
         ends = list(accumulate(map(len, checks.values())))
@@ -291,10 +299,10 @@ def labelled_scores(
             of_loss[:, -1] = of_loss[:, -1].exp()
     dims, chance = ("editor", "score"), mean[:1].expand_as(mean)
     units = [UNITS.get(name, "share of prompts") for name in names]
-    found = {"value": mean, "low": low, "high": high, "null": chance, "n": torch.full(mean.shape, cases)}
+    variables = {"value": mean, "low": low, "high": high, "null": chance, "n": torch.full(mean.shape, cases)}
     return labelled(
         "edit_table",
-        {**{name: (dims, x) for name, x in found.items()}, "each": (("case", *dims), values.movedim(-1, 0))},
+        {**{name: (dims, x) for name, x in variables.items()}, "each": (("case", *dims), values.movedim(-1, 0))},
         coords={
             "editor": editors, "score": names, "unit": ("score", units), "case": range(cases),
             "prompt": ("case", prompts),

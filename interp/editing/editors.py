@@ -72,16 +72,16 @@ def shift_edit(
     if not eta > 0:
         raise ValueError(f"eta > 0 is required, which moves W_out towards the answer, got {eta}")
     subject = as_model(model)
-    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
     matrix_place(network, name)
     last = batch.last()[:, None]
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    seen = observe(network, batch, [read], logits_at=last)
+    run = observe(network, batch, [read], logits_at=last)
     assert batch.answer is not None
-    wanting = (seen.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
-    keys = upcast(seen.trace[read][wanting, last[wanting, 0]])
-    directions = upcast(Weights(network).W_U[:, batch.answer[wanting]])
+    unanswered = (run.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
+    keys = upcast(run.trace[read][unanswered, last[unanswered, 0]])
+    directions = upcast(Weights(network).W_U[:, batch.answer[unanswered]])
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
 
 
@@ -129,7 +129,7 @@ def gradient_edit(
     if not eta > 0:
         raise ValueError(f"eta > 0 is required, the size of a step down the loss, got {eta}")
     subject = as_model(model)
-    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.{matrix}"
     weight = matrix_place(network, name).in_(network)
     x, delta = factors_of(network, batch, [name])[name]
@@ -207,7 +207,7 @@ def finetune_edit(
         >>> edit = finetune_edit(model, prompt, answer=" John", layer=0, matrix="attn.W_V")
     """
     subject = as_model(model)
-    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
     change = torch.zeros_like(upcast(matrix_place(network, name).in_(network).detach()), requires_grad=True)
     optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
@@ -222,7 +222,7 @@ def finetune_edit(
     return WeightEdit(name, change.detach())
 
 
-def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool | None = None) -> Batch:
+def edit_batch(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool | None = None) -> Batch:
     """The prompts as a batch on the model's device, with their answers.
 
     Raises:
@@ -235,26 +235,26 @@ def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool |
         "attends to the memory of an encoder": config.cross_attention,
         "has no logits": not config.unembed,
     }
-    if found := [what for what, is_so in problem.items() if is_so]:
-        raise ValueError(f"editing requires a causal decoder with an unembedding; this model {found[0]}")
+    if reasons := [what for what, is_so in problem.items() if is_so]:
+        raise ValueError(f"editing requires a causal decoder with an unembedding; this model {reasons[0]}")
     batch = model.text.batch(data, prepend_bos=prepend_bos)
     return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
 
 
 def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, FactorPair]:
-    """u and delta of matrices of blocks at all real tokens; one pass for each kind of matrix."""
+    """Inputs u [n, i] and output gradients delta [n, o] of matrices at all real tokens; a pass per kind of matrix."""
     layers: dict[str, list[int]] = {}
     for name in names:
-        _, layer, part, matrix = name.split(".")
-        kind = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
+        _, layer, module, matrix = name.split(".")
+        kind = matrix if module in ("mlp", "attn") else f"{module}.{matrix}"
         layers.setdefault(kind, []).append(int(layer))
-    found: dict[str, FactorPair] = {}
-    for kind, some in layers.items():
-        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `matrix_place` has seen it
-        found |= {
-            name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in every.items()
+    pairs: dict[str, FactorPair] = {}
+    for kind, indices in layers.items():
+        by_matrix = factors(model, batch, [kind], indices)  # type: ignore[list-item]  # `matrix_place` has seen it
+        pairs |= {
+            name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in by_matrix.items()
         }
-    return found
+    return pairs
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

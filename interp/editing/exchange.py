@@ -46,7 +46,7 @@ WRITES: Mapping[str, tuple[str, str | None]] = {
     "pos_embed": ("hook_pos_embed", None),
     "type_embed": ("hook_type_embed", None),
 }
-"""The site that a kind of part writes, and the axis along which several parts share it."""
+"""The site that a kind of part writes, and the axis of that site along which the parts of a layer lie."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class ParameterPiece:
 
 
 AT_ONCE = 2**22
-"""Numbers that are widened together where two models are compared: 32 MiB in float64."""
+"""Numbers that are compared at once, widened to float64 (32 MiB)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PieceChange:
-    """The difference between one model's piece and another's, on the host."""
+    """How a piece of a parameter differs between two models, on the CPU."""
 
     differs: bool
     """Whether any number differs."""
@@ -80,40 +80,40 @@ class PieceChange:
 
 @dataclass(frozen=True)
 class Other:
-    """The model that another is compared with, in that one's dtype: a network, and its edits."""
+    """The second of two compared models, in the dtype of the first: its network without edits, and its edits."""
 
     network: Transformer
     edits: tuple[Edit, ...]
 
     @classmethod
-    def of(cls, given: Model, model: Subject) -> Other:
-        """The model to compare with.
+    def of(cls, tuned: Model, model: Subject) -> Other:
+        """The tuned model, cast to the dtypes of `model`.
 
         Raises:
             ValueError: as `check_alike`.
         """
-        network = as_network(given)
-        check_alike(model, network, text_of(given))
-        mine = dict(model.transformer.named_parameters())
+        network = as_network(tuned)
+        check_alike(model, network, text_of(tuned))
+        own_parameters = dict(model.transformer.named_parameters())
         cast = {
-            name: nn.Parameter(value.to(mine[name].dtype), requires_grad=False)
+            name: nn.Parameter(value.to(own_parameters[name].dtype), requires_grad=False)
             for name, value in network.named_parameters()
-            if value.dtype != mine[name].dtype
+            if value.dtype != own_parameters[name].dtype
         }
         return cls((network.with_parameters(cast) if cast else network).unedited, network.edits)
 
     def on_device_of(self, model: Transformer) -> Transformer:
-        """This model on the device of the given one, under its own edits."""
+        """This network on the device of `model`, with its own edits."""
         moved = self.network
         if moved.device != model.device:
-            if model.device not in self._elsewhere:
-                self._elsewhere[model.device] = copy.deepcopy(moved).to(model.device, non_blocking=True)
-            moved = self._elsewhere[model.device]
+            if model.device not in self._copies:
+                self._copies[model.device] = copy.deepcopy(moved).to(model.device, non_blocking=True)
+            moved = self._copies[model.device]
         return moved.edited(self.edits) if self.edits else moved
 
     @cached_property
-    def _elsewhere(self) -> dict[torch.device, Transformer]:
-        """Copies on other devices, made once for all batches."""
+    def _copies(self) -> dict[torch.device, Transformer]:
+        """Copies of the network by device, each made once for all batches."""
         return {}
 
 
@@ -124,20 +124,22 @@ def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
         f.name for f in fields(ours.config) if getattr(ours.config, f.name) != getattr(theirs.config, f.name)
     ]
     if differing:
-        what = "; ".join(
+        differences = "; ".join(
             f"{n}: {getattr(ours.config, n)} and {getattr(theirs.config, n)}" for n in differing[:3]
         )
-        raise ValueError(f"two models of one config are required, these differ in {what}")
-    mine, its = ({name for name, _ in network.named_parameters()} for network in (ours, theirs))
-    if mine != its:
-        raise ValueError(f"two models of the same parameters are required, only one has {min(mine ^ its)}")
+        raise ValueError(f"two models of one config are required, these differ in {differences}")
+    our_names, their_names = ({name for name, _ in network.named_parameters()} for network in (ours, theirs))
+    if our_names != their_names:
+        raise ValueError(
+            f"two models of the same parameters are required, only one has {min(our_names ^ their_names)}"
+        )
     if not (model.text.has_tokenizer and text.has_tokenizer) or model.text.tokenizer is text.tokenizer:
         return
     for token in range(ours.config.d_vocab):
-        one, other = (each.pieces([token])[0] for each in (model.text, text))
-        if one != other:
+        our_piece, their_piece = (vocabulary.pieces([token])[0] for vocabulary in (model.text, text))
+        if our_piece != their_piece:
             raise ValueError(
-                f"two models of one tokenizer are required, token {token} is {one!r} and {other!r}"
+                f"two models of one tokenizer are required, token {token} is {our_piece!r} and {their_piece!r}"
             )
 
 
@@ -151,20 +153,22 @@ def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[Pa
         raise ValueError(
             "this is a wrapped network: which part each of its parameters belongs to is not known"
         )
-    found: dict[Part, list[ParameterPiece]] = {}
+    pieces: dict[Part, list[ParameterPiece]] = {}
     for name, _ in network.named_parameters():
         for part, piece in _owners(network, name, grain):
-            found.setdefault(part, []).append(piece)
-    return {part: tuple(found[part]) for part in sorted(found, key=_order)}
+            pieces.setdefault(part, []).append(piece)
+    return {part: tuple(pieces[part]) for part in sorted(pieces, key=_sort_key)}
 
 
-def named_part(given: PartName, parts: Sequence[Part]) -> Part:
+def named_part(name: PartName, parts: Sequence[Part]) -> Part:
     """The part of this name. KeyError for any other name."""
-    wanted = str(Part.of(given))
+    spelled = str(Part.of(name))
     by_name = {str(part): part for part in parts}
-    if wanted not in by_name:
-        raise KeyError(f"no parameter belongs to a part {wanted!r} of this model; {nearest(wanted, by_name)}")
-    return by_name[wanted]
+    if spelled not in by_name:
+        raise KeyError(
+            f"no parameter belongs to a part {spelled!r} of this model; {nearest(spelled, by_name)}"
+        )
+    return by_name[spelled]
 
 
 def first_block(part: Part, config: ModelConfig) -> int:
@@ -175,7 +179,7 @@ def first_block(part: Part, config: ModelConfig) -> int:
 
 
 def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | None:
-    """The site that a part writes, and its place there; None where the model has no such site."""
+    """The site that a part writes, and its index there (`{"head": 3}`); None where the model has no such site."""
     if part.kind not in WRITES:
         return None
     inner, axis = WRITES[part.kind]
@@ -188,16 +192,18 @@ def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | 
 
 
 def changes(
-    one: Transformer, other: Transformer, pieces: Iterable[ParameterPiece]
+    first: Transformer, second: Transformer, pieces: Iterable[ParameterPiece]
 ) -> dict[ParameterPiece, PieceChange]:
-    """The differences of these pieces between two models, fetched from a device at once."""
-    found: dict[tuple[ParameterPiece, bool], Tensor] = {}
+    """The change of each piece from the first model to the second, fetched to the CPU in one transfer."""
+    on_device: dict[tuple[ParameterPiece, bool], Tensor] = {}
     for piece in pieces:
-        mine, its = (piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other))
-        its = its.to(mine.device)
-        found[piece, False] = (mine != its).any()
-        found[piece, True] = _squares(mine, its)
-    on_host = to_host(found)
+        first_value, second_value = (
+            piece.of(net.get_parameter(piece.parameter)).detach() for net in (first, second)
+        )
+        second_value = second_value.to(first_value.device)
+        on_device[piece, False] = (first_value != second_value).any()
+        on_device[piece, True] = _squares(first_value, second_value)
+    on_host = to_host(on_device)
     return {
         piece: PieceChange(bool(on_host[piece, False]), on_host[piece, True])
         for piece, squares in on_host
@@ -205,44 +211,50 @@ def changes(
     }
 
 
-def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
-    """Summed squares of the change and of the first model's numbers, in float64, a tile of rows at a time."""
-    rows = max(1, AT_ONCE * len(mine) // mine.numel()) if mine.ndim and mine.numel() else 1
-    tiles = zip(torch.atleast_1d(mine).split(rows), torch.atleast_1d(its).split(rows), strict=True)
-    total = torch.zeros(2, dtype=torch.float64, device=mine.device)
-    for one, other in tiles:
-        before = one.double()
-        total += torch.stack(((other - before).square().sum(), before.square().sum()))
+def _squares(first_value: Tensor, second_value: Tensor) -> Float[Tensor, "2"]:
+    """Summed squares of the change and of the first value, in float64, over tiles of rows to save memory."""
+    rows = (
+        max(1, AT_ONCE * len(first_value) // first_value.numel())
+        if first_value.ndim and first_value.numel()
+        else 1
+    )
+    tiles = zip(
+        torch.atleast_1d(first_value).split(rows), torch.atleast_1d(second_value).split(rows), strict=True
+    )
+    total = torch.zeros(2, dtype=torch.float64, device=first_value.device)
+    for first_rows, second_rows in tiles:
+        before = first_rows.double()
+        total += torch.stack(((second_rows - before).square().sum(), before.square().sum()))
     return total
 
 
 def moved(changed: Iterable[PieceChange]) -> float:
-    """Length of the change of these pieces, by their length in the first model; 0 for no change."""
+    """Norm of the change of all these pieces, divided by their norm in the first model; 0 for no change."""
     squares = torch.zeros(2, dtype=torch.float64)
-    for each in changed:
-        squares += each.squares
+    for change in changed:
+        squares += change.squares
     return float((squares[0] / squares[1]).sqrt()) if squares[0] else 0.0
 
 
 def exchanged(into: Transformer, source: Transformer, pieces: Sequence[ParameterPiece]) -> Transformer:
-    """A model with these pieces of another; everything else is shared with the first, bit for bit."""
-    found: dict[str, Tensor] = {}
+    """The model `into` with these pieces taken from `source`; all other parameters are shared with `into`."""
+    parameters: dict[str, Tensor] = {}
     for piece in pieces:
-        own, other = (net.get_parameter(piece.parameter).detach() for net in (into, source))
+        own_value, other_value = (net.get_parameter(piece.parameter).detach() for net in (into, source))
         if piece.axis is None:
-            found[piece.parameter] = other.to(own.device)
+            parameters[piece.parameter] = other_value.to(own_value.device)
             continue
-        value = found.setdefault(piece.parameter, own.clone())
-        piece.of(value).copy_(piece.of(other))
-    return into.with_parameters(found)
+        value = parameters.setdefault(piece.parameter, own_value.clone())
+        piece.of(value).copy_(piece.of(other_value))
+    return into.with_parameters(parameters)
 
 
 def _owners(network: Transformer, name: str, grain: ExchangeGrain) -> list[tuple[Part, ParameterPiece]]:
     """The parts that own a parameter, with the piece of each."""
-    first, _, rest = name.partition(".")
+    first, _, path = name.partition(".")
     if first != "blocks":
         return [(Part(first), ParameterPiece(name))]
-    number, child, inner = rest.split(".", 2)
+    number, child, inner = path.split(".", 2)
     layer = int(number)
     attn = network.block(layer).attn
     if child != "attn" or grain == "sublayer" or not _has_heads(attn):
@@ -258,7 +270,7 @@ def _has_heads(attn: Attention) -> bool:
 
 
 def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[Part, ParameterPiece]]:
-    """The heads that own a parameter of attention; what belongs to no head belongs to the rest."""
+    """The heads (or groups) that own a parameter of attention, with the piece of each; else the part `attn_rest`."""
     (heads, groups, _), width = attn.heads, attn.d_head
     kinds = ("head", "head", "head") if heads == groups else ("head", "group_key", "group_value")
     if inner in ("qkv.weight", "qkv.bias"):
@@ -267,12 +279,12 @@ def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[P
             (part, ParameterPiece(name, 0, (n * width, (n + 1) * width))) for n, part in enumerate(owners)
         ]
     if inner == "out.weight":
-        each = [ParameterPiece(name, 1, (i * width, (i + 1) * width)) for i in range(heads)]
+        pieces = [ParameterPiece(name, 1, (i * width, (i + 1) * width)) for i in range(heads)]
     elif inner == "sinks":
-        each = [ParameterPiece(name, 0, (i, i + 1)) for i in range(heads)]
+        pieces = [ParameterPiece(name, 0, (i, i + 1)) for i in range(heads)]
     else:
         return [(Part("attn_rest", layer), ParameterPiece(name))]
-    return [(Part("head", layer, i), piece) for i, piece in enumerate(each)]
+    return [(Part("head", layer, i), piece) for i, piece in enumerate(pieces)]
 
 
 _WITHIN = (
@@ -282,8 +294,8 @@ _WITHIN = (
 _BEFORE = ("embed", "pos_embed", "type_embed", "ln_embed", "score_bias")
 
 
-def _order(part: Part) -> tuple[int, int, int, int]:
-    """The place of a part in a pass."""
+def _sort_key(part: Part) -> tuple[int, int, int, int]:
+    """Sort key of a part: its place in the forward pass."""
     if part.layer is not None:
         return 1, part.layer, _WITHIN.index(part.kind), part.index or 0
     stage, kinds = (2, LAST) if part.kind in LAST else (0, _BEFORE)

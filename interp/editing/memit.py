@@ -1,9 +1,9 @@
 """MEMIT: many associations at once, stored by small changes of several MLPs that add up at the last of them.
 
-Meng et al. 2022, "Mass-Editing Memory in a Transformer" (arXiv:2210.07229), section 4 and algorithm 1. For every fact a
-state z of the stream after the last edited layer L is sought that gives the answer. Then layer by layer, upwards, each
-takes an equal share of what is still missing: with keys K `[fact m]` at the subjects, and R the missing part over the
-number of layers left, W' = W + (weight C + K^T K)^-1 K^T R: least squares beside `weight` times the old keys.
+Meng et al. 2022, "Mass-Editing Memory in a Transformer" (arXiv:2210.07229), section 4 and algorithm 1. For every fact,
+gradient descent finds a state z of the stream after the last edited layer L that gives the answer. Then each layer, in
+ascending order, adds an equal share of what the stream h still lacks: with keys K `[fact m]` at the subjects and
+R = (z - h) / (number of layers left), W' = W + (weight C + K^T K)^-1 K^T R: least squares over these and the old keys.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase
-from interp.editing.editors import posed
-from interp.editing.rome import DeltaSearch, Keys, Rome, mentioned, mentions, reaching, sought
+from interp.editing.editors import edit_batch
+from interp.editing.rome import (
+    DeltaSearch,
+    Keys,
+    Rome,
+    at_mention,
+    check_reaches_logits,
+    find_delta,
+    mention_mask,
+)
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -46,10 +54,10 @@ def memit_edit(
 ) -> list[WeightEdit]:
     """MEMIT: changes of several MLPs' W_out that make many prompts give their answers, to be applied together.
 
-    For each fact a delta is sought as in `rome_edit` (there at the MLP's output; here |v| is the length of the stream
-    after the last edited layer), so that z = h + delta. Then for each layer, with what the layers below it have become,
-    W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K and h are means over
-    its prefixes. One layer, one fact and weight -> 0 is ROME.
+    For each fact a delta is found as in `rome_edit` (there at the MLP's output; here |v| is the length of the stream
+    after the last edited layer), so that z = h + delta. Then for each layer, in the model with the layers below already
+    edited, W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K and h are
+    means over the prefixes. One layer, one fact and weight -> 0 is ROME.
 
     Args:
         facts: cases of `edit_table`; their checks are not used.
@@ -79,32 +87,39 @@ def memit_edit(
         >>> [edit.name for edit in edits]
         ['blocks.0.mlp.W_out', 'blocks.1.mlp.W_out']
     """
-    given, search = as_model(model), search or SEARCH
-    network = given.transformer
-    names = _checked(network, facts, keys, weight)
+    editable, search = as_model(model), search or SEARCH
+    network = editable.transformer
+    names = _matrix_names(network, facts, keys, weight)
     last = keys[-1].layer
     factor = ends(network.config, names[-1]).factor
-    batches = [FactBatch.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
-    before = torch.stack([each.at(network, f"blocks.{last}.hook_resid_post", last) for each in batches])
-    wanted = before + factor * torch.stack(
+    fact_batches = [FactBatch.of(editable, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
+    before = torch.stack([fact.at(network, f"blocks.{last}.hook_resid_post", last) for fact in fact_batches])
+    target = before + factor * torch.stack(
         [
-            sought(
-                network, each.batch, each.where, DeltaSearch(last, each.prompts, h.norm() / factor, search)
+            find_delta(
+                network, fact.batch, fact.where, DeltaSearch(last, fact.prompts, h.norm() / factor, search)
             )
-            for each, h in zip(batches, before, strict=True)
+            for fact, h in zip(fact_batches, before, strict=True)
         ]
     ).to(before)
-    found: list[WeightEdit] = []
-    for i, (name, mine) in enumerate(zip(names, keys, strict=True)):
-        changes = {edit.name: edit.dense for edit in found}
-        now = network.with_parameters(changed(network, changes)) if found else network
+    edits: list[WeightEdit] = []
+    for i, (name, layer_keys) in enumerate(zip(names, keys, strict=True)):
+        changes = {edit.name: edit.dense for edit in edits}
+        edited = network.with_parameters(changed(network, changes)) if edits else network
         key = torch.stack(
-            [each.at(now, f"blocks.{mine.layer}.mlp.hook_post", mine.layer) for each in batches]
+            [
+                fact.at(edited, f"blocks.{layer_keys.layer}.mlp.hook_post", layer_keys.layer)
+                for fact in fact_batches
+            ]
         )
-        state = torch.stack([each.at(now, f"blocks.{last}.hook_resid_post", last) for each in batches])
-        rest = (wanted - state) / ((len(keys) - i) * ends(network.config, name).factor)
-        found.append(WeightEdit(name, FactoredMatrix(least_squares(mine, key, weight, search.ridge), rest)))
-    return found
+        state = torch.stack(
+            [fact.at(edited, f"blocks.{last}.hook_resid_post", last) for fact in fact_batches]
+        )
+        residual = (target - state) / ((len(keys) - i) * ends(network.config, name).factor)
+        edits.append(
+            WeightEdit(name, FactoredMatrix(least_squares(layer_keys, key, weight, search.ridge), residual))
+        )
+    return edits
 
 
 def least_squares(keys: Keys, key: Float[Tensor, "n m"], weight: float, ridge: float) -> Float[Tensor, "m n"]:
@@ -119,7 +134,7 @@ def least_squares(keys: Keys, key: Float[Tensor, "n m"], weight: float, ridge: f
 
 @dataclass(frozen=True, eq=False)
 class FactBatch:
-    """A fact as a batch: its prompt after every prefix, the essence prompt last, and where the subject ends in each."""
+    """A fact as a batch: its prompt after every prefix, then the essence prompt, and where the subject ends in each."""
 
     batch: Batch
     where: Bool[Tensor, "b p"]
@@ -129,33 +144,35 @@ class FactBatch:
     def of(
         cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool | None
     ) -> FactBatch:
-        """The fact as it is stored up to a layer.
+        """The batch of a fact that is to be stored in layers up to this one.
 
         Raises:
             ValueError: as `rome_edit`.
         """
         texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
         extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]
-        batch = posed(model, [*texts, *extra], fact.answer, prepend_bos=prepend_bos)
-        where = mentions(model.text, batch, fact.subject)
-        reaching(model.transformer, batch, where, layer)
+        batch = edit_batch(model, [*texts, *extra], fact.answer, prepend_bos=prepend_bos)
+        where = mention_mask(model.text, batch, fact.subject)
+        check_reaches_logits(model.transformer, batch, where, layer)
         return cls(batch, where, len(texts))
 
     @torch.no_grad()
     def at(self, model: Transformer, site: str, layer: int) -> Float[Tensor, "_"]:
-        """The value of a site at the subject, mean over the prompts; float64."""
+        """The activation of a site at the subject's last token, mean over the prompts; float64."""
         read = Read(site)
-        seen = observe(model, self.batch, [read], stop=layer + 1, answers_only=True).trace[read]
-        return mentioned(seen, self.where)[: self.prompts].double().mean(0)
+        values = observe(model, self.batch, [read], stop=layer + 1, answers_only=True).trace[read]
+        return at_mention(values, self.where)[: self.prompts].double().mean(0)
 
 
-def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys], weight: float) -> list[str]:
-    """The names of the matrices that are changed.
+def _matrix_names(
+    model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys], weight: float
+) -> list[str]:
+    """The names of the matrices that are changed, `W_out` of each layer of the keys.
 
     Raises:
         ValueError: as `memit_edit`.
     """
-    layers = [each.layer for each in keys]
+    layers = [layer_keys.layer for layer_keys in keys]
     if not facts or not layers or layers != sorted(set(layers)) or not weight > 0:
         raise ValueError(
             "at least one fact, keys of ascending layers and weight > 0 are required, got "
@@ -164,9 +181,11 @@ def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys]
     if model.config.norm_place == "post":
         raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")
     names = [f"blocks.{layer}.mlp.W_out" for layer in layers]
-    for name, each in zip(names, keys, strict=True):
+    for name, layer_keys in zip(names, keys, strict=True):
         rows = matrix_place(model, name).in_(model).shape[0]
-        if len(each.moment) != rows:
-            raise ValueError(f"keys of {rows} neurons are required, got C of {shape_text(each.moment.shape)}")
+        if len(layer_keys.moment) != rows:
+            raise ValueError(
+                f"keys of {rows} neurons are required, got C of {shape_text(layer_keys.moment.shape)}"
+            )
         ends(model.config, name)
     return names

@@ -1,17 +1,19 @@
 """MEND: a small network, trained on other edits, turns the gradient of an edit into a change that disturbs less.
 
 Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3. In the row convention x @ W the
-gradient of an edit's loss at a matrix is sum_i u_i^T delta_i over tokens i: what the matrix reads there, and the
-gradient at what it gives. The network g maps z_i = [norm(u_i), norm(delta_i)] to [u~_i, delta~_i]; then
+gradient of an edit's loss at a matrix is sum_i u_i^T delta_i over tokens i, u_i the input of the matrix and delta_i the
+gradient at its output. The network g maps z_i = [norm(u_i), norm(delta_i)] to [u~_i, delta~_i]; then
 
     h = z + relu(s1 * (z V1 U1 + b) + o1),   g = h + relu(s2 * (h V2 U2) + o2),   W' = W - alpha sum_i u~_i^T delta~_i.
 
-Matrices of one shape share U, V and b; alpha, s and o are each matrix' own. V begins at zero, so g as the identity.
+Matrices of one shape share U, V and b; alpha, s and o are each matrix' own. V begins at zero, so that g begins as the
+identity.
 
-It differs from the paper in this. norm takes its means and standard deviations from all training edits before the first
-step, not on the way; a feature that does not vary there is not scaled. The learning rate falls linearly to zero, where
-the paper stops early. The loss takes all rewordings and all other prompts of an edit, not one of each, and KL at their
-last token. As in the released code, tokens with delta = 0 change nothing; there U begins at zero and V is drawn.
+Differences from the paper: norm takes its means and standard deviations from all training edits before the first step,
+not during training, and does not scale a feature that does not vary. The learning rate falls linearly to zero, where
+the paper stops early. The loss is over all rewordings and all other prompts of an edit, not one of each, with the KL at
+the last token of each. As in the released code, tokens with delta = 0 change nothing; the released code starts U at
+zero and V at random instead.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
-from interp.editing.editors import FactorPair, FineTuning, entering, factors_of, posed
+from interp.editing.editors import FactorPair, FineTuning, edit_batch, entering, factors_of
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
@@ -79,15 +81,17 @@ class GradientNetwork(Brief):
         for k in (0, 1):
             product = z @ self.V[k] @ self.U[k]
             inner = self.scale[m, k] * (product if k else product + self.bias) + self.shift[m, k]
-            z = z + inner.clamp(min=0)  # and not relu, whose derivative at 0, where training begins, is 0
+            z = z + inner.clamp(min=0)  # not relu: its derivative at 0, where training begins, is 0
         z = torch.where((delta != 0).any(1, keepdim=True), z, 0.0)
-        left, right = z.split((u.shape[1], delta.shape[1]), 1)
-        return FactoredMatrix(left.mT, -self.alpha[m] * right)
+        new_u, new_delta = z.split((u.shape[1], delta.shape[1]), 1)
+        return FactoredMatrix(new_u.mT, -self.alpha[m] * new_delta)
 
     def normed(self, pairs: Sequence[Mapping[str, FactorPair]]) -> GradientNetwork:
         """This network with means and standard deviations of these factors, over tokens whose delta is not 0."""
         rows = [
-            torch.cat(each[name], 1)[(each[name][1] != 0).any(1)] for each in pairs for name in self.names
+            torch.cat(factors[name], 1)[(factors[name][1] != 0).any(1)]
+            for factors in pairs
+            for name in self.names
         ]
         std, mean = torch.std_mean(torch.cat(rows), 0, correction=0)
         return replace(self, mean=mean, std=torch.where(std > CONSTANT * mean.abs(), std, 1.0))
@@ -95,13 +99,13 @@ class GradientNetwork(Brief):
     def on(self, device: torch.device) -> GradientNetwork:
         """This network on another device."""
         return GradientNetwork(
-            self.names, **{name: to_device(each, device) for name, each in self.numbers.items()}
+            self.names, **{name: to_device(value, device) for name, value in self.numbers.items()}
         )
 
     @property
     def numbers(self) -> dict[str, Tensor]:
         """Its tensors by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
 
 
 @public()
@@ -151,63 +155,65 @@ class Mend(Brief):
                 raise ValueError(f"a matrix of a block is required, whose gradient has factors, got {name!r}")
             by_shape.setdefault(side_by_side(weight, name).shape, []).append(name)
         like = upcast(network.embed.weight.detach())
-        zeros, ones, made = like.new_zeros, like.new_ones, []
+        zeros, ones, networks = like.new_zeros, like.new_ones, []
         for f, group in ((sum(shape), group) for shape, group in by_shape.items()):
             m, u = len(group), torch.empty(2, min(rank, f), f)
-            for each in u:
-                nn.init.xavier_uniform_(each, generator=generator)
+            for matrix in u:
+                nn.init.xavier_uniform_(matrix, generator=generator)
             scales = ones(m, 2, f), zeros(m, 2, f), alpha * ones(m)
             v, bias, mean, std = zeros(u.mT.shape), zeros(f), zeros(f), ones(f)
-            made.append(GradientNetwork(tuple(group), u.to(like), v, bias, *scales, mean, std))
-        return cls(tuple(made), sample_of(network))
+            networks.append(GradientNetwork(tuple(group), u.to(like), v, bias, *scales, mean, std))
+        return cls(tuple(networks), sample_of(network))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The matrices that are changed."""
-        return tuple(name for each in self.networks for name in each.names)
+        return tuple(name for network in self.networks for name in network.names)
 
     def changes(self, model: Transformer, pairs: Mapping[str, FactorPair]) -> dict[str, FactoredMatrix]:
         """The change of every matrix from its factors u and delta, in the layout of `Weights`."""
-        found = dict[str, FactoredMatrix]()
-        for each in self.networks:
-            for name in each.names:
-                weight, change = matrix_place(model, name).in_(model), each(name, *pairs[name])
+        changes = dict[str, FactoredMatrix]()
+        for network in self.networks:
+            for name in network.names:
+                weight, change = matrix_place(model, name).in_(model), network(name, *pairs[name])
                 heads = len(weight) if weight.ndim == 3 else None
-                found[name] = by_head(change.A, change.B, name, heads)
-        return found
+                changes[name] = by_head(change.A, change.B, name, heads)
+        return changes
 
     @property
     def numbers(self) -> dict[str, Tensor]:
         """The tensors of all networks by name, and the sample."""
-        every = {f"{i}.{k}": x for i, each in enumerate(self.networks) for k, x in each.numbers.items()}
-        return every | {"sample": self.sample}
+        tensors = {
+            f"{i}.{k}": x for i, network in enumerate(self.networks) for k, x in network.numbers.items()
+        }
+        return tensors | {"sample": self.sample}
 
     def save(self, path: Path | str) -> None:
         """Write the networks to a safetensors file, with the numbers by which their model is recognised."""
         from safetensors.torch import save_file
 
         flat = {name: x.detach().cpu().contiguous() for name, x in self.numbers.items()}
-        about = {"names": self.names, "rank": max(each.U.shape[1] for each in self.networks)}
+        about = {"names": self.names, "rank": max(network.U.shape[1] for network in self.networks)}
         header = {"format": FORMAT, "mend": json.dumps(about)}
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
     def load(cls, path: Path | str, model: Model) -> Mend:
-        """The networks of a file.
+        """The `Mend` in a file that `save` wrote, for this model.
 
         Raises:
             ValueError: a file of another kind, a damaged one, or networks of another model.
         """
         network = as_network(model)
         with fitted_file(path, "MEND", FORMAT, network.device) as (header, stored):
-            found = cls.untrained(network, **json.loads(header["mend"]))
-            for name, mine in found.numbers.items():
-                if (got := stored[name].shape) != mine.shape:
-                    wanted = f"{name} of shape {shape_text(mine.shape)}"
-                    raise ValueError(f"{path}: {wanted} is required by this model, got {shape_text(got)}")
-                mine.copy_(stored[name])
-        found.check(network)
-        return found
+            mend = cls.untrained(network, **json.loads(header["mend"]))
+            for name, own in mend.numbers.items():
+                if (got := stored[name].shape) != own.shape:
+                    expected = f"{name} of shape {shape_text(own.shape)}"
+                    raise ValueError(f"{path}: {expected} is required by this model, got {shape_text(got)}")
+                own.copy_(stored[name])
+        mend.check(network)
+        return mend
 
     def check(self, model: Transformer) -> None:
         """ValueError unless this is the model that it was made for, in its dtype or a narrower one, and finite."""
@@ -255,8 +261,10 @@ def mend_edit(
     subject = as_model(model)
     network = subject.transformer
     mend.check(network)
-    batch = posed(subject, data, answer, prepend_bos=prepend_bos)
-    on_device = replace(mend, networks=tuple(each.on(network.device) for each in mend.networks))
+    batch = edit_batch(subject, data, answer, prepend_bos=prepend_bos)
+    on_device = replace(
+        mend, networks=tuple(gradient_network.on(network.device) for gradient_network in mend.networks)
+    )
     changes = on_device.changes(network, factors_of(network, batch, mend.names))
     return [WeightEdit(name, change) for name, change in changes.items()]
 
@@ -320,23 +328,29 @@ def train_mend(
             f"{len(cases)} cases, c_edit={c_edit}, batch_size={batch_size}"
         )
     subject, tuning = as_model(model), tuning or TRAINING
-    found = Mend.untrained(subject, names, alpha=alpha, rank=rank, seed=seed)
-    posed = [_Posed.of(subject, case, found.names, prepend_bos) for case in cases]
-    pairs = [case.pairs for case in posed]
-    found = replace(found, networks=tuple(each.normed(pairs) for each in found.networks))
+    mend = Mend.untrained(subject, names, alpha=alpha, rank=rank, seed=seed)
+    training_cases = [_TrainingCase.of(subject, case, mend.names, prepend_bos) for case in cases]
+    pairs = [case.pairs for case in training_cases]
+    mend = replace(mend, networks=tuple(gradient_network.normed(pairs) for gradient_network in mend.networks))
     generator = torch.Generator().manual_seed(seed)
-    epochs = (torch.randperm(len(posed), generator=generator).tolist() for _ in repeat(None))
+    epochs = (torch.randperm(len(training_cases), generator=generator).tolist() for _ in repeat(None))
     batches = (list(islice(order, batch_size)) for order in repeat(chain.from_iterable(epochs), tuning.steps))
-    mine = subject.transformer.with_parameters({})  # a copy of the modules, in which parameters are swapped
-    losses = _fitted(found, ([posed[i] for i in batch] for batch in batches), mine, c_edit, tuning)
-    return replace(found, losses=losses)
+    copied = subject.transformer.with_parameters({})  # a copy of the modules, in which parameters are swapped
+    losses = _train_networks(
+        mend, ([training_cases[i] for i in batch] for batch in batches), copied, c_edit, tuning
+    )
+    return replace(mend, losses=losses)
 
 
-def _fitted(
-    mend: Mend, batches: Iterable[Sequence[_Posed]], model: Transformer, c_edit: float, tuning: FineTuning
+def _train_networks(
+    mend: Mend,
+    batches: Iterable[Sequence[_TrainingCase]],
+    model: Transformer,
+    c_edit: float,
+    tuning: FineTuning,
 ) -> Float[Tensor, "step 2"]:
-    """L_edit and L_loc before each step of training; writes into the tensors of `mend`."""
-    leaves = [each.numbers[name].requires_grad_() for each in mend.networks for name in TRAINED]
+    """Train the tensors of `mend` in place; returns L_edit and L_loc before each step."""
+    leaves = [network.numbers[name].requires_grad_() for network in mend.networks for name in TRAINED]
     optimiser, losses = tuning.optimiser_of(leaves), []
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / tuning.steps)
     for batch in tqdm(batches, desc="MEND", total=tuning.steps, delay=1, leave=False):
@@ -354,14 +368,14 @@ def _fitted(
 
 
 @dataclass(frozen=True, eq=False)
-class _Posed:
-    """A case of the training: the factors of its gradient, and its prompts from the first changed layer on."""
+class _TrainingCase:
+    """A training case: the factors of its gradient, and the inputs of its prompts at the first changed layer."""
 
     pairs: Mapping[str, FactorPair]
     batch: Batch
     """The edited prompt and its rewordings, then the prompts that should stay as they are; all with the new answer."""
     asking: int
-    """How many rows are the edit and its rewordings."""
+    """Number of rows that are the edited prompt and its rewordings."""
     layer: int
     begin: Tensor
     """The input of the pass from that layer on."""
@@ -369,7 +383,9 @@ class _Posed:
     """Log-probabilities of the other prompts' next token without the edit."""
 
     @classmethod
-    def of(cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool | None) -> _Posed:
+    def of(
+        cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool | None
+    ) -> _TrainingCase:
         """The case as tensors.
 
         Raises:
@@ -387,25 +403,25 @@ class _Posed:
                 "each case requires a check that does not expect its answer, a prompt to be left alone; that of "
                 f"{case.prompt!r} has none"
             )
-        pairs = factors_of(network, posed(model, case.prompt, answer, prepend_bos=prepend_bos), names)
-        batch = posed(model, [*asking, *others], answer, prepend_bos=prepend_bos)
+        pairs = factors_of(network, edit_batch(model, case.prompt, answer, prepend_bos=prepend_bos), names)
+        batch = edit_batch(model, [*asking, *others], answer, prepend_bos=prepend_bos)
         layer = min(int(name.split(".")[1]) for name in names)
         begin = entering(network, batch, layer)
         with torch.no_grad():
-            before = _predicted(network, batch, begin, layer)[len(asking) :]
+            before = _next_token_logp(network, batch, begin, layer)[len(asking) :]
         return cls(pairs, batch, len(asking), layer, begin, before)
 
     def losses(self, model: Transformer, mend: Mend) -> Float[Tensor, "2"]:
         """L_edit and L_loc of `train_mend`, differentiable in the numbers of `mend`."""
-        changes = {name: each.AB for name, each in mend.changes(model, self.pairs).items()}
-        logp = _predicted(model, self.batch, self.begin, self.layer, changed(model, changes))
+        changes = {name: factored.AB for name, factored in mend.changes(model, self.pairs).items()}
+        logp = _next_token_logp(model, self.batch, self.begin, self.layer, changed(model, changes))
         assert self.batch.answer is not None
         edit = -logp[: self.asking].gather(1, self.batch.answer[: self.asking, None]).mean()
         local = F.kl_div(logp[self.asking :], self.before, reduction="batchmean", log_target=True)
         return torch.stack((edit, local))
 
 
-def _predicted(
+def _next_token_logp(
     model: Transformer,
     batch: Batch,
     begin: Tensor,

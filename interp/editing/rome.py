@@ -27,7 +27,7 @@ from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.editing.editors import entering, posed
+from interp.editing.editors import edit_batch, entering
 from interp.editing.weight_edit import WeightEdit
 from interp.model.edits import Edit
 from interp.model.tap import Read, Tap, Trace
@@ -48,7 +48,7 @@ class Keys(Brief):
     moment: Float[Tensor, "m m"]
     """C, float64."""
     tokens: int
-    """How many tokens it was averaged over."""
+    """Number of tokens that C was averaged over."""
 
     def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
         """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
@@ -123,9 +123,10 @@ def key_moment(
     read = Read(f"blocks.{layer}.mlp.hook_post")
     analysis = ByRow("key_moment", Reading([read], partial(_keys, read=read)), Covariances("key"))
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = reduced_over(analysis, subject, source)
-    assert isinstance(found, Covariance)
-    return Keys(layer, found.scatter / found.n + torch.outer(found.mean, found.mean), int(found.n))
+    covariance = reduced_over(analysis, subject, source)
+    assert isinstance(covariance, Covariance)
+    moment = covariance.scatter / covariance.n + torch.outer(covariance.mean, covariance.mean)
+    return Keys(layer, moment, int(covariance.n))
 
 
 def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
@@ -183,8 +184,8 @@ def rome_edit(
         >>> rome_edit(model, prompt, answer=" cat", subject="John", keys=keys, rome=Rome(ridge=0.1)).rank
         1
     """
-    given, rome = as_model(model), rome or Rome()
-    network = given.transformer
+    editable, rome = as_model(model), rome or Rome()
+    network = editable.transformer
     name = f"blocks.{keys.layer}.mlp.W_out"
     weight = matrix_place(network, name).in_(network)
     if keys.moment.shape[0] != weight.shape[0]:
@@ -194,16 +195,16 @@ def rome_edit(
     ends(network.config, name)
     texts = [f"{prefix}{prompt}" for prefix in rome.prefixes]
     extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
-    batch = posed(given, [*texts, *extra], answer, prepend_bos=prepend_bos)
-    where = mentions(given.text, batch, subject)
-    reaching(network, batch, where, keys.layer)
+    batch = edit_batch(editable, [*texts, *extra], answer, prepend_bos=prepend_bos)
+    where = mention_mask(editable.text, batch, subject)
+    check_reaches_logits(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
     posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
-    key = mentioned(posts, where)[: len(texts)].double().mean(0)
+    key = at_mention(posts, where)[: len(texts)].double().mean(0)
     bias = Weights(network).layer(keys.layer).b_out
     assert bias is not None
     value = key @ weight.to(key) + bias.to(key)
-    delta = sought(network, batch, where, DeltaSearch(keys.layer, len(texts), value.norm(), rome))
+    delta = find_delta(network, batch, where, DeltaSearch(keys.layer, len(texts), value.norm(), rome))
     solved = to_device(keys.solved(key, rome.ridge), key.device)
     return WeightEdit(name, FactoredMatrix((solved / (key @ solved))[:, None], delta[None].to(key)))
 
@@ -215,7 +216,7 @@ class DeltaSearch:
     layer: int
     """Layer of the MLP whose output is changed."""
     prompts: int
-    """How many rows end in the answer; the rest is the essence prompt."""
+    """Number of rows whose next token should be the answer; the row after them is the essence prompt."""
     size: Float[Tensor, ""]
     """|v| before the edit."""
     rome: Rome
@@ -223,12 +224,12 @@ class DeltaSearch:
 
 
 @torch.enable_grad()
-def sought(
+def find_delta(
     model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: DeltaSearch
 ) -> Float[Tensor, "d"]:
     """The delta at the MLP's output that makes the rows' answers likely, as in `rome_edit`.
 
-    Once the loss is low enough, no step changes delta; the loop ends when that is seen.
+    Once the loss is below `enough`, delta stays fixed on the device; the loop may end a few steps later.
 
     Args:
         where: on the host, the tokens of each row at which delta is added.
@@ -262,7 +263,7 @@ def sought(
 def _loss(
     logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: DeltaSearch
 ) -> Float[Tensor, ""]:
-    """Mean negative log-likelihood of the answer and the weighted divergence on the essence prompt."""
+    """Mean -log p(answer) over the prompts, plus `kl` times KL(edited || original) on the essence prompt."""
     assert batch.answer is not None
     n = search.prompts
     loss = -logp[:n].gather(1, batch.answer[:n, None]).mean()
@@ -272,8 +273,8 @@ def _loss(
     return loss + search.rome.kl * divergence
 
 
-def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
-    """ValueError where nothing written at the subject can reach the prompt's logits."""
+def check_reaches_logits(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
+    """ValueError if a change at the subject in this layer's MLP cannot reach the logits of the prompt's last token."""
     subject, last = int(where[0].int().argmax()), int(batch.host().last()[0])
     if layer == model.config.n_layers - 1 and subject < last:
         raise ValueError(
@@ -282,28 +283,28 @@ def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer
         )
 
 
-def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
-    """The last token of each row's last mention of the subject, on the host; ValueError for a row without one."""
+def mention_mask(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
+    """Mask (on the CPU) of the last token of each row's last mention of the subject. ValueError for a row without."""
     batch = batch.host()
-    found = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row in range(len(batch)):
-        kept = slice(None) if batch.keep is None else batch.keep[row]
-        columns = torch.arange(found.shape[1])[kept]
+        real = slice(None) if batch.keep is None else batch.keep[row]
+        columns = torch.arange(mask.shape[1])[real]
         pieces = text.pieces(batch.tokens[row, columns])
         written = "".join(pieces)
         start = written.rfind(subject)
         if not subject or start < 0:
             raise ValueError(f"the prompt must mention the subject {subject!r}, got {written!r}")
         reached = torch.tensor([len(piece) for piece in pieces]).cumsum(0) >= start + len(subject)
-        found[row, columns[int(reached.int().argmax())]] = True
-    return found
+        mask[row, columns[int(reached.int().argmax())]] = True
+    return mask
 
 
-def mentioned(value: Float[Tensor, "b p m"], where: Bool[Tensor, "b p"]) -> Float[Tensor, "b m"]:
-    """The value at the mention of each row.
+def at_mention(value: Float[Tensor, "b p m"], where: Bool[Tensor, "b p"]) -> Float[Tensor, "b m"]:
+    """The value at the one token of each row where the mask is True.
 
     Args:
-        where: on the host, one token of each row.
+        where: mask of one token of each row, on the CPU.
     """
     rows, columns = (to_device(index, value.device) for index in where.nonzero().T)
     return value[rows, columns]

@@ -114,8 +114,8 @@ class SingularValues:
         Args:
             z, rescale: as in `factor`.
         """
-        left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
-        return by_head(left, self.V.mT, self.name, self.heads)
+        scaled_u = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
+        return by_head(scaled_u, self.V.mT, self.name, self.heads)
 
     def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
         """The scaling as a `WeightEdit`, which can be applied and taken back bit for bit.
@@ -218,12 +218,12 @@ def train_z(
         raise ValueError("training z requires logits; this model ends in its residual stream")
     batch = subject.text.batch(data, prepend_bos=prepend_bos).to(network.device)
     parts = {name: SingularValues.of(network, name) for name in names}
-    z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
+    z = {name: torch.ones_like(matrix.sigma).requires_grad_() for name, matrix in parts.items()}
     optimiser = tuning.optimiser_of(z.values())
     inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
     losses = []
     for _ in range(tuning.steps):
-        changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
+        changes = {name: matrix.change(z[name], rescale=rescale).AB for name, matrix in parts.items()}
         value = loss(upcast(network.with_parameters(changed(network, changes))(batch.tokens, **inputs)))
         if not isinstance(value, Tensor):
             raise ValueError(f"loss must be one number, a tensor, got {value_text(value)}")

@@ -1,7 +1,7 @@
 """Two passes: the first one says what kind of prompt it is, the second answers with the vector z of that kind.
 
-Sun et al. 2025, Transformer^2, section 3.2: dispatch by a question to the model as it is (method A), or to the model
-under a z that was trained to answer that question (method B). And how their z are trained: by REINFORCE (equation 1).
+Sun et al. 2025, Transformer^2, section 3.2: the kind is asked of the unchanged model (method A), or of the model under
+a z that was trained to answer that question (method B). The vectors z are trained by REINFORCE (equation 1).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from interp.passes.sampling import Sampling
 Vectors = Mapping[str, Float[Tensor, "r"]]
 """One z for each of some matrices, by the matrix' name."""
 Reward = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b"]]
-"""A function from the new tokens of every sample to a number each, with the samples of a prompt side by side."""
+"""A function from the new tokens [b, n] of all samples to one reward each; a prompt's samples are adjacent rows."""
 
 
 @public()
@@ -67,10 +67,10 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dispatch(Brief):
-    """How the first pass decides: by the label that the model says after the prompt and a question.
+    """How the first pass decides: by the label that is most probable after the prompt and a question.
 
-    Without `z` the model answers as it is; with it the model under z: a classifier, which `train_z` makes on the
-    prompts of `asked`.
+    With `z` the question is asked of the model under z, a classifier that `train_z` trains on the prompts of
+    `with_question`; without it, of the unchanged model.
 
     Raises:
         ValueError: no labels.
@@ -199,7 +199,8 @@ def two_passes(
     batch = subject.text.batch(prompts, prepend_bos=prepend_bos, side="left").to(subject.transformer.device)
     rows: list[Float[Tensor, "v"] | None] = [None] * len(kinds)
     for kind in dict.fromkeys(kinds):
-        index = torch.tensor([i for i, each in enumerate(kinds) if each == kind], device=batch.tokens.device)
+        members = [i for i, prompt_kind in enumerate(kinds) if prompt_kind == kind]
+        index = torch.tensor(members, device=batch.tokens.device)
         network = adapted(model, vectors[kind], rescale=rescale) if kind in vectors else subject.transformer
         for i, row in zip(index.tolist(), _last_logits(network, batch.rows(index)), strict=True):
             rows[i] = row
@@ -286,13 +287,13 @@ def reinforce_z(
     prompts = subject.text.batch(data, prepend_bos=prepend_bos, side="left").to(network.device).left_aligned()
     rows = prompts.rows(torch.arange(len(prompts), device=network.device).repeat_interleave(samples))
     parts = {name: SingularValues.of(network, name) for name in names}
-    z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
-    optimiser, found = tuning.optimiser_of(z.values()), []
+    z = {name: torch.ones_like(matrix.sigma).requires_grad_() for name, matrix in parts.items()}
+    optimiser, mean_rewards = tuning.optimiser_of(z.values()), []
     for step in range(tuning.steps):
-        changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
+        changes = {name: matrix.change(z[name], rescale=rescale).AB for name, matrix in parts.items()}
         policy = network.with_parameters(changed(network, changes))
         drawn = generate(policy, rows, new_tokens, sampling=Sampling(seed=seed + step))
-        rewards = _checked(reward(drawn.tokens[:, -new_tokens:]), len(rows))
+        rewards = _checked_rewards(reward(drawn.tokens[:, -new_tokens:]), len(rows))
         with torch.no_grad():
             base = network(drawn.tokens, keep=drawn.keep)
         logits = policy(drawn.tokens, keep=drawn.keep)
@@ -300,8 +301,8 @@ def reinforce_z(
         for leaf, slope in zip(z.values(), torch.autograd.grad(loss, list(z.values())), strict=True):
             leaf.grad = slope
         optimiser.step()
-        found.append(float(rewards.double().mean()))
-    return {name: leaf.detach() for name, leaf in z.items()}, found
+        mean_rewards.append(float(rewards.double().mean()))
+    return {name: leaf.detach() for name, leaf in z.items()}, mean_rewards
 
 
 def policy_loss(
@@ -327,13 +328,13 @@ def policy_loss(
     Returns:
         [b], in float32 at least.
     """
-    own, other = (upcast(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
-    log_probs = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
-    far = (own.exp() * (own - other)).sum(-1).mean(1)
-    return -reward * log_probs + kl * far
+    policy_logp, base_logp = (upcast(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
+    log_probs = policy_logp.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
+    divergence = (policy_logp.exp() * (policy_logp - base_logp)).sum(-1).mean(1)
+    return -reward * log_probs + kl * divergence
 
 
-def _checked(rewards: Float[Tensor, "*n"], rows: int) -> Float[Tensor, "b"]:
+def _checked_rewards(rewards: Float[Tensor, "*n"], rows: int) -> Float[Tensor, "b"]:
     if not isinstance(rewards, Tensor) or rewards.shape != (rows,) or not bool(rewards.isfinite().all()):
         raise ValueError(f"a reward must be one finite number for each of {rows} samples, got {rewards}")
     return rewards

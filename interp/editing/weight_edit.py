@@ -1,8 +1,7 @@
-"""A change of one weight matrix as data: put into the parameter and taken out again bit by bit, or made as `Edit`s.
+"""A change of one weight matrix as data: added to the parameter and undone bit for bit, or made by activation `Edit`s.
 
-A matrix is called what the field calls it (`blocks.3.mlp.W_out`) and stands in the row convention `x @ W`, whatever the
-layout of the parameter that holds it: queries, keys and values share one parameter, gate and in another, and the
-unembedding may be the embedding itself.
+A matrix has its usual name (`blocks.3.mlp.W_out`) and the row convention `x @ W`, whatever the layout of the parameter
+that holds it: W_Q, W_K and W_V share one parameter, W_gate and W_in another, and the unembedding may be the embedding.
 """
 
 from __future__ import annotations
@@ -57,8 +56,12 @@ class WeightEdit(Brief):
 
     def __post_init__(self) -> None:
         """ValueError for a change that is NaN or infinite."""
-        parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
-        if not all(map(bool, to_host({i: part.isfinite().all() for i, part in enumerate(parts)}).values())):
+        factors = (
+            (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
+        )
+        if not all(
+            map(bool, to_host({i: factor.isfinite().all() for i, factor in enumerate(factors)}).values())
+        ):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
 
     @property
@@ -73,7 +76,7 @@ class WeightEdit(Brief):
 
     @contextmanager
     def applied(self, model: Model) -> Iterator[None]:
-        """Context in which the model has the changed weights; afterwards the old ones, bit for bit, whatever happened.
+        """Context in which the model has the changed weights; on exit, also by an error, it has the old bits back.
 
         The sum is formed in float32 at least and rounded once. Blocks may overlap and be left in any order: the matrix
         has the changes of those that are open, added in the order in which they began. The parameter itself is written,
@@ -84,13 +87,13 @@ class WeightEdit(Brief):
         """
         network = as_network(model)
         where = matrix_place(network, self.name)
-        change = self._fitting(where.in_(network))
-        mine = _Standing(network.get_parameter(where.parameter), where, change)
-        mine.begin()
+        change = self._dense_change(where.in_(network))
+        applied_change = _AppliedChange(network.get_parameter(where.parameter), where, change)
+        applied_change.begin()
         try:
             yield
         finally:
-            mine.end()
+            applied_change.end()
 
     def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
         """The change as edits of activations, without writing a weight: y' = y + (x A) B at the output's site.
@@ -107,7 +110,7 @@ class WeightEdit(Brief):
                 where the family norms what the sublayer adds (the raw output is no site).
         """
         network = as_network(model)
-        self._fitting(matrix_place(network, self.name).in_(network))
+        self._dense_change(matrix_place(network, self.name).in_(network))
         change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
@@ -116,7 +119,7 @@ class WeightEdit(Brief):
             route.writes, _Product(read, change, route.factor, route.axes), rows=rows
         )
 
-    def _fitting(self, weight: Tensor) -> Tensor:
+    def _dense_change(self, weight: Tensor) -> Tensor:
         """The change, dense and in float32 at least; ValueError unless it fits the matrix."""
         if self.change.shape != weight.shape:
             raise ValueError(
@@ -131,7 +134,7 @@ class WeightEdit(Brief):
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """The change of a site that leaves it as it is and remembers it until the end of the pass."""
+    """The edit function that leaves a site's value unchanged and stores it until the end of the pass."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
         """The change in one pass."""
@@ -150,7 +153,7 @@ class _Input:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The change of a site that adds the product of the remembered input and the change of the matrix."""
+    """The edit function that adds the stored input times the change of the matrix to a site."""
 
     input: _Input
     change: FactoredMatrix
@@ -163,7 +166,7 @@ class _Product:
         def add(y: Tensor) -> Tensor:
             x = memory[self.input.name]
             assert isinstance(x, Tensor)
-            return y + self.factor * _through(x, self.change, self.axes)
+            return y + self.factor * _times_factors(x, self.change, self.axes)
 
         return add
 
@@ -176,23 +179,23 @@ def changed(
     For `Transformer.with_parameters`: the model's own parameters are not written. The sums are formed in float32 at
     least.
     """
-    found = dict[str, Tensor]()
+    parameters = dict[str, Tensor]()
     for name, change in changes.items():
         where = matrix_place(network, name)
-        if where.parameter not in found:
-            found[where.parameter] = upcast(network.get_parameter(where.parameter).detach()).clone()
-        where.view(found[where.parameter]).add_(change)
-    return {name: value.to(network.get_parameter(name).dtype) for name, value in found.items()}
+        if where.parameter not in parameters:
+            parameters[where.parameter] = upcast(network.get_parameter(where.parameter).detach()).clone()
+        where.view(parameters[where.parameter]).add_(change)
+    return {name: value.to(network.get_parameter(name).dtype) for name, value in parameters.items()}
 
 
-_STANDING: dict[int, list[_Standing]] = {}
-"""The changes that are present in each parameter, in the order in which they began; by the parameter's identity."""
+_APPLIED: dict[int, list[_AppliedChange]] = {}
+"""The changes that are applied to each parameter, by its `id`, in the order in which they were applied."""
 _LOCK = RLock()
 
 
 @dataclass(eq=False)
-class _Standing:
-    """A change that is present in a parameter until its block is left."""
+class _AppliedChange:
+    """A change that is applied to a parameter until its `with` block is left."""
 
     parameter: nn.Parameter
     where: MatrixPlace
@@ -202,34 +205,33 @@ class _Standing:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Make the change on top of those that are present."""
+        """Add the change to the parameter, on top of the changes already applied."""
         with _LOCK:
-            self._make()
-            _STANDING.setdefault(id(self.parameter), []).append(self)
+            self._add()
+            _APPLIED.setdefault(id(self.parameter), []).append(self)
 
     @torch.no_grad()
     def end(self) -> None:
-        """Take the change away: later ones are taken back, and made again without it."""
+        """Undo the change: undo later ones with it, last first, then add these again."""
         with _LOCK:
-            standing = _STANDING[id(self.parameter)]
-            place = standing.index(self)
-            later = standing[place + 1 :]
-            for each in [*reversed(later), self]:
-                each.where.view(each.parameter).copy_(each.before)
-            for each in later:
-                each._make()
-            standing.remove(self)
-            if not standing:
-                del _STANDING[id(self.parameter)]
+            applied = _APPLIED[id(self.parameter)]
+            later = applied[applied.index(self) + 1 :]
+            for applied_change in [*reversed(later), self]:
+                applied_change.where.view(applied_change.parameter).copy_(applied_change.before)
+            for applied_change in later:
+                applied_change._add()
+            applied.remove(self)
+            if not applied:
+                del _APPLIED[id(self.parameter)]
 
-    def _make(self) -> None:
+    def _add(self) -> None:
         weight = self.where.view(self.parameter)
         self.before = weight.clone()
         dtype = torch.promote_types(weight.dtype, self.change.dtype)
         weight.copy_((weight.to(dtype) + self.change.to(weight.device)).to(weight.dtype))
 
 
-def _through(x: Tensor, change: FactoredMatrix, axes: str) -> Tensor:
+def _times_factors(x: Tensor, change: FactoredMatrix, axes: str) -> Tensor:
     """x A B, in float32 at least."""
     dtype = torch.promote_types(x.dtype, torch.promote_types(change.A.dtype, torch.float32))
     return einsum(x.to(dtype), change.A.to(x.device, dtype), change.B.to(x.device, dtype), axes)

@@ -12,7 +12,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import ablate
-from interp.causal.stand_ins import StandIn, completed, other_rows
+from interp.causal.stand_ins import StandIn, other_rows, with_required_data
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss
@@ -227,7 +227,7 @@ def test_splitting_the_prompts_changes_no_number(case: str) -> None:
     change, given, _ = CASES[case]
     model, prompts = subject("gpt2"), Batch(TOKENS).numbered()
     other = model.to_batch(given["reference"]) if "reference" in given else None
-    whole, reference = completed(change, prompts, other, given.get("groups"))
+    whole, reference = with_required_data(change, prompts, other, given.get("groups"))
     groups = {"groups": given["groups"]} if "groups" in given and isinstance(change, Mean) else {}
     joined, split = (
         ablate(model, list(whole.split(n)), change=change, metric=METRIC, reference=reference, **groups)

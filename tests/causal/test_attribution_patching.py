@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp import Edit, HookedTransformer, Read, observe
 from interp.causal import attribution_patch, patch
-from interp.causal.attribution_patching import _drawn
+from interp.causal.attribution_patching import _cells_to_patch
 from interp.causal.contrast import site_names
 from interp.causal.effects import fisher_z
 from interp.data.batch import Batch
@@ -319,7 +319,9 @@ def test_half_of_the_cells_are_those_of_the_largest_estimates() -> None:
     model, pair = HookedTransformer(build("gpt2")), (CLEAN[:1], CORRUPT[:1])
     estimate = attribution_patch(model, *pair, metric=METRIC)["each"].values[0]
     exact = patch(model, *pair, "z", metric=METRIC, by=("layer", "pos", "head"))["each"].values[0]
-    drawn = _drawn(torch.tensor(estimate.ravel()), torch.ones(estimate.size, dtype=torch.bool), 6, 0).tolist()
+    drawn = _cells_to_patch(
+        torch.tensor(estimate.ravel()), torch.ones(estimate.size, dtype=torch.bool), 6, 0
+    ).tolist()
     assert len(set(drawn)) == 6 and set(np.abs(estimate).ravel().argsort()[-3:]) <= set(drawn)
     found = attribution_patch(model, *pair, metric=METRIC, agreement=6).agreement.sel(estimate="value")
     moved = np.abs(exact.ravel()[drawn]) > 0

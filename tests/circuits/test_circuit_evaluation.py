@@ -306,13 +306,13 @@ def test_gradient_pass_carries_what_a_sender_says_to_the_stream_once(
     """And once more where its slope is weighed: not for each receiver, each of which would keep, in half precision, a
     copy of the matrices of all layers before it.
     """
-    plain, seen = DroppedEdges._said_by, Counter[int]()
+    plain, seen = DroppedEdges._sender_changes, Counter[int]()
 
     def watched(self: DroppedEdges, each: KnownSenders, said: ReadValues) -> Tensor:
         seen[each.rows.start] += 1
         return plain(self, each, said)
 
-    monkeypatch.setattr(DroppedEdges, "_said_by", watched)
+    monkeypatch.setattr(DroppedEdges, "_sender_changes", watched)
     model = HookedTransformer(build("llama-gqa"))
     task = Task(model, CLEAN[:1], CORRUPT[:1], METRIC)
     kept = connected(task.graph, largest(worth(task.scored("eap")), 16))
@@ -337,20 +337,20 @@ def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacem
     clean = replace(paired(model.text, CLEAN, CORRUPT), answer=torch.full((4,), 3), wrong=torch.full((4,), 4))
     assert isinstance(clean, Batch)
     passes = CircuitPasses.of(model, METRIC, replacement, None)
-    replaced = run_steps(model.transformer, passes._replaced(model.transformer, clean))
+    replaced = run_steps(model.transformer, passes._replacement_values(model.transformer, clean))
 
     def metric_at(node: str, share: float) -> float:
         change = DroppedEdges(model.transformer, task.graph, (task.graph.exists & ~kept)[None], replaced)
-        shares, sender = change._shares.clone(), task.graph.senders.index(node)
+        shares, sender = change._dropped_by_row.clone(), task.graph.senders.index(node)
         row = next(
             s.rows.start + sender - s.senders.start
             for s in change._known_senders
             if sender in _range(s.senders)
         )
         shares[0, row] += share * kept[sender]
-        vars(change)["_shares"] = shares
+        vars(change)["_dropped_by_row"] = shares
         vars(change)["_inputs"] = {each.site: each for each in inputs(model.transformer, task.graph)}
-        vars(change)["_out_of"] = [True] * len(task.graph.senders)
+        vars(change)["_drops_out_of"] = [True] * len(task.graph.senders)
         n = model.cfg.n_layers
         own = clean.pair()[0]
         stream = interp.observe(model, own, change.reads, change.edits, stop=n).output

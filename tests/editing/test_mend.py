@@ -23,7 +23,7 @@ from interp.editing import (
     mend_edit,
     train_mend,
 )
-from interp.editing.mend import GradientNetwork, _Posed, _predicted
+from interp.editing.mend import GradientNetwork, _next_token_logp, _TrainingCase
 from interp.editing.weight_edit import changed
 from interp.lenses.factors import factors
 from interp.passes.observe import as_model
@@ -130,7 +130,7 @@ def test_the_losses_are_those_of_the_edited_model(name: str) -> None:
     model = hooked(name)
     mend = stirred(Mend.untrained(model, NAMES, alpha=0.01, rank=3))
     for case in CASES:
-        posed = _Posed.of(as_model(model), case, mend.names, prepend_bos=True)
+        posed = _TrainingCase.of(as_model(model), case, mend.names, prepend_bos=True)
         found = posed.losses(model.transformer, mend)
         assert_close(found, torch.tensor(losses_of(model, mend, case), dtype=torch.float64))
         assert float(found.min()) > 1e-3
@@ -140,7 +140,7 @@ def test_the_losses_are_those_of_the_edited_model(name: str) -> None:
 def test_the_gradient_of_the_losses_is_that_of_finite_differences(leaf: str) -> None:
     model = hooked()
     mend = stirred(Mend.untrained(model, NAMES, alpha=0.01, rank=3))
-    posed = _Posed.of(as_model(model), CASES[0], mend.names, prepend_bos=True)
+    posed = _TrainingCase.of(as_model(model), CASES[0], mend.names, prepend_bos=True)
     value = getattr(mend.networks[0], leaf)
     direction = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -198,20 +198,20 @@ def test_training_lowers_its_loss_moves_every_part_and_spares_the_model() -> Non
 
 def test_every_case_comes_once_before_any_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    of, losses = _Posed.of, _Posed.losses
+    of, losses = _TrainingCase.of, _TrainingCase.losses
     names: dict[int, str] = {}
 
-    def remembered(*given: object) -> _Posed:
+    def remembered(*given: object) -> _TrainingCase:
         found = of(*given)  # type: ignore[arg-type]
         names[id(found)] = given[1].prompt  # type: ignore[attr-defined]
         return found
 
-    def told(self: _Posed, model: object, mend: Mend) -> Tensor:
+    def told(self: _TrainingCase, model: object, mend: Mend) -> Tensor:
         seen.append(names[id(self)])
         return losses(self, model, mend)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Posed, "of", remembered)
-    monkeypatch.setattr(_Posed, "losses", told)
+    monkeypatch.setattr(_TrainingCase, "of", remembered)
+    monkeypatch.setattr(_TrainingCase, "losses", told)
     cases = [*CASES, replace(CASES[0], prompt="The capital of Italy is")]
     train_mend(hooked(), cases, NAMES[:1], tuning=FineTuning(steps=3), batch_size=2)
     assert len(seen) == 6 and {*seen[:3]} == {*seen[3:]} == {case.prompt for case in cases}
@@ -221,12 +221,12 @@ Score = tuple[float, float]
 """Share of the edits whose answer is the argmax, in the edited prompt and reworded; and the KL of others, in nats."""
 
 
-def score(model: HookedTransformer, posed: list[_Posed], mend: Mend) -> Score:
+def score(model: HookedTransformer, posed: list[_TrainingCase], mend: Mend) -> Score:
     """Over held-out edits, each on its own."""
     right, kl = [], []
     for case in posed:
         parameters = {n: x.AB for n, x in mend.changes(model.transformer, case.pairs).items()}
-        logp = _predicted(
+        logp = _next_token_logp(
             model.transformer, case.batch, case.begin, case.layer, changed(model.transformer, parameters)
         )
         hit = (logp.argmax(-1) == case.batch.answer)[: case.asking].double()
@@ -244,8 +244,8 @@ def test_trained_mend_makes_more_held_out_edits_than_gradient_steps() -> None:
     train, test = cases[:120], cases[120:]
     mend = train_mend(model, train, ["blocks.3.mlp.W_out"], tuning=FineTuning(steps=150))
 
-    def posed(names: tuple[str, ...]) -> list[_Posed]:
-        return [_Posed.of(as_model(model), case, names, prepend_bos=True) for case in test]
+    def posed(names: tuple[str, ...]) -> list[_TrainingCase]:
+        return [_TrainingCase.of(as_model(model), case, names, prepend_bos=True) for case in test]
 
     made, disturbed = score(model, posed(mend.names), mend)
     steps: dict[str, Score] = {}

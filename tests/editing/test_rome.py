@@ -11,7 +11,7 @@ from torch import Tensor
 import interp
 from interp import Batch, HookedTransformer
 from interp.editing import Rome, key_moment, rome_edit
-from interp.editing.rome import Keys, mentions
+from interp.editing.rome import Keys, mention_mask
 from interp.model import Edit, Read, Tap, Weights
 from interp.passes.observe import observe
 from tests.configs import CONFIGS
@@ -238,7 +238,7 @@ def test_a_mention_is_the_last_one_and_its_last_token(side: str) -> None:
     model = hooked()
     texts = ["Mary and John: John gave", "Mary John", "a John"]
     batch = model.text.batch(texts, side=side)  # type: ignore[arg-type]
-    found = mentions(model.text, batch, "John")
+    found = mention_mask(model.text, batch, "John")
     assert found.sum(1).tolist() == [1, 1, 1]
     for i, text in enumerate(texts):
         kept = batch.tokens[i] if batch.keep is None else batch.tokens[i][batch.keep[i]]
