@@ -1,4 +1,4 @@
-"""A batch of token rows with an explicit mask of padding, which nothing else derives from the tokens."""
+"""A batch of token rows with an explicit padding mask; padding is never inferred from token ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Side = Literal["left", "right"]
 @public(unchecked=("tokens",))
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(Brief):
-    """Token rows `[b p]` and the mask of the real ones: the form of prompts that a model runs on.
+    """Token ids `[b p]` and the mask of real tokens (not padding): the form of prompts that a model runs on.
 
     Every function takes texts too and makes the batch itself.
     """
@@ -44,26 +44,26 @@ class Batch(Brief):
     bos: bool = False
     """Whether a beginning-of-sequence token was prepended to every row."""
     answer: Int[Tensor, "b"] | None = None
-    """The token that each row should be followed by, where a question has one."""
+    """The right next token of each row; None where there are no answers."""
     wrong: Int[Tensor, "b"] | None = None
     """The token that the answer is contrasted with."""
     documents: Int[Tensor, "b p"] | None = None
-    """The text that each column belongs to, in packed rows (-1 at padding); None: one text per row."""
+    """In packed rows: index of the text that each column belongs to (-1 at padding); None: one text per row."""
     types: Int[Tensor, "b p"] | None = None
     """Token types, for models that have them; None: 0 everywhere."""
     memory: Memory | None = None
-    """States that cross-attention reads, for the decoder of an encoder-decoder."""
+    """Encoder states that cross-attention reads, in an encoder-decoder."""
     row: Int[Tensor, "n"] | None = None
-    """Number of the prompt of each row, however often rows were split, repeated or reordered; None: not numbered.
+    """Index of each row's prompt in the data, unchanged when rows are split, repeated or reordered; None: not numbered.
 
-    In packed rows one entry per text: `documents` holds places in `row`.
+    In packed rows it has one entry per text, and `documents` holds indices into `row`.
     """
     corrupt: Int[Tensor, "b p"] | None = None
-    """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
+    """The corrupted prompt of each row, aligned with it token for token; None where there are none."""
     forced: Int[Tensor, "b"] | None = None
-    """Number of each row's last tokens that belong to its answer already (teacher forcing).
+    """Number of tokens at the end of each row that are the beginning of its answer (teacher forcing).
 
-    An answer of several tokens is these and `answer`. None: answers are of one token.
+    The answer is these tokens and then `answer`. None: answers are of one token.
     """
 
     def __post_init__(self) -> None:
@@ -81,10 +81,10 @@ class Batch(Brief):
         if self.tokens.dtype not in ID_TYPES:  # no embedding takes other whole numbers
             object.__setattr__(self, "tokens", self.tokens.long())
         for name in ("keep", "documents", "types", "corrupt"):
-            given, wanted = getattr(self, name), self.tokens.shape
-            if given is not None and given.shape != wanted:
+            values, shape = getattr(self, name), self.tokens.shape
+            if values is not None and values.shape != shape:
                 raise ValueError(
-                    f"{name} must have the tokens' shape {shape_text(wanted)}, got {shape_text(given.shape)}"
+                    f"{name} must have the tokens' shape {shape_text(shape)}, got {shape_text(values.shape)}"
                 )
 
     @classmethod
@@ -113,10 +113,10 @@ class Batch(Brief):
         pad_id: int = 0,
         row: Int[Tensor, "n"] | None = None,
     ) -> Batch:
-        """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
+        """Several texts per row of `width` columns, each attending only to itself; `documents` says which is where.
 
-        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
-        that of the text alone.
+        Longest first, each into the first row with room (first fit decreasing). Every value computed for a packed text
+        equals that for the text alone.
 
         Args:
             row: number of each text; None: counted.
@@ -129,20 +129,20 @@ class Batch(Brief):
             raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
         rows: list[list[int]] = []
         for i in sorted(range(len(texts)), key=lambda i: -lengths[i]):
-            fitting = (some for some in rows if sum(lengths[j] for j in some) + lengths[i] <= width)
+            fitting = (members for members in rows if sum(lengths[j] for j in members) + lengths[i] <= width)
             place = next(fitting, None)
             rows.append([i]) if place is None else place.append(i)
         tokens = torch.full((len(rows), width), pad_id)
         documents = torch.full((len(rows), width), -1)
-        for r, some in enumerate(rows):
-            joined = [token for i in some for token in texts[i]]
+        for r, members in enumerate(rows):
+            joined = [token for i in members for token in texts[i]]
             tokens[r, : len(joined)] = torch.tensor(joined)
-            documents[r, : len(joined)] = torch.tensor([i for i in some for _ in texts[i]])
+            documents[r, : len(joined)] = torch.tensor([i for i in members for _ in texts[i]])
         keep = documents >= 0
         return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
 
     def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
-        """Per-position values of a packed batch as one tensor per text, in the order the texts were given."""
+        """Per-position values `[b p ...]` of a packed batch as one tensor `[n ...]` per text, in the texts' order."""
         if self.documents is None:
             raise ValueError("this batch is not packed: it has one text per row")
         count = int(self.documents.max()) + 1
@@ -151,28 +151,28 @@ class Batch(Brief):
     def by_text(
         self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
-        """Per-position values with one row per text, each from column 0 on, in the order of `identities`.
+        """Per-position values with one row per text, each moved to column 0, in the order of `identities`.
 
-        `nothing` stands where `real` is False, and after the end of a text.
+        The value is `nothing` where `real` is False, and after the end of a text.
         """
-        kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
+        masked = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
         if self.keep is None and self.documents is None:
-            return kept
+            return masked
         is_real, text, place = self.real, self.text_numbers, self.places
-        found = values.new_full(
+        by_row = values.new_full(
             (int(text.max()) + 1, int(place[is_real].max()) + 1, *values.shape[2:]), nothing
         )
-        found[text[is_real], place[is_real]] = kept[is_real]
-        return found
+        by_row[text[is_real], place[is_real]] = masked[is_real]
+        return by_row
 
     @property
     def text_numbers(self) -> Int[Tensor, "b p"]:
-        """The number of the text that each column belongs to, in the order of `identities`; -1 at padding."""
+        """Index of the text that each column belongs to, in the order of `identities`; -1 at padding."""
         return self.layout.texts(self.real)
 
     @property
     def places(self) -> Int[Tensor, "b p"]:
-        """Number of tokens before each one in its text."""
+        """Position of each token in its own text, from 0."""
         return self.layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
@@ -187,12 +187,12 @@ class Batch(Brief):
 
     @property
     def real(self) -> Bool[Tensor, "b p"]:
-        """True at every real token: `keep`, written out where there is no padding."""
+        """True at every real token: `keep`, or a mask of True where there is no padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
 
     @property
     def token_ids(self) -> Int[Tensor, "b p"]:
-        """The tokens, -1 at padding, for the coordinate of results about positions (`Text.token_words`)."""
+        """The token ids with -1 at padding, for the `token` coordinate of results by position (`Text.token_words`)."""
         return self.tokens if self.keep is None else self.tokens.masked_fill(~self.keep, -1)
 
     def last(self) -> Int[Tensor, "b"]:
@@ -204,13 +204,13 @@ class Batch(Brief):
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
     def prompt_ends(self) -> Int[Tensor, "b"]:
-        """Column of the last token of each row that is not forced, where its answer begins to be predicted."""
+        """Column of the last prompt token of each row, whose logits predict the first token of the answer."""
         return self.last() if self.forced is None else self.last() - self.forced
 
     def answer_columns(self) -> Int[Tensor, "b k"]:
-        """The columns in which the tokens of each row's answer are predicted, from the prompt's end to the row's last.
+        """The columns whose logits predict the tokens of each row's answer, from the prompt's end to the row's last.
 
-        The last one stands for those that a shorter answer lacks (`answer_tokens` says which).
+        Rows with shorter answers repeat their last column (`answer_tokens` says which entries are real).
         """
         if self.forced is None:
             return self.last()[:, None]
@@ -220,7 +220,7 @@ class Batch(Brief):
         return (self.prompt_ends()[:, None] + steps).minimum(last[:, None])
 
     def answer_tokens(self) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
-        """The tokens of each row's answer, one for each of `answer_columns`, and which of them there are.
+        """The tokens of each row's answer, one for each of `answer_columns`, and a mask of the real entries.
 
         Raises:
             ValueError: rows without answers.
@@ -237,12 +237,12 @@ class Batch(Brief):
         return torch.where(final, answer[:, None], following).where(present, answer[:, None]), present
 
     def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
-        """The batch with each row followed by the first tokens of its answer; padding on the right.
+        """The batch with the first tokens of its answer appended to each row (`forced`); padding on the right.
 
-        Corrupted prompts are followed by the same tokens.
+        The same tokens are appended to corrupted prompts.
 
         Args:
-            tokens: the tokens of each row's answer, -1 where a row has fewer.
+            tokens: the tokens to append to each row, -1 where a row has fewer.
 
         Raises:
             ValueError: packed rows.
@@ -266,48 +266,48 @@ class Batch(Brief):
 
     @property
     def prompt_tokens(self) -> Bool[Tensor, "b p"]:
-        """True at every real token that is not forced."""
+        """True at every token of the prompt: real, and not one of the answer's (`forced`)."""
         if self.forced is None:
             return self.real
         return self.real & (self.places < (self.lengths - self.forced)[:, None])
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on another device; the numbers of its rows stay on the host, where they are used."""
+        """The batch on another device; `row` stays on the CPU, where it is used."""
         if self.tokens.device == device:
             return self
-        found = self._each(lambda x: to_device(x, device), lambda row: row)
+        moved = self._each(lambda x: to_device(x, device), lambda row: row)
         known: Batch | None = self if self.tokens.is_cpu else vars(self).get("_host")
-        return found if known is None or found.tokens.is_cpu else found._with_host(known)
+        return moved if known is None or moved.tokens.is_cpu else moved._with_host(known)
 
     def host(self) -> Batch:
-        """The batch on the host: the one that it was made of, or fetched in one copy.
+        """The batch on the CPU: the batch that `to` moved to the device, or else one copy from the device.
 
-        Decisions by tokens, lengths or padding are made there, so that nothing waits for a device.
+        Code that branches on tokens, lengths or padding reads this batch, so that it does not wait for the device.
         """
         known: Batch | None = vars(self).get("_host")
         if known is not None or self.tokens.is_cpu:
             return self if known is None else known
         names = ("tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        tensors = {name: value for name in names if (value := getattr(self, name)) is not None}
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
-        on_host = to_host(given)
+        on_host = to_host(tensors)
         tokens, keep, answer, wrong, forced, documents, types, corrupt = (on_host.get(name) for name in names)
         assert tokens is not None
-        found = Batch(
+        host_batch = Batch(
             tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced,
         )  # fmt: skip
-        self._with_host(found)
-        return found
+        self._with_host(host_batch)
+        return host_batch
 
     def _with_host(self, host: Batch) -> Batch:
-        """The batch with its known copy on the host."""
+        """The batch, which now holds `host` as its copy on the CPU."""
         object.__setattr__(self, "_host", host)
         return self
 
     def pinned(self) -> Batch:
-        """The batch in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+        """The batch in pinned memory, from which it is copied to a GPU that is computing; itself if it is on a device.
 
         Raises:
             RuntimeError: without an accelerator.
@@ -316,7 +316,7 @@ class Batch(Brief):
         return pinned() if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` rows, of the same width: itself if one will do. ValueError for none."""
+        """Consecutive parts of at most `size` rows, all of the batch's width; ValueError for a size below 1."""
         if size < 1:
             raise ValueError(f"parts of at least one row are required, got {size}")
         starts = range(0, len(self), size)
@@ -324,19 +324,19 @@ class Batch(Brief):
             yield self if len(starts) == 1 else self._each(itemgetter(slice(start, start + size)))
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
-        """The batch of some rows in this order, one several times if need be; of the same width."""
+        """The batch of the rows `index`, in this order and with repetitions, of the same width."""
         on_device = to_device(index, self.tokens.device)
-        found = self._each(lambda x: x[on_device.to(x.device)], lambda row: row[index.to(row.device)])
+        selected = self._each(lambda x: x[on_device.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")
-        return found if known is None or not index.is_cpu else found._with_host(known.rows(index))
+        return selected if known is None or not index.is_cpu else selected._with_host(known.rows(index))
 
     def trimmed(self) -> Batch:
         """The batch without the last columns that are padding in all rows."""
         if self.keep is None:
             return self
         width = int(self.keep.any(0).nonzero()[-1]) + 1
-        found = self._columns(itemgetter((slice(None), slice(width))))
-        return replace(found, keep=None) if bool(found.real.all()) else found
+        cut = self._columns(itemgetter((slice(None), slice(width))))
+        return replace(cut, keep=None) if bool(cut.real.all()) else cut
 
     def numbered(self) -> Batch:
         """The batch with its rows (the texts of packed rows) numbered, if they are not."""
@@ -346,7 +346,7 @@ class Batch(Brief):
         return replace(self, row=torch.arange(count))
 
     def identities(self) -> Int[Tensor, "n"] | None:
-        """Number of the prompt of each row; in packed rows of each text, in the order in which they stand there."""
+        """Index of the prompt of each row; in packed rows, of each text, row by row from left to right."""
         if self.row is None or self.documents is None:
             return self.row
         flat = self.documents.flatten()
@@ -356,21 +356,23 @@ class Batch(Brief):
         return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
 
     def pair(self) -> tuple[Batch, Batch]:
-        """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
+        """The batch of clean prompts and the batch of corrupted prompts, both with the answers.
 
         Raises:
             ValueError: a batch without corrupted prompts.
         """
         if self.corrupt is None:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
-        own, other = replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        clean, corrupt = replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
         known: Batch | None = vars(self).get("_host")
         if known is None:
-            return own, other
-        return tuple(each._with_host(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
+            return clean, corrupt
+        return tuple(
+            batch._with_host(host) for batch, host in zip((clean, corrupt), known.pair(), strict=True)
+        )  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
-        """The batch with answers and wrong answers; on the host, ValueError where both of a row are one token."""
+        """The batch with answers and wrong answers; on the CPU, ValueError where the two of a row are equal."""
         if wrong is not None and answer.is_cpu and wrong.is_cpu:  # others were checked on the host
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
@@ -402,14 +404,14 @@ class Batch(Brief):
 
     @property
     def layout(self) -> Layout:
-        """Layout of the rows, in the form that a pass takes."""
+        """The layout of the rows (padding, packed texts) in the form that a forward pass takes."""
         numbers = self.row if self.documents is None else None
         return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
 
     def tokens_at(self, pos: Places) -> TextTokens:
-        """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
+        """The columns of every row (in packed rows: of every text) at the position or positions `pos`.
 
-        One for each row (`PerRow`) is one for each prompt, by the numbers of the rows. What is returned is on the host.
+        `PerRow` gives one position for each prompt, found by the number of the row. The result is on the CPU.
 
         Raises:
             PositionError: (an IndexError and ValueError) for a row that is too short, naming it.
@@ -426,7 +428,7 @@ class Batch(Brief):
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with everything that has a value per position changed."""
+        """The batch with `change` applied to every tensor `[b p]`: tokens, keep, documents, types, corrupt."""
         keep, documents, types, corrupt = (
             None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
         )
@@ -436,7 +438,7 @@ class Batch(Brief):
     def _each(
         self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
     ) -> Batch:
-        """The batch with everything changed; numbers: the change of its rows' numbers, if it is another one."""
+        """The batch with `change` applied to every tensor; `numbers`, if given, is applied to `row` instead."""
 
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
@@ -454,7 +456,7 @@ class Batch(Brief):
 
 
 def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, with rows without numbers numbered on from the batches before."""
+    """The batches; unnumbered rows are numbered, starting after the unnumbered rows of the batches before."""
     seen = 0
     for batch in batches:
         if not isinstance(batch, Batch):
@@ -495,8 +497,10 @@ def _no_answers(value: object) -> str | None:
         return no_ids(value, (0, 1, 2))
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1, 2))
-    every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
-    return None if all(isinstance(each, str) or is_id(each) or is_row(each) for each in every) else ""
+    answers = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
+    return (
+        None if all(isinstance(answer, str) or is_id(answer) or is_row(answer) for answer in answers) else ""
+    )
 
 
 Prompts = Annotated[
@@ -536,18 +540,18 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
         return IDS in data
     if not isinstance(data, list | tuple):
         return False
-    return all(isinstance(each, str) for each in data) or is_row(data) or all(map(is_row, data))
+    return all(isinstance(item, str) for item in data) or is_row(data) or all(map(is_row, data))
 
 
 def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
     """The batch of a result of a transformers tokenizer: `attention_mask` becomes `keep`, nothing is prepended.
 
-    Rows that are padded stay as they are, on either side; rows of other lengths are padded on `side`.
+    Rows that are padded to one length stay as they are; rows of several lengths are padded on `side`.
 
     Args:
         given: `input_ids`, and where there are such `attention_mask` and `token_type_ids`; tensors, arrays or lists,
             `[pos]` or `[prompt, pos]`.
-        side: where rows of other lengths are padded.
+        side: where rows of several lengths are padded.
 
     Raises:
         ValueError: other keys; a mask of another shape, of other numbers than 0 and 1, without a real token, or with
@@ -557,13 +561,13 @@ def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
         >>> encoded({"input_ids": [[5, 6], [7, 0]], "attention_mask": [[1, 1], [1, 0]]}).keep.tolist()
         [[True, True], [True, False]]
     """
-    found = Encoding.read(given)
-    padded = len(set(map(len, found.ids))) == 1
+    encoding = Encoding.read(given)
+    padded = len(set(map(len, encoding.ids))) == 1
     if not padded:
-        found = found.real()
-    batch = Batch.of(found.ids, side=side)
-    if padded and not all(map(all, found.mask)):
-        batch = replace(batch, keep=torch.tensor(found.mask) == 1)
-    if found.types is not None:
-        batch = replace(batch, types=Batch.of(found.types, side=side).tokens)
+        encoding = encoding.real()
+    batch = Batch.of(encoding.ids, side=side)
+    if padded and not all(map(all, encoding.mask)):
+        batch = replace(batch, keep=torch.tensor(encoding.mask) == 1)
+    if encoding.types is not None:
+        batch = replace(batch, types=Batch.of(encoding.types, side=side).tokens)
     return batch

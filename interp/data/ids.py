@@ -1,4 +1,4 @@
-"""Recognition of token ids: numbers of Python, NumPy or torch, results of a tokenizer of transformers, answers."""
+"""Recognition of token ids: Python, NumPy or torch integers, and the results of a transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ IdRows = Sequence[Sequence[int]]
 
 
 def no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
-    """None for an array of whole numbers of so many axes; else advice on how to write what was meant."""
-    whole = (
+    """None for an array of integers with one of these numbers of axes; else advice on how to write what was meant."""
+    is_integer = (
         np.issubdtype(value.dtype, np.integer)
         if isinstance(value, np.ndarray)
         else not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     )
-    return None if whole and value.ndim in axes else ""
+    return None if is_integer and value.ndim in axes else ""
 
 
 def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
-    """Whether a value is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
+    """Whether a value is one token id: a Python or NumPy integer, or an integer tensor without axes."""
     if isinstance(value, Tensor):
         return no_ids(value, (0,)) is None
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
-    """Whether a value is the ids of one prompt."""
+    """Whether a value is the token ids of one prompt."""
     if isinstance(value, Tensor | np.ndarray):
         return no_ids(value, (1,)) is None
     return isinstance(value, list | tuple) and all(map(is_id, value))
 
 
 def described(value: object) -> str:
-    """Short text about a value that was not expected."""
+    """The type of an unexpected value in words, such as "a list of float", for an error message."""
     kind = type(value).__name__
     if isinstance(value, list | tuple):
-        kinds = sorted({type(each).__name__ for each in value})
+        kinds = sorted({type(item).__name__ for item in value})
         return f"a {kind} of {', '.join(kinds)}" if kinds else f"an empty {kind}"
     return kind
 
@@ -82,18 +82,18 @@ def check_contrast(
 
 @dataclass(frozen=True)
 class Encoding:
-    """Numbers that a tokenizer of transformers returned (`BatchEncoding`, or a dict of its keys)."""
+    """The result of a transformers tokenizer (`BatchEncoding`, or a dict with its keys), as lists of rows."""
 
     ids: IdRows
     """Token ids, row by row, padding included."""
     mask: IdRows
-    """1 at real tokens, which stand side by side, and 0 at padding."""
+    """1 at real tokens, which are consecutive, and 0 at padding."""
     types: IdRows | None
     """Token types; None where they are 0 everywhere."""
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> Encoding:
-        """The rows of a mapping; ValueError, by the key's name, for anything else (`data.batch.encoded`)."""
+        """The rows of `given`, a tokenizer's result; ValueError with the key that is wrong (`data.batch.encoded`)."""
         if unknown := [name for name in given if name not in (IDS, MASK, TYPES)]:
             raise ValueError(
                 f"of what a tokenizer returns, {IDS}, {MASK} and {TYPES} are prompts, got {unknown[0]!r} too; "
@@ -103,44 +103,48 @@ class Encoding:
             raise ValueError(
                 f"{IDS} is required of what a tokenizer returns, got {', '.join(given) or 'nothing'}"
             )
-        ids = _rows(IDS, given[IDS])
-        other = {name: _rows(name, given[name]) for name in (MASK, TYPES) if given.get(name) is not None}
+        ids = _id_rows(IDS, given[IDS])
+        optional = {
+            name: _id_rows(name, given[name]) for name in (MASK, TYPES) if given.get(name) is not None
+        }
         lengths = [len(row) for row in ids]
-        for name, rows in other.items():
-            if (found := [len(row) for row in rows]) != lengths:
+        for name, rows in optional.items():
+            if (row_lengths := [len(row) for row in rows]) != lengths:
                 raise ValueError(
-                    f"{name} must have the shape of {IDS}, rows of {lengths[:8]}, got {found[:8]}"
+                    f"{name} must have the shape of {IDS}, rows of {lengths[:8]}, got {row_lengths[:8]}"
                 )
-        mask = other.get(MASK) or [[1] * n for n in lengths]
+        mask = optional.get(MASK) or [[1] * n for n in lengths]
         for number, row in enumerate(mask):
             _check_mask(number, row)
-        types = other.get(TYPES)
+        types = optional.get(TYPES)
         return cls(ids, mask, types if types and any(map(any, types)) else None)
 
     def real(self) -> Encoding:
         """The rows without their padding."""
         ids, mask, types = (
-            None if rows is None else [_real(*both) for both in zip(rows, self.mask, strict=True)]
+            None
+            if rows is None
+            else [_real_values(row, mask) for row, mask in zip(rows, self.mask, strict=True)]
             for rows in (self.ids, self.mask, self.types)
         )
         assert ids is not None and mask is not None
         return Encoding(ids, mask, types)
 
 
-def _real(row: Sequence[int], mask: Sequence[int]) -> list[int]:
-    """Values at the real tokens of a row."""
-    return [each for each, real in zip(row, mask, strict=True) if real]
+def _real_values(row: Sequence[int], mask: Sequence[int]) -> list[int]:
+    """The values of one row where `mask` is 1."""
+    return [value for value, is_real in zip(row, mask, strict=True) if is_real]
 
 
-def _rows(name: str, value: object) -> list[list[int]]:
-    """The whole numbers of an encoding, row by row; ValueError, by their name, for anything else."""
-    if _truths(value):  # a mask may be of booleans
+def _id_rows(name: str, value: object) -> list[list[int]]:
+    """The integers of one entry of an encoding, row by row; ValueError with the entry's name for anything else."""
+    if _is_bool_array(value):  # a mask may be of booleans
         value = value.int() if isinstance(value, Tensor) else np.asarray(value).astype(int)
     if isinstance(value, Tensor | np.ndarray) and no_ids(value, (1, 2)) is None:
         value = value.tolist()
     if isinstance(value, list | tuple) and len(value):
-        one = is_id(value[0]) or isinstance(value[0], bool)
-        rows = [_listed(row) for row in ([value] if one else value)]
+        is_one_row = is_id(value[0]) or isinstance(value[0], bool)
+        rows = [_row_numbers(row) for row in ([value] if is_one_row else value)]
         if all(rows):
             return rows
     raise ValueError(
@@ -148,16 +152,16 @@ def _rows(name: str, value: object) -> list[list[int]]:
     )
 
 
-def _listed(row: object) -> list[int]:
-    """The numbers of a row; none where it is something else."""
-    if isinstance(row, list | tuple) and all(isinstance(each, bool) for each in row):
-        return [int(each) for each in row]
-    if _truths(row):
-        return [int(each) for each in row]
-    return [int(each) for each in row] if is_row(row) else []
+def _row_numbers(row: object) -> list[int]:
+    """The integers of a row, booleans as 0 and 1; an empty list for anything else."""
+    if isinstance(row, list | tuple) and all(isinstance(number, bool) for number in row):
+        return [int(number) for number in row]
+    if _is_bool_array(row):
+        return [int(number) for number in row]
+    return [int(number) for number in row] if is_row(row) else []
 
 
-def _truths(value: object) -> TypeGuard[Tensor | np.ndarray]:
+def _is_bool_array(value: object) -> TypeGuard[Tensor | np.ndarray]:
     """Whether a value is an array of booleans."""
     return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
 
@@ -177,12 +181,12 @@ def _check_mask(number: int, mask: Sequence[int]) -> None:
 
 
 def sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
-    """Texts, or rows of ids; ValueError for neither."""
-    given = [prompts] if isinstance(prompts, str) else prompts
-    assert isinstance(given, list | tuple)
-    if not given:
+    """The prompts as (texts, []) or ([], rows of ids); ValueError for no prompts."""
+    items = [prompts] if isinstance(prompts, str) else prompts
+    assert isinstance(items, list | tuple)
+    if not items:
         raise ValueError("at least one prompt is required, got none")
-    if isinstance(given[0], str):
-        return [str(each) for each in given], []
-    rows = [given] if is_id(given[0]) else given
+    if isinstance(items[0], str):
+        return [str(text) for text in items], []
+    rows = [items] if is_id(items[0]) else items
     return [], [[int(token) for token in row] for row in rows]

@@ -46,11 +46,13 @@ class Pairs:
             ValueError: parts of different lengths, and as in `open_source`.
         """
         parts = {name: getattr(self, name) for name in ("clean", "corrupt", "answer", "wrong")}
-        return PairedSource({name: _opened(name, part) for name, part in parts.items() if part is not None})
+        return PairedSource(
+            {name: _part_source(name, part) for name, part in parts.items() if part is not None}
+        )
 
     @classmethod
     def of(cls, clean: Batch, corrupt: Batch) -> Batch:
-        """One batch that holds two batches of the same rows."""
+        """The clean batch with `corrupt` set to the tokens of the corrupted batch."""
         return replace(clean, corrupt=corrupt.tokens)
 
 
@@ -58,26 +60,26 @@ def paired(text: Text, clean: Prompts | Data, corrupt: Prompts | Data) -> Batch 
     """Clean and corrupted prompts as data: one batch that holds both, or several, or `Pairs` of files.
 
     Raises:
-        ValueError: another number of prompts, prompts of different lengths or padding, or a pair whose two prompts
-            are the same, so that no intervention could change anything.
+        ValueError: unequal numbers of clean and corrupted prompts, a pair with different lengths or padding, or a pair
+            of equal prompts, in which no intervention could change anything.
     """
     if is_prompts(clean) and is_prompts(corrupt):
-        return _together(text, clean, corrupt)
+        return _pair_batch(text, clean, corrupt)
     if not (_are_batches(clean) and _are_batches(corrupt)):
         return Pairs(clean, corrupt)
     if len(clean) != len(corrupt):
         raise ValueError(
             f"as many batches of clean as of corrupted prompts are required, got {len(clean)} and {len(corrupt)}"
         )
-    return [_together(text, *both) for both in zip(counted(clean), counted(corrupt), strict=True)]
+    return [_pair_batch(text, *pair) for pair in zip(counted(clean), counted(corrupt), strict=True)]
 
 
 def _are_batches(data: object) -> TypeGuard[Sequence[Batch]]:
-    return isinstance(data, list | tuple) and all(isinstance(each, Batch) for each in data)
+    return isinstance(data, list | tuple) and all(isinstance(item, Batch) for item in data)
 
 
-def _together(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
-    """Prompts with their corrupted ones in one batch; errors as in `paired`."""
+def _pair_batch(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
+    """One batch with the clean prompts as `tokens` and the corrupted ones as `corrupt`; errors as in `paired`."""
     first, second = text.batch(clean), text.batch(corrupt)
     if len(first) != len(second):
         raise ValueError(
@@ -98,12 +100,12 @@ def _together(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
 
 @dataclass(frozen=True, eq=False)
 class PairedSource:
-    """Several sources side by side: row i of each makes example i."""
+    """Several sources read in parallel: row i of each part makes example i."""
 
     parts: Mapping[str, Source]
 
     def __post_init__(self) -> None:
-        counts = {name: part.count for name, part in self.parts.items()}
+        counts = {name: source.count for name, source in self.parts.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
             raise ValueError(f"as many rows are required of each part of a pair, got {listed}")
@@ -111,17 +113,17 @@ class PairedSource:
     @property
     def name(self) -> str:
         """Name for messages and results."""
-        return "pairs of " + " and ".join(dict.fromkeys(part.name for part in self.parts.values()))
+        return "pairs of " + " and ".join(dict.fromkeys(source.name for source in self.parts.values()))
 
     @property
     def count(self) -> int | None:
-        """Number of rows; None where only the end will tell."""
+        """Number of rows; None where it is known only at the end."""
         return next(iter(self.parts.values())).count
 
     @cached_property
     def _digest(self) -> str | None:
-        prints = {name: part.fingerprint() for name, part in self.parts.items()}
-        known = [f"{name} {each}" for name, each in prints.items() if each is not None]
+        prints = {name: source.fingerprint() for name, source in self.parts.items()}
+        known = [f"{name} {print_}" for name, print_ in prints.items() if print_ is not None]
         return digest_of("pairs", *known) if len(known) == len(prints) else None
 
     def fingerprint(self) -> str | None:
@@ -129,21 +131,21 @@ class PairedSource:
         return self._digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any; rejected if any part is."""
-        every = (part.rows(start, stop) for part in self.parts.values())
-        for row in zip(*every, strict=False):
-            bad = next((each for each in row if isinstance(each, Rejected)), None)
-            if bad is not None:
-                yield bad
+        """Examples `start` to `stop - 1`, or fewer at the end; an example is `Rejected` if a row of any part is."""
+        columns = (source.rows(start, stop) for source in self.parts.values())
+        for row in zip(*columns, strict=False):
+            rejected = next((value for value in row if isinstance(value, Rejected)), None)
+            if rejected is not None:
+                yield rejected
             else:
                 yield Example(**dict(zip(self.parts, row, strict=True)))
 
 
-def _opened(name: str, data: Data) -> Source:
-    """One part of the pairs; answers may be given as single ids."""
+def _part_source(name: str, data: Data) -> Source:
+    """The source of one part of the pairs; answers may be given as single ids."""
     if name in ("answer", "wrong") and not isinstance(data, str | Batch):
         if hasattr(data, "tolist"):
             data = data.tolist()
         if isinstance(data, list | tuple):
-            data = [[each] if isinstance(each, int) else each for each in data]
+            data = [[item] if isinstance(item, int) else item for item in data]
     return open_source(data)

@@ -1,11 +1,11 @@
-"""Sources of rows: any data of a user as numbered rows, which are read in stretches.
+"""Sources of rows: any data of a user as numbered rows, of which any range can be read.
 
-A source is ordered rows with a fingerprint. The number of a row in its source is its identity, whatever is sharded,
-batched or restarted later; `data.stream` turns stretches of rows into batches.
+A source is ordered rows with a fingerprint. The index of a row in its source identifies it, however the data are
+sharded, batched or restarted later; `data.stream` turns ranges of rows into batches.
 
-Rows of files and folders: one scan of a text file counts and marks its rows, then any stretch is read without what
-precedes it; a Parquet file is read from the row group that holds the first row asked for. Memory does not grow with
-the file, and a row that cannot be decoded or parsed leaves its neighbours alone.
+Rows of files and folders: one scan of a text file counts its rows and stores the offset of every 256th, so that any
+range is read without the rows before it; a Parquet file is read from the row group that holds the first requested row.
+Memory does not grow with the file, and a row that cannot be decoded or parsed does not affect other rows.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Example:
 
 
 SourceRow = Plain | Example
-"""A good row of a source: a text, token ids, or a pair of them."""
+"""A valid row of a source: a text, token ids, or a pair of prompts."""
 Unit = Literal["line", "paragraph", "file"]
 """The unit that is a row of a text file."""
 STRIDE = 256
-"""Rows that are read together; the place of every such row of a text file is remembered."""
+"""Rows that are read together; of a text file the byte offset of every 256th row is stored."""
 BLOCK = 1 << 18
 """Bytes of a file that are read together."""
 EXCERPT = 80
@@ -91,7 +91,7 @@ class FileReading:
     """
 
     field: str = "text"
-    """Field of a record that is the row: a text, or a list of token ids."""
+    """Field of a record that holds the row: a text, or a list of token ids."""
     rows: Unit = "line"
     """Unit that is a row of a text file; blank lines separate paragraphs, and are no rows."""
     encoding: str = "utf-8"
@@ -112,7 +112,7 @@ class FileReading:
 
 
 def usable(row: int, value: object, what: str) -> SourceRow | Rejected:
-    """The text or the token ids of a value, or the reason why it is neither; `what` names it in the reason."""
+    """The value if it is a text or token ids, else the reason why it is not; `what` names the value in the reason."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     if isinstance(value, str):
@@ -127,18 +127,18 @@ def usable(row: int, value: object, what: str) -> SourceRow | Rejected:
         return Rejected.of(row, f"{what} is empty", value)
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return value
-    found = "null" if value is None else f"{type(value).__name__}, neither a text nor a list of ids"
-    return Rejected.of(row, f"{what} is {found}", value)
+    kind = "null" if value is None else f"{type(value).__name__}, neither a text nor a list of ids"
+    return Rejected.of(row, f"{what} is {kind}", value)
 
 
 def digest_of(*parts: str) -> str:
-    """One hash of several words."""
+    """The SHA-256 of several strings, in hexadecimal."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 NEWLINE = ord("\n")
 INK = np.array([not bytes([byte]).isspace() for byte in range(256)])
-"""True for bytes that are more than white space."""
+"""[256], True for bytes that are not ASCII white space."""
 MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -146,17 +146,17 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Marks at the beginning of a file that say its encoding; UTF-32 first, whose mark begins with UTF-16's."""
+"""Byte order marks of encodings; UTF-32 before UTF-16, since its mark begins with that of UTF-16."""
 
 
 def lines(handle: BinaryIO) -> Iterator[bytes]:
-    """The lines that have anything but ASCII white space."""
+    """The lines that are not blank (ASCII white space only)."""
     return (line for line in handle if not line.isspace())
 
 
 def paragraphs(handle: BinaryIO) -> Iterator[bytes]:
-    """Lines that stand together, blank ones between."""
-    return (b"".join(part) for blank, part in groupby(handle, key=bytes.isspace) if not blank)
+    """The paragraphs: groups of consecutive lines that blank lines separate."""
+    return (b"".join(block) for blank, block in groupby(handle, key=bytes.isspace) if not blank)
 
 
 def whole(handle: BinaryIO) -> Iterator[bytes]:
@@ -176,7 +176,7 @@ PIECES: dict[Unit, Callable[[BinaryIO], Iterator[bytes]]] = {
 
 @dataclass(frozen=True, eq=False)
 class TextFile:
-    """A file of texts or of JSON records, with the number of its rows and the place of every 256th."""
+    """A file of texts or of JSON records, with the number of its rows and the byte offset of every 256th row."""
 
     path: Path
     reading: FileReading
@@ -200,9 +200,9 @@ class TextFile:
         records = path.suffix.lower() == ".jsonl"
         unit: Unit = "line" if records else reading.rows
         with path.open("rb") as handle:
-            base = _begin(path, handle, reading.encoding)
+            base = _skip_mark(path, handle, reading.encoding)
             digest = hashlib.sha256()
-            count, places = _places(_hashed(handle, digest), base, unit)
+            count, places = _row_places(_hashed_blocks(handle, digest), base, unit)
             size = handle.tell()
         if count == 0:
             raise ValueError(f"{path} has no rows: it is empty, or blank")
@@ -220,7 +220,7 @@ class TextFile:
         return self.digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any; ValueError if the file has changed its size."""
+        """Rows `start` to `stop - 1`, or fewer at the end; ValueError if the file has changed its size."""
         if start >= self.count:
             return
         with self.path.open("rb") as handle:
@@ -235,6 +235,7 @@ class TextFile:
                 yield self._row(row, piece)
 
     def _row(self, row: int, piece: bytes) -> SourceRow | Rejected:
+        """The row that the bytes `piece` encode, or the reason why they encode none."""
         if self.records or self.reading.rows != "file":
             piece = piece.removesuffix(b"\r\n" if piece.endswith(b"\r\n") else b"\n")
         try:
@@ -242,10 +243,13 @@ class TextFile:
         except UnicodeDecodeError as cause:
             reason = f"byte {piece[cause.start]:#04x} at {cause.start} is not {self.reading.encoding}"
             return Rejected.of(row, reason, piece[:EXCERPT].decode("utf-8", "backslashreplace"))
-        return _field(row, text, self.reading.field) if self.records else usable(row, text, "the text")
+        return (
+            _row_of_record(row, text, self.reading.field) if self.records else usable(row, text, "the text")
+        )
 
 
-def _field(row: int, line: str, name: str) -> SourceRow | Rejected:
+def _row_of_record(row: int, line: str, name: str) -> SourceRow | Rejected:
+    """The field `name` of the JSON object in a line, or the reason why there is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as cause:
@@ -257,8 +261,8 @@ def _field(row: int, line: str, name: str) -> SourceRow | Rejected:
     return usable(row, record[name], f"field {name!r}")
 
 
-def _begin(path: Path, handle: BinaryIO, encoding: str) -> int:
-    """Put the handle after the mark of UTF-8, if there is one, and return that place."""
+def _skip_mark(path: Path, handle: BinaryIO, encoding: str) -> int:
+    """Move the handle past the byte order mark of UTF-8, if there is one, and return the new offset."""
     head = handle.read(4096)
     mark = next((m for m in MARKS if head.startswith(m)), b"")
     if mark and not codecs.lookup(encoding).name.startswith(MARKS[mark]):
@@ -271,15 +275,15 @@ def _begin(path: Path, handle: BinaryIO, encoding: str) -> int:
     return handle.seek(len(mark))
 
 
-def _hashed(handle: BinaryIO, digest: hashlib._Hash) -> Iterator[bytes]:
-    """The rest of a file block by block, each added to the digest as it passes."""
+def _hashed_blocks(handle: BinaryIO, digest: hashlib._Hash) -> Iterator[bytes]:
+    """The remaining blocks of a file; each is added to the digest when it is read."""
     while block := handle.read(BLOCK):
         digest.update(block)
         yield block
 
 
-def _places(blocks: Iterator[bytes], base: int, unit: Unit) -> tuple[int, np.ndarray]:
-    """Number of rows of a file whose text begins at byte `base`, and the places of rows 0, 256, 512, ..."""
+def _row_places(blocks: Iterator[bytes], base: int, unit: Unit) -> tuple[int, np.ndarray]:
+    """Number of rows of a file whose text begins at byte `base`, and the byte offsets of rows 0, 256, 512, ..."""
     if unit == "file":
         return int(sum(map(len, blocks)) > 0), np.array([base])
     count, places = 0, [np.empty(0, np.int64)]
@@ -289,24 +293,24 @@ def _places(blocks: Iterator[bytes], base: int, unit: Unit) -> tuple[int, np.nda
         False,
     )  # of the line at hand: its place, if it and the last have text
     for block in chain(blocks, (b"\n",)):  # the end of the file ends its last line
-        starts, visible = _visible(block)
+        starts, visible = _line_starts(block)
         visible[0] |= seen
         at = starts + base
         at[0] = begin
         fresh = visible[:-1]
         if unit == "paragraph":
             fresh = fresh & ~np.concatenate(([seen_before], visible))[: len(fresh)]
-        found = at[:-1][fresh]
-        places.append(found[-count % STRIDE :: STRIDE].copy())  # not a view, which would keep them all
-        count += len(found)
+        row_starts = at[:-1][fresh]
+        places.append(row_starts[-count % STRIDE :: STRIDE].copy())  # not a view, which would keep them all
+        count += len(row_starts)
         seen_before = bool(visible[-2]) if len(visible) > 1 else seen_before
         begin, seen = int(at[-1]), bool(visible[-1])
         base += len(block)
     return count, np.concatenate(places)
 
 
-def _visible(block: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Beginnings of the lines of a block, and whether each has anything but white space in this block."""
+def _line_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The offsets of the lines in a block, and whether each line has a byte in this block that is not white space."""
     data = np.frombuffer(block + b"\n", np.uint8)  # so that no last line is empty
     starts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(data[:-1] == NEWLINE) + 1))
     return starts, np.logical_or.reduceat(INK[data], starts)
@@ -322,13 +326,13 @@ class TableFile:
     path: Path
     column: str
     starts: Sequence[int]
-    """The first row of every row group, and the number of rows."""
+    """The index of the first row of every row group, and last the number of rows."""
     _idle: list[tuple[int, Iterator[object]]] = field(default_factory=list, repr=False)
-    """Reader at the place where the last one stopped, to go on there: a row group may be the whole file."""
+    """The last reader and the row it stopped at, to go on from there: a row group may be the whole file."""
 
     @classmethod
     def open(cls, path: Path, reading: FileReading) -> TableFile:
-        """The file after a look at its footer.
+        """The file after reading its footer.
 
         Raises:
             ValueError: naming the file for one that is not Parquet, has no rows, or lacks the column.
@@ -374,7 +378,7 @@ class TableFile:
         return self._digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any."""
+        """Rows `start` to `stop - 1`, or fewer at the end."""
         stop = min(stop, self.count)
         if start >= stop:
             return
@@ -387,6 +391,7 @@ class TableFile:
         self._idle.append((stop, values))
 
     def _values(self, group: int) -> Iterator[pa.Scalar]:
+        """The values of the column from the first row of a row group to the end of the file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -425,7 +430,7 @@ class Files:
 
     files: tuple[TextOrTable, ...]
     starts: tuple[int, ...]
-    """The number of the first row of each file, and that of all rows."""
+    """The index of the first row of each file, and last the number of rows of all files."""
 
     @classmethod
     def of(cls, files: Sequence[TextOrTable]) -> Files:
@@ -434,9 +439,9 @@ class Files:
 
     @property
     def name(self) -> str:
-        """The file's name, or the first's and how many more there are."""
-        rest = len(self.files) - 1
-        return self.files[0].name + (f" and {rest} more" if rest else "")
+        """The name of the first file, and how many more files there are."""
+        more = len(self.files) - 1
+        return self.files[0].name + (f" and {more} more" if more else "")
 
     @property
     def count(self) -> int:
@@ -448,7 +453,7 @@ class Files:
         return digest_of(*(file.fingerprint() for file in self.files))
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any."""
+        """Rows `start` to `stop - 1`, or fewer at the end."""
         for f in range(bisect_right(self.starts, start) - 1, len(self.files)):
             first = self.starts[f]
             if first >= stop:
@@ -458,7 +463,7 @@ class Files:
 
 
 def open_files(path: Path, reading: FileReading) -> list[TextOrTable]:
-    """The file, or every file of a folder and its folders, by relative name; hidden ones are left out.
+    """The file, or every file in a folder and its subfolders, sorted by relative path; hidden files are left out.
 
     Raises:
         FileNotFoundError, ValueError: a folder without files, or a file that is neither text, JSON lines nor Parquet.
@@ -466,15 +471,16 @@ def open_files(path: Path, reading: FileReading) -> list[TextOrTable]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if not path.is_dir():
-        return [_opened(path, reading)]
+        return [_open_file(path, reading)]
     names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
     shown = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
     if not shown:
         raise ValueError(f"{path} is a folder without files; {', '.join(OPENERS)} are read")
-    return [_opened(path / name, reading) for name in shown]
+    return [_open_file(path / name, reading) for name in shown]
 
 
-def _opened(path: Path, reading: FileReading) -> TextOrTable:
+def _open_file(path: Path, reading: FileReading) -> TextOrTable:
+    """The opened file, by its suffix; ValueError for a suffix that is not read."""
     if path.suffix.lower() not in OPENERS:
         raise ValueError(
             f"{path} must be one of {', '.join(OPENERS)}; of a folder with other files, pass a list of those to read"
@@ -493,15 +499,15 @@ class Source(Protocol):
 
     @property
     def count(self) -> int | None:
-        """Number of rows; None where only the end will tell."""
+        """Number of rows; None where it is known only at the end."""
         ...
 
     def fingerprint(self) -> str | None:
-        """A hash of all rows, the same wherever they are the same; None where rows cannot be read twice."""
+        """A hash of all rows, equal for equal rows; None where rows cannot be read twice."""
         ...
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any."""
+        """Rows `start` to `stop - 1`, or fewer at the end."""
         ...
 
 
@@ -528,7 +534,7 @@ def _no_data(value: object) -> str | None:
         return None
     if instead or isinstance(value, type | Tensor | np.ndarray | Mapping) or not isinstance(value, Iterable):
         return instead
-    numbers = isinstance(value, list | tuple) and all(isinstance(each, bool | float | None) for each in value)
+    numbers = isinstance(value, list | tuple) and all(isinstance(item, bool | float | None) for item in value)
     return "" if numbers else None
 
 
@@ -614,9 +620,9 @@ class InMemory:
                 )
             items = data[None] if data.ndim == 1 else data
         elif isinstance(data, str | Batch):
-            items = list(_spread([data]))
+            items = list(_items_or_rows([data]))
         else:
-            items = list(_spread(data)) if any(isinstance(x, Batch) for x in data) else data
+            items = list(_items_or_rows(data)) if any(isinstance(x, Batch) for x in data) else data
         if len(items) == 0:
             raise ValueError("at least one row is required, got none")
         return cls("ids" if isinstance(data, Tensor | Batch) else "rows", items, field)
@@ -639,12 +645,12 @@ class InMemory:
         return self._digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any."""
+        """Rows `start` to `stop - 1`, or fewer at the end."""
         for row in range(start, min(stop, self.count)):
-            yield _item(row, self.items[row], self.field)
+            yield _row_of_item(row, self.items[row], self.field)
 
 
-def _item(row: int, item: object, field: str) -> SourceRow | Rejected:
+def _row_of_item(row: int, item: object, field: str) -> SourceRow | Rejected:
     """A row of a list or an iterator: a text, ids, or a record."""
     if not isinstance(item, Mapping):
         return usable(row, item, "the row")
@@ -654,8 +660,8 @@ def _item(row: int, item: object, field: str) -> SourceRow | Rejected:
     return usable(row, item[field], f"field {field!r}")
 
 
-def _spread(items: Iterable[object]) -> Iterator[object]:
-    """The items, with each batch replaced by its rows."""
+def _items_or_rows(items: Iterable[object]) -> Iterator[object]:
+    """The items, with each batch replaced by its rows as lists of ids."""
     for item in items:
         if isinstance(item, Batch):
             yield from _real_rows(item)
@@ -664,6 +670,7 @@ def _spread(items: Iterable[object]) -> Iterator[object]:
 
 
 def _real_rows(batch: Batch) -> list[list[int]]:
+    """The token ids of each row (or packed text) of a batch, without padding."""
     more = [name for name in ("answer", "wrong", "types", "memory") if getattr(batch, name) is not None]
     if more:
         raise ValueError(f"a batch of tokens alone is required as data, got one with {', '.join(more)}")
@@ -704,12 +711,12 @@ class Dataset:
         return len(self.data)
 
     def fingerprint(self) -> str | None:
-        """A hash of the data set's own fingerprint and the column; None if it has none."""
+        """A hash of the data set's own fingerprint and the column; None if the data set has no fingerprint."""
         known = getattr(self.data, "_fingerprint", None)
         return None if known is None else digest_of("dataset", str(known), self.field)
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any."""
+        """Rows `start` to `stop - 1`, or fewer at the end."""
         stop = min(stop, self.count)
         for first in range(start, stop, STRIDE):
             values = self.data[first : min(first + STRIDE, stop)][self.field]
@@ -718,13 +725,13 @@ class Dataset:
 
 
 class Arriving:
-    """Rows that come one by one and only once: a generator, a socket, a streamed data set."""
+    """Rows of an iterator, which gives each row once: a generator, a socket, a streamed data set."""
 
     name = "iterator"
     count: int | None = None
 
     def __init__(self, items: Iterable[object], field: str) -> None:
-        self._items = _spread(items)
+        self._items = _items_or_rows(items)
         self._field = field
         self._next = 0
 
@@ -733,10 +740,10 @@ class Arriving:
         return None
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any; those before are passed over.
+        """Rows `start` to `stop - 1`, or fewer at the end; rows before `start` are skipped.
 
         Raises:
-            ValueError: if a row is asked for that has already been given or passed over.
+            ValueError: a row that has already been given or skipped.
         """
         if start < self._next:
             raise ValueError(
@@ -746,14 +753,14 @@ class Arriving:
         for item in islice(self._items, stop - self._next):
             row, self._next = self._next, self._next + 1
             if row >= start:
-                yield _item(row, item, self._field)
+                yield _row_of_item(row, item, self._field)
 
 
 # --- which strings are paths --------------------------------------------------------------------------------------
 
 
 def _paths(data: object) -> list[Path]:
-    """The paths that the data is, if all of it is paths."""
+    """The data as paths if every item is one, else an empty list."""
     items = [data] if isinstance(data, str | Path) else data if isinstance(data, list | tuple) else []
     paths = []
     for item in items:
@@ -764,6 +771,7 @@ def _paths(data: object) -> list[Path]:
 
 
 def _is_path(text: str) -> bool:
+    """Whether a text is a path: it ends like a data file, begins like a path, or names a folder."""
     if "\n" in text or len(text) > 1000:
         return False
     if text.endswith(tuple(OPENERS)) or text.startswith(("/", "./", "../", "~/")):

@@ -1,7 +1,7 @@
-"""Batches of rows, one window of consecutive rows at a time, each window a function of its number alone.
+"""Batches of rows, one window of consecutive rows at a time; a window depends on its index alone.
 
 A window of a `Stream` is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little
-on padding and yet every process, in any order, gets the same batches; batches that somebody made are a window each.
+on padding, and every process gets the same batches in any order. Batches that the user gives are one window each.
 Workers and shards take windows; journals count batches.
 """
 
@@ -29,23 +29,23 @@ from interp.model.config import Json
 TooLong = Literal["set_aside", "truncate", "split"]
 RowLayout = Literal["padded", "packed"]
 Numbered = tuple[int, list[int]]
-"""Token ids with the number of the row they come from."""
+"""The index of a source row, and its token ids."""
 TOKENS = 2**12
 """Default number of tokens per batch of a stream."""
 ROWS = 32
-"""Default for the most rows per batch of prompts in memory."""
+"""Default maximum of rows per batch of prompts in memory."""
 PASS = 64
-"""Cost of another pass besides its cells (rows times columns), in cells: so many, or this share of the budget."""
+"""Cost of one more batch, in cells (rows times columns): `max(PASS, budget // PASS)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Some consecutive rows of a source as batches."""
+    """Consecutive rows of a source as batches."""
 
     batches: tuple[Batch, ...]
     rejected: tuple[Rejected, ...]
     rows: int
-    """Number of rows of the source, those rejected included; 0: the source has ended."""
+    """Number of rows of the source, rejected rows included; 0: the source has ended."""
     tokens: int
     """Number of tokens of the batches, padding not counted."""
     cut: int
@@ -54,20 +54,20 @@ class Window:
 
 @runtime_checkable
 class DataSource(Protocol):
-    """Data as batches, window by window: a `Stream` of rows, or batches as they are."""
+    """Data as batches, window by window: a `Stream` of rows, or batches that the user gave."""
 
     @property
     def windows(self) -> int | None:
-        """Number of windows; None if only the end will tell."""
+        """Number of windows; None if it is known only at the end."""
         ...
 
     @property
     def rows(self) -> int | None:
-        """Number of rows of all windows together; None if only the end will tell."""
+        """Number of rows of all windows together; None if it is known only at the end."""
         ...
 
     def window(self, w: int) -> Window:
-        """The batches of one window; after the end of an iterator one of no rows."""
+        """The batches of one window; after the end of an iterator a window without rows."""
         ...
 
 
@@ -78,17 +78,17 @@ class Stream:
 
     Rows are read, tokenised and batched as they are needed.
 
-    Every row is in the batches of one window, or among its rejected: rows that the source rejects, ids outside the
-    vocabulary, texts without a token, and texts over the context length if those are set aside. Rows are numbered
-    (`Batch.row`) as in the source; the pieces of a split text keep its number.
+    Every row is in the batches of one window, or in its `rejected`: rows that the source rejects, ids outside the
+    vocabulary, texts without a token, and texts over the context length if `too_long` is "set_aside". `Batch.row` is
+    the index of a row in the source; the pieces of a split text share it.
 
-    Padded layout: longest first (equal ones in the order of the source), as many rows as fit; padding on the right,
-    and `keep` is None where all are equally long. Packed layout: `Batch.packed`, texts numbered in the order in which
-    they stand. Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and `Batch.bos` is
-    False.
+    Padded layout: longest first (rows of equal length in the order of the source), as many rows as fit; padding on
+    the right, and `keep` is None where all rows are equally long. Packed layout: `Batch.packed`, texts numbered from
+    left to right and row by row. Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and
+    `Batch.bos` is False.
 
     Raises:
-        ValueError: an option that is not one.
+        ValueError: an option out of range.
 
     Example:
         >>> from interp.data.sources import open_source
@@ -102,7 +102,7 @@ class Stream:
     text: Text
     _: KW_ONLY
     tokens_per_batch: int
-    """The most columns times rows of a batch; a single longer row still makes one."""
+    """Maximum of columns times rows of a batch; a single longer row still makes a batch."""
     rows_per_window: int = 256
     too_long: TooLong = "set_aside"
     """Treatment of a text over the context length: rejected, truncated, or split with BOS on each piece."""
@@ -114,41 +114,41 @@ class Stream:
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise ValueError(f"{name} must be at least 1, got {given}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.prepend_bos is None:
             object.__setattr__(self, "prepend_bos", self.text.prepend_bos)
 
     @property
     def rows(self) -> int | None:
-        """Number of rows of all windows together; None where only the end will tell."""
+        """Number of rows of all windows together; None where it is known only at the end."""
         count = self.source.count
         return count if count is None or self.max_rows is None else min(count, self.max_rows)
 
     @property
     def windows(self) -> int | None:
-        """Number of windows; None where only the end will tell."""
+        """Number of windows; None where it is known only at the end."""
         return None if self.rows is None else -(-self.rows // self.rows_per_window)
 
     def window(self, w: int) -> Window:
-        """Window w, of rows w * rows_per_window and on; beyond the end of an iterator one of no rows.
+        """Window w, which begins at row `w * rows_per_window`; after the end of an iterator a window without rows.
 
         Raises:
-            ValueError: a number that is no window's, and for an iterator asked for a window it has passed.
+            ValueError: an index that is out of range, or a window that an iterator has already passed.
         """
         if w < 0 or (self.windows is not None and w >= self.windows):
             raise ValueError(f"windows are numbered from 0, and there are {self.windows or 'some'}: got {w}")
         start = w * self.rows_per_window
         stop = start + self.rows_per_window
         stop = stop if self.max_rows is None else min(stop, self.max_rows)
-        found = list(self.source.rows(start, stop)) if start < stop else []
-        texts = [text for row in found for text in _texts(row)]
+        source_rows = list(self.source.rows(start, stop)) if start < stop else []
+        texts = [text for row in source_rows for text in _prompt_texts(row)]
         encoded = iter(self.text.many(texts, prepend_bos=self.prepend_bos) if texts else ())
-        kept: list[Numbered] = []
+        numbered: list[Numbered] = []
         rejected: list[Rejected] = []
         pairs: dict[int, Paired] = {}
         cut = 0
-        for number, row in enumerate(found, start):
+        for number, row in enumerate(source_rows, start):
             if isinstance(row, Rejected):
                 rejected.append(row)
                 continue
@@ -156,8 +156,8 @@ class Stream:
             ids = next(encoded) if isinstance(first, str) else first
             pieces = self._pieces(number, first, ids)
             if isinstance(row, Example):
-                other = next(encoded) if isinstance(row.corrupt, str) else row.corrupt
-                paired = self._paired(number, row, ids, other)
+                corrupt = next(encoded) if isinstance(row.corrupt, str) else row.corrupt
+                paired = self._pair_ids(number, row, ids, corrupt)
                 if isinstance(paired, Rejected):
                     pieces = pieces if isinstance(pieces, Rejected) else paired
                 else:
@@ -165,14 +165,14 @@ class Stream:
             if isinstance(pieces, Rejected):
                 rejected.append(pieces)
                 continue
-            kept += [(number, piece) for piece in pieces]
+            numbered += [(number, piece) for piece in pieces]
             cut += len(ids) > self.text.n_ctx
-        tokens = sum(len(ids) for _, ids in kept)
-        batches = tuple(_with_pairs(batch, pairs) for batch in self._batches(kept, bool(texts)))
-        return Window(batches, tuple(rejected), len(found), tokens, cut)
+        tokens = sum(len(ids) for _, ids in numbered)
+        batches = tuple(_with_pairs(batch, pairs) for batch in self._batches(numbered, bool(texts)))
+        return Window(batches, tuple(rejected), len(source_rows), tokens, cut)
 
-    def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> Paired | Rejected:
-        """The corrupted prompt and answers of a clean prompt, as ids, or the reason why there are none."""
+    def _pair_ids(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> Paired | Rejected:
+        """The corrupted prompt and answers of a clean prompt, as ids, or the reason why the row is rejected."""
         if self.layout == "packed" or len(clean) > self.text.n_ctx:
             why = (
                 "rows are packed"
@@ -188,7 +188,9 @@ class Stream:
             why = "both prompts are the same" if same else f"ids must be in [0, {self.text.d_vocab - 1}]"
             return Rejected.of(number, why, row.clean)
         try:
-            answers = [None if each is None else self._answer(each) for each in (row.answer, row.wrong)]
+            answers = [
+                None if answer is None else self._answer_id(answer) for answer in (row.answer, row.wrong)
+            ]
         except ValueError as cause:
             return Rejected.of(number, str(cause), row.clean)
         if answers[0] is not None and answers[0] == answers[1]:
@@ -197,16 +199,16 @@ class Stream:
             return Rejected.of(number, why, row.clean)
         return Paired(corrupt, *answers)
 
-    def _answer(self, given: Plain) -> int:
+    def _answer_id(self, answer: Plain) -> int:
         """The id of an answer. ValueError for a text of several tokens, or an id outside the vocabulary."""
         outputs = self.text.of_outputs
-        ids = given if isinstance(given, list) else [outputs.single(given)]
+        ids = answer if isinstance(answer, list) else [outputs.single(answer)]
         if len(ids) != 1 or not 0 <= ids[0] < outputs.d_vocab:
-            raise ValueError(f"an answer is one token of the vocabulary, got {given!r}")
+            raise ValueError(f"an answer is one token of the vocabulary, got {answer!r}")
         return ids[0]
 
     def _pieces(self, number: int, row: Plain, ids: list[int]) -> list[list[int]] | Rejected:
-        """The ids of a row that go to the model: all, their beginning or their parts."""
+        """The ids of a row that go to the model: all of them, or pieces of the context length (`too_long`)."""
         text = self.text
         if not ids:
             return Rejected.of(number, "the text has no tokens", row)
@@ -217,7 +219,7 @@ class Stream:
             return [ids]
         if self.too_long == "set_aside":
             return Rejected.of(number, f"{len(ids)} tokens, the model's context holds {text.n_ctx}", row)
-        framed = self._framed(row, ids)
+        framed = self._special_and_inner(row, ids)
         if framed is None:
             return Rejected.of(number, "it cannot be cut: special tokens stand within it", row)
         before, inner, after = framed
@@ -227,18 +229,19 @@ class Stream:
         pieces = [before + inner[i : i + room] + after for i in range(0, len(inner), room)]
         return pieces if self.too_long == "split" else pieces[:1]
 
-    def _framed(self, row: Plain, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
-        """Special tokens before a text, its own tokens, and special tokens after it."""
+    def _special_and_inner(self, row: Plain, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
+        """Special tokens before a text, its own tokens, and special tokens after it; None if they are interleaved."""
         if not isinstance(row, str) or not self.prepend_bos:
             return [], ids, []
         inner = self.text.ids(row, prepend_bos=False)
-        if inner == ids and ids[0] == self.text.bos_id:  # a text that says its BOS itself
+        if inner == ids and ids[0] == self.text.bos_id:  # a text that spells its BOS itself
             return ids[:1], ids[1:], []
         n = len(inner)
         first = next((i for i in range(len(ids) - n + 1) if ids[i : i + n] == inner), None)
         return None if first is None else (ids[:first], inner, ids[first + n :])
 
     def _batches(self, rows: Sequence[Numbered], texts: bool) -> Iterator[Batch]:
+        """The batches of the rows of one window; `texts`: whether some rows were texts."""
         pad_id = self.text.pad_id if texts else 0
         if not rows:
             return
@@ -263,23 +266,23 @@ class Paired(NamedTuple):
     wrong: int | None
 
 
-def _texts(row: SourceRow | Rejected) -> list[str]:
+def _prompt_texts(row: SourceRow | Rejected) -> list[str]:
     """The texts of a row that have to be tokenised as prompts."""
     prompts = [row.clean, row.corrupt] if isinstance(row, Example) else [row]
-    return [each for each in prompts if isinstance(each, str)]
+    return [prompt for prompt in prompts if isinstance(prompt, str)]
 
 
 def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
-    """The batch with the corrupted prompts and answers of its rows, where they have some."""
+    """The batch with the corrupted prompts and answers that `pairs` has for its rows, by row index."""
     if not pairs:
         return batch
     assert batch.row is not None
     mine = [pairs[number] for number in batch.row.tolist()]
     corrupt = batch.tokens.clone()
-    corrupt[batch.real] = torch.tensor([token for each in mine for token in each.corrupt])
+    corrupt[batch.real] = torch.tensor([token for pair in mine for token in pair.corrupt])
     answer, wrong = (
         None if None in column else torch.tensor(column)
-        for column in ([each.answer for each in mine], [each.wrong for each in mine])
+        for column in ([pair.answer for pair in mine], [pair.wrong for pair in mine])
     )
     return replace(batch, corrupt=corrupt, answer=answer, wrong=wrong)
 
@@ -290,16 +293,16 @@ def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
 def padded(rows: Sequence[Numbered], budget: int, pad_id: int) -> Iterator[Batch]:
     """Batches of rows of about the same length, longest first; rows times columns <= budget, or a single row."""
     for places in of_like_lengths([len(ids) for _, ids in rows], budget):
-        part = [rows[i] for i in places]
-        batch = Batch.of([ids for _, ids in part], pad_id=pad_id)
-        yield replace(batch, row=torch.tensor([number for number, _ in part]))
+        batch_rows = [rows[i] for i in places]
+        batch = Batch.of([ids for _, ids in batch_rows], pad_id=pad_id)
+        yield replace(batch, row=torch.tensor([number for number, _ in batch_rows]))
 
 
 def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Places of the rows of each batch, longest first (equal ones in their order).
+    """Indices of the rows of each batch, longest first (rows of equal length in their order).
 
-    A batch has as many rows as its budget of rows times columns and `most` allow, one at least. It ends earlier where
-    the padding that this saves costs more than another pass.
+    A batch has as many rows as `budget` (rows times columns) and `most` (rows) allow, and at least one. It ends earlier
+    where the padding that this saves costs more than one more batch (`PASS`).
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     start = 0
@@ -311,14 +314,14 @@ def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None
 
 
 def _ends(lengths: Sequence[int], budget: int, most: int | None) -> list[int]:
-    """Ends of the runs of rows, longest first, that cost least: cells, and `PASS` more for each batch.
+    """The ends of runs of rows (`lengths` is sorted, longest first) that minimise the total cost of their batches.
 
-    The cells of a run are its rows times its longest. Least over all ways to part the lengths, by dynamic programming
-    from the shortest.
+    A run costs its rows times its greatest length, plus `max(PASS, budget // PASS)` for each batch it needs. Dynamic
+    programming from the shortest rows finds the minimum over all partitions.
     """
     widths, counts = (each[::-1] for each in np.unique(np.array(lengths, np.int64), return_counts=True))
     ends = counts.cumsum()
-    rows = ends - (ends - counts)[:, None]  # [i, j] = those of lengths i to j
+    rows = ends - (ends - counts)[:, None]  # [i, j] = number of rows with widths i to j
     sizes = np.maximum(np.minimum(budget // widths, most or len(lengths)), 1)
     batches = -(-rows // sizes[:, None])
     cost = widths[:, None] * rows + max(PASS, budget // PASS) * batches
@@ -327,11 +330,11 @@ def _ends(lengths: Sequence[int], budget: int, most: int | None) -> list[int]:
         every = cost[i, i:] + least[i + 1 :]
         after.append(i + 1 + int(every.argmin()))
         least[i] = every.min()
-    after, found, i = after[::-1], [], 0
+    after, chosen, i = after[::-1], [], 0
     while i < len(widths):
         i = after[i]
-        found.append(int(ends[i - 1]))
-    return found
+        chosen.append(int(ends[i - 1]))
+    return chosen
 
 
 def packed(rows: Sequence[Numbered], budget: int, width: int, pad_id: int) -> Iterator[Batch]:
@@ -339,11 +342,11 @@ def packed(rows: Sequence[Numbered], budget: int, width: int, pad_id: int) -> It
     numbers = torch.tensor([number for number, _ in rows])
     together = Batch.packed([ids for _, ids in rows], width, pad_id=pad_id, row=numbers)
     for batch in together.split(max(1, budget // width)):
-        yield _renumbered(batch)
+        yield _with_renumbered_texts(batch)
 
 
-def _renumbered(batch: Batch) -> Batch:
-    """A part of a packed batch with its texts numbered 0, 1, ... as they stand, and only their rows."""
+def _with_renumbered_texts(batch: Batch) -> Batch:
+    """A part of a packed batch with its texts renumbered 0, 1, ... in order, and `row` cut to these texts."""
     assert batch.documents is not None and batch.row is not None
     places = batch.documents
     standing = list(dict.fromkeys(places[places >= 0].tolist()))
@@ -357,13 +360,13 @@ def _renumbered(batch: Batch) -> Batch:
 
 @dataclass(eq=False)
 class GivenBatches:
-    """Batches as they are, each a window of its own; batches of an iterator only once and in order."""
+    """Batches that the user gave, each a window of its own; an iterator gives each batch once and in order."""
 
     batches: Iterable[Batch]
 
     @staticmethod
     def cut(rows: Batch, most: int) -> GivenBatches:
-        """Batches of the rows in their order and columns, so many at a time."""
+        """Consecutive batches of at most `most` rows each, with the columns unchanged."""
         return GivenBatches(list(rows.split(most)))
 
     @property
@@ -374,14 +377,14 @@ class GivenBatches:
     @property
     def rows(self) -> int | None:
         """Number of rows of all batches; None for an iterator."""
-        return None if self._listed is None else sum(map(_rows, self._listed))
+        return None if self._listed is None else sum(map(_row_count, self._listed))
 
     def window(self, w: int) -> Window:
         """Batch w; of an iterator the next one, or a window without rows after its end."""
         batch = next(self._iterator, None) if self._listed is None else self._listed[w]
         if batch is None:
             return Window((), (), 0, 0, 0)
-        return Window((batch,), (), _rows(batch), int(batch.lengths.sum()), 0)
+        return Window((batch,), (), _row_count(batch), int(batch.lengths.sum()), 0)
 
     @cached_property
     def _listed(self) -> list[Batch] | None:
@@ -396,41 +399,41 @@ class GivenBatches:
 class PromptBatches(GivenBatches):
     """Prompts in memory as batches of rows of about the same length, so that a pass computes little padding.
 
-    Rows are numbered by their places, by which what is kept of each is put back into the order of the prompts.
+    Rows are numbered by their order in `prompts`, so that results can be put back into that order.
     """
 
     prompts: Batch
     most: int
-    """The most rows of a batch."""
+    """Maximum number of rows of a batch."""
 
     @classmethod
     def of(cls, prompts: Batch, most: int) -> PromptBatches:
-        """Batches of at most so many rows, and of `TOKENS` columns times rows or a single row."""
+        """Batches of at most `most` rows and `TOKENS` columns times rows; a single longer row is a batch too."""
         aligned = prompts.host().right_aligned()
         runs = of_like_lengths(aligned.lengths.tolist(), TOKENS, most)
         return cls([aligned.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
 
     def as_given(self) -> GivenBatches:
-        """The rows in their order and columns, for edits that tell the rows of a batch apart."""
+        """Batches with the rows in their order and the columns unchanged, for edits that differ between rows."""
         return GivenBatches.cut(self.prompts, self.most)
 
     def in_order(self) -> GivenBatches:
-        """The rows in their order, as many at a time as `TOKENS` and `most` allow, for values that are saved."""
+        """Batches with the rows in their order, as many per batch as `TOKENS` and `most` allow, for saved values."""
         aligned = self.prompts.host().right_aligned()
-        found, start, longest = [], 0, 0
+        batches, start, longest = [], 0, 0
         for i, n in enumerate([*aligned.lengths.tolist(), TOKENS]):
             rows, longest = i - start, max(longest, n)
             if rows and (i == len(aligned) or rows == self.most or (rows + 1) * longest > TOKENS):
-                found.append(aligned.rows(torch.arange(start, i)).trimmed())
+                batches.append(aligned.rows(torch.arange(start, i)).trimmed())
                 start, longest = i, n
-        return GivenBatches(found)
+        return GivenBatches(batches)
 
 
 def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
-    """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
+    """The data source of any data: batches as they are, everything else as a padded `Stream` with default options.
 
     Raises:
-        ValueError: texts where there is no tokenizer, and what `open_source` refuses.
+        ValueError: texts without a tokenizer, and data that `open_source` refuses.
     """
     if isinstance(data, Stream | GivenBatches):
         return data
@@ -447,7 +450,7 @@ def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: i
         data = itertools.chain([first], data)
         if isinstance(first, Batch):
             return GivenBatches(data)  # type: ignore[arg-type]
-    elif isinstance(data, Sequence) and len(data) and all(isinstance(each, Batch) for each in data):
+    elif isinstance(data, Sequence) and len(data) and all(isinstance(item, Batch) for item in data):
         return GivenBatches(data)  # type: ignore[arg-type]
     return Stream(open_source(data), text, tokens_per_batch=tokens_per_batch)
 
@@ -463,7 +466,7 @@ def prompt_source(
 
     Args:
         prepend_bos: whether texts begin with BOS; None: as the model does by default, or as `Pairs` say.
-        batch_size: the most rows of a batch.
+        batch_size: maximum number of rows of a batch.
 
     Raises:
         ValueError: prompts that do not fit the model, or a batch size below 1.
@@ -484,23 +487,23 @@ def prompt_source(
 
 
 def by_place(batch: Batch) -> Batch:
-    """The batch with its rows numbered by their places, whatever batch they were taken from (`Batch.rows`).
+    """The batch with its rows numbered 0, 1, ..., even if they had other numbers in another batch (`Batch.rows`).
 
-    What a question holds for each prompt (answers, masks, groups) is found by this number. Packed texts keep theirs.
+    Answers, masks and groups of each prompt are found by this number. Packed texts keep their numbers.
     """
     return batch if batch.documents is not None else replace(batch, row=None).numbered()
 
 
 def _has_pieces(batch: Batch) -> bool:
-    """Whether rows share a number, as pieces of one text do, so that a bootstrap draws them together."""
+    """Whether some rows share a number, as pieces of one text do, which a bootstrap must draw together."""
     return batch.row is not None and len(batch.row.unique()) < len(batch.row)
 
 
 def about(source: DataSource) -> Json:
-    """Fingerprint of a data source's rows and batches: two that agree in it give the same numbers.
+    """Fingerprint of a data source's rows and batches: two sources with equal fingerprints give the same numbers.
 
     Raises:
-        ValueError: an iterator, which nobody can compare with another.
+        ValueError: an iterator, which can be read only once.
     """
     known: Json
     if isinstance(source, Stream):
@@ -509,28 +512,31 @@ def about(source: DataSource) -> Json:
         }
         known = {"source": source.source.name, "fingerprint": source.source.fingerprint(), **options}
     else:
-        print_ = None if source.windows is None else _hash(source.window(w) for w in range(source.windows))
+        print_ = (
+            None if source.windows is None else _windows_hash(source.window(w) for w in range(source.windows))
+        )
         known = {"source": "batches", "fingerprint": print_}
     if known["fingerprint"] is None:
         raise ValueError("a run in a folder requires data that can be read again, got an iterator")
-    first = _hash(source.window(w) for w in range(min(1, source.windows or 0)))
+    first = _windows_hash(source.window(w) for w in range(min(1, source.windows or 0)))
     return known | {"rows": source.rows, "windows": source.windows, "first_window": first}
 
 
-def _hash(windows: Iterable[Window]) -> str:
-    """A hash of all tokens as they stand in their batches; another tokenizer gives another one."""
+def _windows_hash(windows: Iterable[Window]) -> str:
+    """A hash of the token ids, lengths, corrupted prompts and answers of all batches in these windows."""
     digest = hashlib.sha256()
     for batch in (batch for window in windows for batch in window.batches):
         digest.update(
             repr((tuple(batch.tokens.shape), batch.tokens.tolist(), batch.lengths.tolist())).encode()
         )
-        more = [None if x is None else x.tolist() for x in (batch.corrupt, batch.answer, batch.wrong)]
-        if any(each is not None for each in more):
-            digest.update(repr(more).encode())
+        pair_values = [None if x is None else x.tolist() for x in (batch.corrupt, batch.answer, batch.wrong)]
+        if any(values is not None for values in pair_values):
+            digest.update(repr(pair_values).encode())
     return digest.hexdigest()
 
 
-def _rows(batch: Batch) -> int:
+def _row_count(batch: Batch) -> int:
+    """Number of prompts of a batch: its rows, or the texts of packed rows."""
     rows = batch.identities()
     return len(batch) if rows is None else len(rows)
 
@@ -546,8 +552,7 @@ def windows_of(
     An exception in a window is raised here, at its turn; the thread ends with the generator.
 
     Args:
-        numbers: numbers of the windows, in this order; None: all. Of an iterator, whose windows cannot be counted, the
-            first one without rows ends it.
+        numbers: indices of the windows, in this order; None: all. An iterator ends with its first window without rows.
         pin: whether batches are put into pinned memory, from which they can be copied to a GPU while it computes.
     """
     if numbers is None:
@@ -558,7 +563,7 @@ def windows_of(
     try:
         while True:
             while len(waiting) <= ahead and (w := next(order, None)) is not None:
-                waiting.append((w, pool.submit(_prepared, source, w, pin)))
+                waiting.append((w, pool.submit(_prepared_window, source, w, pin)))
             if not waiting:
                 return
             w, future = waiting.popleft()
@@ -570,6 +575,7 @@ def windows_of(
         pool.shutdown(cancel_futures=True)
 
 
-def _prepared(source: DataSource, w: int, pin: bool) -> Window:
+def _prepared_window(source: DataSource, w: int, pin: bool) -> Window:
+    """Window `w` of the source, with its batches in pinned memory if `pin`."""
     window = source.window(w)
     return replace(window, batches=tuple(batch.pinned() for batch in window.batches)) if pin else window

@@ -35,15 +35,14 @@ class Text:
     """Tokenisation for one model: prompts in, batches out.
 
     Args:
-        tokenizer: the tokenizer; one that is still in its files is read when it is first needed (`UnreadTokenizer`).
-        special: whether texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS
-            alone.
-        d_vocab_out: number of the model's outputs, where they are not its tokens; answers are then their numbers.
+        tokenizer: the tokenizer; an `UnreadTokenizer` reads its files when it is first needed.
+        special: whether texts get all special tokens that the tokenizer itself adds (encoders), instead of BOS alone.
+        d_vocab_out: number of the model's outputs, where they are not its tokens; answers are then output indices.
         ends: ids at which the model's own generation ends; none: the tokenizer's end of text.
         prepend_bos: whether texts begin with BOS by default, where there is one.
     """
 
-    _why: str | None = None  # the tokenizer cannot be read
+    _why: str | None = None  # why the tokenizer cannot be read
     _bos_said = False
 
     def __init__(
@@ -66,14 +65,14 @@ class Text:
         self._wants_special = special
 
     def __getstate__(self) -> dict[str, object]:
-        """State for another process: the tokenizer itself, since its files may not be there, without caches."""
+        """State for another process, without caches; a tokenizer in files is read first, since they may be absent."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
         sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
         return given | sizes | {"_ends": self._ends, "prepend_bos": self.prepend_bos}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, read now if it was not; None if there is none, or none that can be read."""
+        """The tokenizer, read from its files if need be; None if there is none, or it cannot be read."""
         if not isinstance(self._given, UnreadTokenizer):
             return self._given
         try:
@@ -84,7 +83,7 @@ class Text:
 
     @cached_property
     def _special(self) -> bool:
-        """Whether texts get all special tokens that their tokenizer adds."""
+        """Whether texts get all special tokens that the tokenizer itself adds."""
         return self._wants_special and isinstance(self._tokenizer, SpecialTokenizer)
 
     @property
@@ -109,7 +108,7 @@ class Text:
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool, bool]:
-        """All settings besides the tokenizer that decide ids: those of `_begun`, `_checked` and `outputs`."""
+        """All settings besides the tokenizer that decide which ids a text becomes and which ids are accepted."""
         return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special, self.prepend_bos
 
     @property
@@ -124,7 +123,7 @@ class Text:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
+        """The ids at which generation ends: those of the model's config, or else those of the tokenizer."""
         tokenizer = self._tokenizer
         end_tokens = () if tokenizer is None else (tokenizer.eos_id,)
         end_tokens = (*end_tokens, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else end_tokens
@@ -133,7 +132,7 @@ class Text:
 
     @property
     def pad_id(self) -> int:
-        """The id at padding, which no result depends on: the tokenizer's, or another that the model has a row for."""
+        """The id at padding: the tokenizer's, or EOS, BOS or 0; no result depends on it."""
         tokenizer_pad = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
         return next((i for i in (tokenizer_pad, self.eos_id, self.bos_id) if i is not None), 0)
 
@@ -156,16 +155,16 @@ class Text:
             ValueError: an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
-            return self._checked(prompts)
+            return self._checked_batch(prompts)
         if isinstance(prompts, Tensor | np.ndarray):
             ids = torch.as_tensor(prompts)
-            return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
+            return self._checked_batch(Batch(ids[None] if ids.ndim == 1 else ids))
         if isinstance(prompts, Mapping):
             batch = encoded(prompts, side=side)
             hidden = ~batch.real & (
                 batch.tokens >= self.d_vocab
             )  # padding that was added to a tokenizer later
-            return self._checked(replace(batch, tokens=batch.tokens.masked_fill(hidden, self.pad_id)))
+            return self._checked_batch(replace(batch, tokens=batch.tokens.masked_fill(hidden, self.pad_id)))
         if not is_prompts(prompts):
             raise ValueError(
                 "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, or a "
@@ -173,50 +172,50 @@ class Text:
             )
         texts, numbers = sorted_out(prompts)
         if not texts:
-            return self._checked(Batch.of(numbers, side=side))
+            return self._checked_batch(Batch.of(numbers, side=side))
         rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        bos = self._with_bos(prepend_bos) and self.bos_id is not None and not self._special
-        return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
+        bos = self._prepends_bos(prepend_bos) and self.bos_id is not None and not self._special
+        return self._checked_batch(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
     def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
-        """Ids of one text, with BOS exactly once if that is wanted and the tokenizer has one.
+        """Ids of one text, with BOS exactly once if `prepend_bos` says so and the tokenizer has one.
 
-        For encoders: with all special tokens, or none with `prepend_bos=False`.
+        For encoders: with all special tokens, or with none for `prepend_bos=False`.
 
         Raises:
-            ValueError: an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was left
-                empty by mistake would have an answer too.
+            ValueError: an empty text, which may be a mistake; give BOS alone as a list of ids.
         """
         if not text:
             alone = "" if self.bos_id is None else f"; BOS alone is a prompt as ids, [[{self.bos_id}]]"
             raise ValueError(f"the prompt is empty: at least one character is required{alone}")
         if self._special:
             assert isinstance(self._tokenizer, SpecialTokenizer)
-            special = self._with_bos(prepend_bos)
+            special = self._prepends_bos(prepend_bos)
             return self._tokenizer.with_special(text) if special else self._tokenizer.encode(text)
-        return self._begun(self.tokenizer.encode(text), prepend_bos)
+        return self._ids_with_bos(self.tokenizer.encode(text), prepend_bos)
 
     def many(self, texts: Sequence[str], *, prepend_bos: bool | None = None) -> list[list[int]]:
         """The ids of each of these texts, as from `ids`, encoded together where the tokenizer can."""
         tokenizer = self.tokenizer
         if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
             return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
+        return [self._ids_with_bos(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
 
-    def _with_bos(self, given: bool | None) -> bool:
-        """Whether texts begin with BOS: as the argument says, else as the model's default does."""
-        return self.prepend_bos if given is None else given
+    def _prepends_bos(self, prepend_bos: bool | None) -> bool:
+        """Whether texts begin with BOS: the argument, or where it is None the model's default."""
+        return self.prepend_bos if prepend_bos is None else prepend_bos
 
-    def _begun(self, ids: list[int], prepend_bos: bool | None) -> list[int]:
-        if not self._with_bos(prepend_bos):
+    def _ids_with_bos(self, ids: list[int], prepend_bos: bool | None) -> list[int]:
+        """The ids with BOS before them, if that is asked for and they do not begin with it."""
+        if not self._prepends_bos(prepend_bos):
             return ids
         if not self._bos_said:
-            self._say_bos()
+            self._note_bos()
         bos = self.bos_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _say_bos(self) -> None:
-        """Make the note about texts that begin otherwise than the tokenizer alone would have them begin."""
+    def _note_bos(self) -> None:
+        """Give a note where texts begin here with other tokens than the tokenizer itself would give them."""
         self._bos_said = True
         tokenizer, bos = self.tokenizer, self.bos_id
         if bos is None and tokenizer.bos_id is not None:
@@ -239,7 +238,7 @@ class Text:
             )
 
     def outside(self, token: int) -> str:
-        """Message about an id that the model has no row for: the bounds, the id, and its token if it has one."""
+        """Message about an id without a row in the embedding: the bounds, the id, and its token if it has one."""
         message = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
         try:
             piece = self._tokenizer.piece(token) if self._tokenizer and self.d_vocab <= token < 2**31 else ""
@@ -248,7 +247,7 @@ class Text:
         return f"{message}, the tokenizer's {piece!r}, which this model has no row for" if piece else message
 
     def single(self, text: str) -> int:
-        """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
+        """The id of a text that is one token; ValueError if it is several tokens, or if there is no tokenizer."""
         ids = self.tokenizer.encode(text)
         if len(ids) != 1:
             pieces = [self.tokenizer.piece(i) for i in ids]
@@ -258,30 +257,30 @@ class Text:
         return ids[0]
 
     def pieces(self, ids: Int[Tensor, "p"] | Sequence[int]) -> list[str]:
-        """The text of each token; ids in brackets where the model has no tokenizer."""
+        """The text of each token; without a tokenizer the id in brackets, such as "<5>"."""
         values = [int(i) for i in ids]
         if self._tokenizer is None:
             return [f"<{i}>" for i in values]
         return [self._tokenizer.piece(i) for i in values]
 
     def token_words(self, ids: Int[Tensor, "b p"]) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
-        """The dims and the texts of a result's coordinate `token`, from `Batch.token_ids`; "" at padding."""
+        """The coordinate `token` of a result as (dims, texts), from `Batch.token_ids`; "" at padding."""
         return ("prompt", "pos"), self.words(ids.cpu().numpy())
 
     def worded(self, result: xr.Dataset, **words: str) -> xr.Dataset:
-        """The result with the texts of its token ids: with `word="top_token"` those of `top_token` as `word`."""
+        """The result with texts for its ids: `word="top_token"` adds `word`, the texts of the variable `top_token`."""
         texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
         return result.assign(texts)
 
     @property
     def of_outputs(self) -> Text:
-        """The texts of the model's outputs: its tokens, or numbers in brackets where they are not its tokens."""
+        """The `Text` for output indices: itself, or one without tokenizer where the outputs are not the tokens."""
         return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
 
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
-        """The text of each token of an array, as Python strings; "" for -1, which stands for none.
+        """The text of each token id in an array, as Python strings; "" for -1.
 
-        Python's own, since NumPy's arrays of characters drop NULs from the end of a text, and a token can be a NUL.
+        The dtype is object, since NumPy's string arrays drop NULs from the end of a text, and a token can be a NUL.
         """
         unique, inverse = np.unique(ids, return_inverse=True)
         texts = ["" if i < 0 else self.pieces([int(i)])[0] for i in unique]
@@ -297,15 +296,15 @@ class Text:
         return ids
 
     def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
+        """Answers as indices of the model's outputs: token ids, or where outputs are not tokens, the given numbers.
 
         Raises:
             ValueError: as `tokens`; a text where the outputs are not the tokens.
         """
         if self._d_vocab_out is None:
             return self.tokens(answers)
-        given = answers if isinstance(answers, list | tuple) else [answers]
-        if any(isinstance(each, str) for each in given):
+        items = answers if isinstance(answers, list | tuple) else [answers]
+        if any(isinstance(item, str) for item in items):
             raise ValueError(
                 f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
                 f"got {answers!r}"
@@ -313,36 +312,36 @@ class Text:
         return self.of_outputs.tokens(answers)
 
     def continuations(self, answers: Answers) -> list[list[int]]:
-        """The tokens of each answer: one for a number, one or several for a text or a list of ids.
+        """The ids of each answer: one for a number, one or several for a text or a list of ids.
 
         Raises:
-            ValueError: as `tokens`, but for answers of several tokens; an empty one.
+            ValueError: as `tokens`, except that several tokens are allowed; an empty answer.
         """
         listed = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
-        given = listed if isinstance(listed, list | tuple) else [listed]
-        if not any(isinstance(each, str) or is_row(each) for each in given):
+        items = listed if isinstance(listed, list | tuple) else [listed]
+        if not any(isinstance(item, str) or is_row(item) for item in items):
             return [[token] for token in self.outputs(answers).tolist()]
-        found = [self._continuation(each) for each in given]
-        if not all(found):
+        token_lists = [self._continuation(item) for item in items]
+        if not all(token_lists):
             raise ValueError(
                 f"an answer of at least one token is required, got {described(answers)} with an empty one"
             )
-        return [self.outputs(tokens).tolist() for tokens in found]
+        return [self.outputs(tokens).tolist() for tokens in token_lists]
 
     def _continuation(self, answer: object) -> list[int]:
         """The ids of one answer."""
         if isinstance(answer, str):
             return self.tokenizer.encode(answer)
-        return [int(each) for each in answer] if is_row(answer) else [int(answer)]  # type: ignore[call-overload]
+        return [int(token) for token in answer] if is_row(answer) else [int(answer)]  # type: ignore[call-overload]
 
     def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Tokens as ids; texts must be single tokens.
+        """Answers as token ids; texts must be single tokens.
 
         Raises:
             ValueError: a text of several tokens, an id outside the vocabulary, no answer, or anything else.
         """
-        given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
-        every: list[object] = list(given) if isinstance(given, list | tuple) else [given]
+        items = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
+        every: list[object] = list(items) if isinstance(items, list | tuple) else [items]
         if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "
@@ -353,7 +352,8 @@ class Text:
             raise ValueError(f"answer tokens {self.outside(bad[0]).removeprefix('token ids ')}")
         return torch.tensor(ids)
 
-    def _checked(self, batch: Batch) -> Batch:
+    def _checked_batch(self, batch: Batch) -> Batch:
+        """The batch with numbered rows; ValueError for prompts or answers that the model cannot take."""
         n = batch.tokens.shape[1]
         if n > self.n_ctx:
             raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
@@ -362,11 +362,11 @@ class Text:
             wrong = low if low < 0 else high
             row, at = (batch.tokens == wrong).nonzero()[0].tolist()
             raise ValueError(f"{self.outside(wrong)}; at position {at} of prompt {row}")
-        most = self.of_outputs.d_vocab
+        n_outputs = self.of_outputs.d_vocab
         for name in ("answer", "wrong"):
-            given = getattr(batch, name)
-            if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
-                raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
+            answers = getattr(batch, name)
+            if answers is not None and (bad := [i for i in answers.tolist() if not 0 <= i < n_outputs]):
+                raise ValueError(f"{name} must be in [0, {n_outputs - 1}], got {bad[0]}")
         if batch.answer is not None and batch.wrong is not None:
             check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs.pieces)
         return batch.numbered()

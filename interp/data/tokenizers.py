@@ -1,4 +1,4 @@
-"""Protocols of tokenizers: what every text needs, and what some can do besides."""
+"""Protocols of tokenizers: the methods that all have, and those that only some have."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The methods that every tokenizer needs; `families.tokenizer` adapts the two common libraries to it."""
+    """The methods that every tokenizer has; `families.tokenizer` adapts the two common libraries to them."""
 
     bos_id: int | None
     eos_id: int | None
@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class UnreadTokenizer(Protocol):
-    """A tokenizer that is still in its files; `Text` reads it when it is first needed."""
+    """A tokenizer whose files are not read yet; `Text` reads them when they are first needed."""
 
     def opened(self) -> Tokenizer:
         """The tokenizer; ValueError, in one sentence, where it cannot be read."""
@@ -36,7 +36,7 @@ class UnreadTokenizer(Protocol):
 
 @runtime_checkable
 class SpecialTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
+    """A tokenizer that adds special tokens around a text, such as BERT's [CLS] and [SEP]."""
 
     def with_special(self, text: str) -> list[int]:
         """Ids of the text with every special token that the tokenizer itself adds."""
@@ -45,7 +45,7 @@ class SpecialTokenizer(Tokenizer, Protocol):
 
 @runtime_checkable
 class BatchTokenizer(Tokenizer, Protocol):
-    """A tokenizer that is faster on many texts together than on one after the other."""
+    """A tokenizer that encodes many texts in one call, faster than one by one."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, as from `encode`."""
@@ -54,7 +54,7 @@ class BatchTokenizer(Tokenizer, Protocol):
 
 @runtime_checkable
 class EndingTokenizer(Tokenizer, Protocol):
-    """A tokenizer whose texts end in several ways."""
+    """A tokenizer with more than one id that ends a text."""
 
     ends: tuple[int, ...]
-    """Ids at which generation ends besides `eos_id`: of a turn, of a message."""
+    """Ids besides `eos_id` at which generation ends, such as the end of a chat turn."""

@@ -4,7 +4,7 @@ from interp.data.text import Text
 
 
 def single_token(text: Text, word: str) -> int | None:
-    """The one token that a word is in running text, with or without a leading space; None if several or unknown.
+    """The id of a word that is one token with a leading space, or else without; None if it is neither.
 
     Raises:
         ValueError: without a tokenizer.

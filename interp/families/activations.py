@@ -15,10 +15,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Hugging Face's name -> this package's; its four tanh approximations differ in rounding only."""
+"""Hugging Face's name -> this package's; the four tanh approximations of GELU there differ in rounding only."""
 
 
 def activation(settings: Settings, key: str, default: str) -> Activation:
-    """The non-linearity that a config names; ValueError for one that we do not have."""
+    """The non-linearity that a config names under `key`; ValueError for one that this package lacks."""
     settings.require(key, *ACTIVATIONS, None)
     return ACTIVATIONS[settings.text(key, default)]

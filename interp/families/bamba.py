@@ -33,12 +33,12 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _attention(settings: Settings, n_layers: int) -> list[int]:
-    """The layers that attend; ValueError for what is no list of layers, or for kinds of layers that differ from it."""
-    given = settings.get("attn_layer_indices")
-    layers = [] if given is None else given
+    """Indices of the attention layers (`attn_layer_indices`); ValueError if the config contradicts itself."""
+    indices = settings.get("attn_layer_indices")
+    layers = [] if indices is None else indices
     if not isinstance(layers, list | tuple) or any(layer not in range(n_layers) for layer in layers):
         raise ValueError(
-            f"config requires layers from 0 to {n_layers - 1} in attn_layer_indices, got {given!r}"
+            f"config requires layers from 0 to {n_layers - 1} in attn_layer_indices, got {indices!r}"
         )
     kinds = ["full_attention" if layer in layers else "linear_attention" for layer in range(n_layers)]
     for key in ("layers_block_type", "layer_types"):

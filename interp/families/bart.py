@@ -43,7 +43,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
 
 
 def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
-    """One of both Transformers."""
+    """The config of one stack: `side` is "encoder" or "decoder"."""
     decoder, d_model = side == "decoder", settings.count("d_model")
     return ModelConfig(
         n_layers=settings.count(f"{side}_layers") if decoder else _encoder_layers(settings),
@@ -65,7 +65,7 @@ def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
 
 
 def _encoder_layers(settings: Settings) -> int:
-    """The encoder's layers, which `num_hidden_layers` says before their own key does."""
+    """Number of encoder layers: `num_hidden_layers` if the config has it, else `encoder_layers`."""
     settings.present(("encoder_layers",))
     return settings.count(
         "encoder_layers" if settings.get("num_hidden_layers") is None else "num_hidden_layers"
@@ -83,7 +83,7 @@ def rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
 
 
 def stack_rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
-    """The weight table of what BART and Marian have in common."""
+    """The part of the weight table that BART and Marian share."""
     layers = [
         rule
         for side, names in (("encoder", LAYER), ("decoder", {**LAYER, **CROSS}))
@@ -106,12 +106,12 @@ def _embedding(config: EncoderDecoderConfig, side: str) -> str:
 
 
 def _row(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """The one row of a matrix."""
+    """The only row of a matrix `[1, v]`."""
     return tensor[0]
 
 
 def _zeros(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """A zero for each row of a matrix."""
+    """A vector of zeros, one for each row of a matrix."""
     return torch.zeros_like(tensor[:, 0])
 
 

@@ -5,18 +5,18 @@ from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
 NUMERICS = ("pretraining_tp", "slow_but_exact")
-"""How sums are split and in which precision; the numbers are the same."""
+"""Keys about how sums are split and rounded; they do not change the result."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a BLOOM checkpoint; the residual taken after the norm is refused."""
     settings.present(NUMERICS)
     settings.require("apply_residual_connection_post_layernorm", False, None)
-    d_model = _either(settings, "hidden_size", "n_embed")
+    d_model = _count_of_either(settings, "hidden_size", "n_embed")
     return ModelConfig(
-        n_layers=_either(settings, "n_layer", "num_hidden_layers"),
+        n_layers=_count_of_either(settings, "n_layer", "num_hidden_layers"),
         d_model=d_model,
-        n_heads=_either(settings, "n_head", "num_attention_heads"),
+        n_heads=_count_of_either(settings, "n_head", "num_attention_heads"),
         n_ctx=settings.count("seq_length", 2048),
         d_vocab=settings.count("vocab_size"),
         mlp=MLP(4 * d_model, "gelu_new"),
@@ -27,14 +27,14 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def _either(settings: Settings, key: str, other: str) -> int:
-    """A number under either of its two names; UnsupportedError if under both, and different."""
-    if settings.get(other) is None:
+def _count_of_either(settings: Settings, key: str, other_key: str) -> int:
+    """The count stored under `key` or `other_key`; UnsupportedError if both are there and differ."""
+    if settings.get(other_key) is None:
         return settings.count(key)
-    found = settings.count(other)
-    if settings.get(key) not in (None, found):
-        raise UnsupportedError(f"BLOOM: config asks for {key}={settings.get(key)!r} and {other}={found}")
-    return found
+    value = settings.count(other_key)
+    if settings.get(key) not in (None, value):
+        raise UnsupportedError(f"BLOOM: config asks for {key}={settings.get(key)!r} and {other_key}={value}")
+    return value
 
 
 def rules(config: ModelConfig) -> tuple[TensorRule, ...]:

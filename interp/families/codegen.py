@@ -14,10 +14,10 @@ CORES = 4
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a CodeGen checkpoint."""
-    found = gptj.config(settings)
-    if found.n_heads % CORES:
-        raise ValueError(f"CodeGen: config requires a multiple of {CORES} for n_head, got {found.n_heads}")
-    return found
+    body = gptj.config(settings)
+    if body.n_heads % CORES:
+        raise ValueError(f"CodeGen: config requires a multiple of {CORES} for n_head, got {body.n_heads}")
+    return body
 
 
 def rules(config: ModelConfig) -> tuple[TensorRule, ...]:

@@ -14,23 +14,25 @@ THETA = 500_000.0
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Cohere checkpoint."""
-    found = body(settings, THETA)
-    longest = settings.integer("model_max_length", found.n_ctx)  # what the first configs call the context
-    each = settings.flag("use_qk_norm", False)
-    return replace(found, qk_norm="each" if each else None, n_ctx=max(found.n_ctx, longest))
+    converted = body(settings, THETA)
+    longest = settings.integer(
+        "model_max_length", converted.n_ctx
+    )  # name of the context length in the first configs
+    per_head = settings.flag("use_qk_norm", False)
+    return replace(converted, qk_norm="each" if per_head else None, n_ctx=max(converted.n_ctx, longest))
 
 
 def body(settings: Settings, theta: float) -> ModelConfig:
     """Config fields that both generations share; theta: the default base of the rotation."""
     defaults = {"max_position_embeddings": 8192, "rope_theta": theta, "tie_word_embeddings": True}
     norm = LayerNorm(settings.real("layer_norm_eps", 1e-5), trained="gamma")
-    found = llama_like.decoder(settings, defaults, norm=norm)
-    assert isinstance(found.position, Rotary)
+    decoder = llama_like.decoder(settings, defaults, norm=norm)
+    assert isinstance(decoder.position, Rotary)
     return replace(
-        found,
+        decoder,
         parallel=True,
         shared_norm=True,
-        position=replace(found.position, interleaved=True),
+        position=replace(decoder.position, interleaved=True),
         logit_scale=settings.real("logit_scale", 0.0625),
     )
 

@@ -16,8 +16,8 @@ def config(settings: Settings) -> ModelConfig:
     every = settings.count("sliding_window_pattern", 4)
     size = window_size(settings, 4096)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: (layer + 1) % every != 0)
-    found = replace(body, window=window, local_layers=layers)
-    return llama_like.rotated(found, [found.is_local(layer) for layer in range(found.n_layers)])
+    converted = replace(body, window=window, local_layers=layers)
+    return llama_like.rotated(converted, [converted.is_local(layer) for layer in range(converted.n_layers)])
 
 
 FAMILY = Family(

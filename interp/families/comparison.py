@@ -1,4 +1,4 @@
-"""Comparison of networks of Hugging Face with the models made of them: the outputs of both for equal tokens."""
+"""Comparison of Hugging Face networks with the models converted from them: outputs of both for the same tokens."""
 
 from collections.abc import Iterable
 
@@ -13,20 +13,20 @@ from interp.model.transformer import Transformer
 
 NAME = "Hugging Face"
 BESIDE = "Hugging Face with the adapter not merged"
-"""The reference of a model into which an adapter was merged, which rounds its weights once more."""
+"""Name of the reference for a model with a merged adapter (the merge rounds the weights once more)."""
 PROBED = 8
 """Number of tokens on which a live network and its copy are compared."""
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference between a live network and its copy, relative to the largest number, as in the lines of
-`verify`; in half precision that of the median token, since rounding may send a token to another expert.
+"""Largest allowed difference between the outputs of a live network and its copy, relative to the largest output, as in
+`verify`. In half precision the median over tokens is compared, since rounding may send a token to another expert.
 """
 
 
 class HuggingFaceReference:
     """A live Hugging Face model with the weights of a model of this package; its state is left as it was.
 
-    One in half precision answers in float32, from a copy with the same weights: half precision cannot tell a wrong
-    model from a rounded one. `half_logits` are its own.
+    A model in half precision is compared through a float32 copy with the same weights, since half precision cannot
+    tell a wrong model from a rounded one; `half_logits` are those of the model itself.
     """
 
     def __init__(self, model: nn.Module, name: str = NAME) -> None:
@@ -62,7 +62,7 @@ class HuggingFaceReference:
         return self._gradient(probe, input_ids=source, decoder_input_ids=target)
 
     def _gradient(self, probe: Tensor, **inputs: Tensor) -> Tensor:
-        """The gradient at the first thing that is embedded, which is `input_ids`."""
+        """The gradient of sum(probe * logits) by the rows of the embedding matrix for `input_ids`."""
         embedding = self._model.get_input_embeddings()  # type: ignore[operator]
         if "decoder_input_ids" in inputs:
             embedding = self._model.get_encoder().get_input_embeddings()  # type: ignore[operator]
@@ -78,10 +78,10 @@ class HuggingFaceReference:
         try:
             with torch.enable_grad():
                 output = self._run(self._model, **inputs)
-                (found,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
+                (gradient,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
         finally:
             handle.remove()
-        return (found * _scale(embedding, inputs["input_ids"])).detach()
+        return (gradient * _scale(embedding, inputs["input_ids"])).detach()
 
     def _run(self, model: nn.Module, **inputs: Tensor) -> Float[Tensor, "b p v"]:
         mode, device = model.training, next(model.parameters()).device
@@ -95,11 +95,11 @@ class HuggingFaceReference:
 
 
 def _scale(embedding: nn.Module, tokens: Int[Tensor, "b p"]) -> Tensor:
-    """Factor on the rows of an embedding: some modules apply it inside."""
+    """The factor that an embedding module applies to the rows of its weight."""
     while (
         within := getattr(embedding, "base_layer", getattr(embedding, "original_module", None))
     ) is not None:
-        embedding = within  # what an adapter stands around
+        embedding = within  # the module inside an adapter's wrapper
     weight = embedding.weight
     assert isinstance(weight, Tensor)
     tokens = tokens.to(weight.device)
@@ -122,14 +122,14 @@ class _AtEveryPosition(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
-        found: nn.Module = self.base.get_input_embeddings()  # type: ignore[operator]
-        return found
+        embedding: nn.Module = self.base.get_input_embeddings()  # type: ignore[operator]
+        return embedding
 
 
 def compared(
     theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
 ) -> HuggingFaceReference | str:
-    """The part of a network that ends where the model does: in logits, in another head, or in the final states."""
+    """The reference that ends where the model does (logits, another head, or final states), or why there is none."""
     if isinstance(model, Transformer) and model.unembed is None:
         below = theirs.base_model
         assert isinstance(below, nn.Module)
@@ -144,31 +144,34 @@ def compared(
 def require_same(network: nn.Module, model: Transformer | EncoderDecoder) -> None:
     """Compare a live network with its copy on a few tokens, so that code or settings of its own are found.
 
-    What the network's config and parameters do not say (a forward of one's own, an attribute that was changed) is not
-    in our copy. A network that cannot be asked, on this device or in its dtypes, gets a `Note` instead.
+    A custom forward or a changed attribute is in neither config nor parameters, so it is missing from our copy. If the
+    network's own pass fails, there is a `Note` instead of a comparison.
 
     Raises:
-        ValueError: they give other numbers.
+        ValueError: the two outputs differ.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         try:
-            found = _probed(network, model)
+            comparison = _probe_difference(network, model)
         except Exception as cause:  # of many kinds: it is code of anybody
             note(
                 "this live model's own pass was not compared with our copy's, since it fails "
                 f"({type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]})"
             )
             return
-    if found is not None and not found[0] <= found[1]:
+    if comparison is None:
+        return
+    error, allowed = comparison
+    if not error <= allowed:
         raise ValueError(
             f"{type(network).__name__}: its own pass gives other numbers than its config and parameters say, by "
-            f"{found[0]:.1e} of the largest ({found[1]:.0e} allowed): its code, or settings of its modules, were "
+            f"{error:.1e} of the largest ({allowed:.0e} allowed): its code, or settings of its modules, were "
             "changed; wrapped=True takes its own code, the folder of its checkpoint what the config says"
         )
 
 
-def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[float, float] | None:
-    """How far both are apart, and how far they may be; None where the network gives nothing to compare with."""
+def _probe_difference(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[float, float] | None:
+    """The relative difference of the two outputs and the allowed one; None where the network has no such output."""
     network = bare_copy(network, own_tensors(network))
     if hasattr(network, "get_base_model"):  # with its adapters (PEFT), not merged
         network = network.get_base_model()  # type: ignore[operator]
@@ -177,33 +180,35 @@ def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[fl
         return None
     if isinstance(model, Transformer):
         tokens = _some_tokens(network, model)
-        found, given = model(tokens), theirs.logits(tokens)
+        ours, expected = model(tokens), theirs.logits(tokens)
     else:
         source, target = _some_tokens(network, model.encoder), _some_tokens(network, model.decoder)
-        found, given = model(source, target), theirs.pair_logits(source, target)
-    return apart(found, given, (model.dtype, *(p.dtype for p in network.parameters())))
+        ours, expected = model(source, target), theirs.pair_logits(source, target)
+    return apart(ours, expected, (model.dtype, *(p.dtype for p in network.parameters())))
 
 
-def apart(found: Tensor, given: Tensor, dtypes: Iterable[torch.dtype]) -> tuple[float, float]:
-    """How far two answers `[b p v]` are apart, of the largest number, and how far they may be.
+def apart(ours: Tensor, theirs: Tensor, dtypes: Iterable[torch.dtype]) -> tuple[float, float]:
+    """The difference of two outputs `[b p v]` relative to the largest entry of `theirs`, and the allowed difference.
 
     Args:
-        dtypes: of the parameters of both.
+        dtypes: the dtypes of the parameters of both models.
     """
     kinds = {kind for kind in dtypes if kind.is_floating_point}
     allowed = max(ALLOWED.get(kind, ALLOWED[torch.bfloat16]) for kind in kinds)
-    if torch.get_float32_matmul_precision() != "highest":  # whose products have the digits of float16
+    if (
+        torch.get_float32_matmul_precision() != "highest"
+    ):  # float32 products then have the precision of float16
         allowed = max(allowed, ALLOWED[torch.float16])
-    wide = torch.promote_types(given.dtype, torch.float32)
-    difference = (found.to(given.device, wide) - given.to(wide)).abs().amax(-1)
+    wide = torch.promote_types(theirs.dtype, torch.float32)
+    difference = (ours.to(theirs.device, wide) - theirs.to(wide)).abs().amax(-1)
     error = (
         difference.max() if allowed < ALLOWED[torch.float16] else difference.median()
-    ) / given.abs().max()
+    ) / theirs.abs().max()
     return float(error), allowed
 
 
 def _some_tokens(network: nn.Module, model: Transformer) -> Int[Tensor, "1 p"]:
-    """Random tokens, none of them padding, as many as the context takes."""
+    """Random tokens `[1 p]`, none of them padding; p is `PROBED`, or less if the context is shorter."""
     padding = getattr(network.config, "pad_token_id", None)
     ids = torch.arange(model.config.d_vocab)
     ids = ids if len(ids) < 2 or not isinstance(padding, int) else ids[ids != padding]

@@ -24,7 +24,7 @@ V3: Sizes = {
     "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 DERIVED = ("head_dim", "qk_head_dim")
-"""Widths that follow from others, whatever a config says of them."""
+"""Widths that are computed from other keys, so that their values in a config are ignored."""
 
 
 def config(settings: Settings) -> ModelConfig:

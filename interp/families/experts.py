@@ -16,7 +16,7 @@ BLOCK = "model.layers.{l}."
 PARTS = ("gate_proj", "up_proj", "down_proj")
 """The matrices gate, linear and out of an expert."""
 PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""How many modules for speculative decoding follow the layers in a checkpoint; the model's own numbers have none."""
+"""Keys for the number of speculative-decoding modules after the layers, which no forward pass here uses."""
 
 
 def decoder(
@@ -32,7 +32,7 @@ def decoder(
 
     Args:
         defaults, biases, wording: as in `llama_like`.
-        dense_layers: the layers in which the config's own MLP stands in their place.
+        dense_layers: the layers with the config's plain MLP in place of the experts.
     """
     body = llama_like.decoder(settings, defaults, biases=biases, wording=wording)
     assert isinstance(body.mlp, MLP)
@@ -46,7 +46,7 @@ def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str] = PARTS)
 
 
 def mixture_rules(stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[TensorRule, ...]:
-    """The router and the experts of that table."""
+    """The rules of the router and the experts, stored fused or one by one."""
     gate, linear, out = (f"{BLOCK}{stored}.experts.{{x}}.{part}.weight" for part in parts)
     sources = {
         "router.weight": ("gate.weight", (f"{BLOCK}{stored}.gate.weight",)),

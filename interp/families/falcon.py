@@ -51,7 +51,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _form(settings: Settings) -> tuple[bool, bool]:
-    """Whether attention and MLP stand side by side, and whether they share a norm."""
+    """Whether attention and MLP are parallel (both read the block's input), and whether they share a norm."""
     parallel, norms = settings.flag("parallel_attn", True), settings.get("num_ln_in_parallel_attn")
     if settings.flag("new_decoder_architecture", False):
         settings.require("parallel_attn", True, None)
@@ -62,9 +62,10 @@ def _form(settings: Settings) -> tuple[bool, bool]:
 
 
 def _kv_heads(settings: Settings, n_heads: int) -> int:
-    given, shared = settings.integer("num_kv_heads", n_heads), settings.flag("multi_query", True)
+    """Number of key/value heads: 1 with `multi_query`, else `num_kv_heads`."""
+    stated, shared = settings.integer("num_kv_heads", n_heads), settings.flag("multi_query", True)
     if settings.flag("new_decoder_architecture", False):
-        return given  # whatever multi_query says
+        return stated  # whatever multi_query says
     if shared:
         return 1  # whatever num_kv_heads says
     settings.require("num_kv_heads", n_heads, None)

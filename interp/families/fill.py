@@ -1,11 +1,11 @@
-"""The one way in which a number of a checkpoint gets to its place.
+"""How tensors of a checkpoint are copied into parameters, or mapped as parameters.
 
 A parameter is allocated once, in its dtype and on its device, and its parts are copied into slices of it a few
 mebibytes at a time: no second copy of the model exists, and none of a tensor except where a layout cannot be a view.
 
-A large parameter that lies in a safetensors file exactly as we need it is not copied at all: it is a private view of
-the mapped file (gain: `experiments/bench/load.py`). Editing it does not reach the file, and deleting or replacing the
-file does not reach it; a program that overwrites or cuts the very file in place would, so that is looked for before
+A large parameter that is stored in a safetensors file exactly as needed is not copied: it is a private view of the
+mapped file (gain: `experiments/bench/load.py`). Editing it does not change the file, and deleting or replacing the file
+does not change it. A program that overwrites or truncates the file in place would change it, which is checked before
 every pass (`model/mapped.py`).
 """
 
@@ -25,14 +25,12 @@ from interp.model.config import ModelConfig
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Dtypes in which a parameter may be stored."""
 MAPPED_FROM = 2**20
-"""Bytes from which on a parameter may stay a view of its file; smaller ones are copied, which costs next to
-nothing.
-"""
+"""Smallest size in bytes of a parameter that may stay a view of its file; smaller ones are copied, which is cheap."""
 
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """One parameter to be made: from which tensors, and as what."""
+    """How one parameter is filled: names of the checkpoint's tensors (`parts`), their layout, and the result's form."""
 
     ours: str
     parts: tuple[str, ...]
@@ -54,12 +52,12 @@ def plan(
     device: torch.device,
     sizes: tuple[int, ...] | None = None,
 ) -> ParameterPlan:
-    """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's.
+    """The plan of one rule, with shapes and dtypes checked without reading values; dtype None keeps the checkpoint's.
 
     Args:
-        sizes: how many numbers each part of a joined parameter has; None where that does not follow from the config.
+        sizes: number of entries of each part of a joined parameter; None where it does not follow from the config.
     """
-    outlines = [_floating(tensors, name) for name in parts]
+    outlines = [_checked_outline(tensors, name) for name in parts]
     laid = [rule.layout(outline, config).shape for outline in outlines]
     if sizes is not None and rule.product is None:
         _check_parts(rule, parts, laid, sizes)
@@ -67,11 +65,11 @@ def plan(
         laid = [_outline_of_product(rule, rule.product, outlines).shape]
     too_deep = rule.layout is same and any(len(part) > len(shape) for part in laid)
     if too_deep or not _fits(laid, shape):
-        given = " + ".join(shape_text(part) for part in laid) if len(laid) <= 3 else f"{len(laid)} parts"
-        joined = _joined(laid, len(shape))
+        got = " + ".join(shape_text(part) for part in laid) if len(laid) <= 3 else f"{len(laid)} parts"
+        joined = _joined_shape(laid, len(shape))
         raise ValueError(
             f"{rule.ours} requires shape {shape_text(shape)}, {' + '.join(rule.theirs)} gives "
-            f"{given if joined is None else shape_text(joined)}"
+            f"{got if joined is None else shape_text(joined)}"
         )
     stored = outlines[0].dtype
     for outline in outlines[1:]:
@@ -83,7 +81,7 @@ def plan(
 def _check_parts(
     rule: TensorRule, parts: tuple[str, ...], laid: list[torch.Size], sizes: tuple[int, ...]
 ) -> None:
-    """ValueError naming the first part of a joined parameter that has another shape than its own."""
+    """ValueError naming the first part of a joined parameter with another number of entries than `sizes` says."""
     for name, part, size in zip(parts, laid, sizes, strict=True):
         if prod(part) != size:
             required = (size // max(1, prod(part[1:])), *part[1:])
@@ -93,30 +91,30 @@ def _check_parts(
             )
 
 
-def fill(made: ParameterPlan, tensors: Tensors) -> Tensor:
+def fill(target: ParameterPlan, tensors: Tensors) -> Tensor:
     """The parameter of a plan; ValueError naming a tensor with NaN or infinite values."""
-    size = made.shape.numel() * made.dtype.itemsize
-    if made.product is not None:
-        return _computed(made, made.product, tensors)
-    if made.layout is same and made.device.type == "cpu" and size >= MAPPED_FROM:
-        view = tensors.mapped(made.parts)
-        if view is not None and view.dtype == made.dtype:
-            _require_finite_parts(made.parts, view, tensors)
-            return view.view(made.shape)
-    if made.layout is same and len(made.parts) == 1:
-        stored = tensors.taken(made.parts[0])
+    size = target.shape.numel() * target.dtype.itemsize
+    if target.product is not None:
+        return _computed_parameter(target, target.product, tensors)
+    if target.layout is same and target.device.type == "cpu" and size >= MAPPED_FROM:
+        view = tensors.mapped(target.parts)
+        if view is not None and view.dtype == target.dtype:
+            _require_finite_parts(target.parts, view, tensors)
+            return view.view(target.shape)
+    if target.layout is same and len(target.parts) == 1:
+        stored = tensors.taken(target.parts[0])
         if stored is not None and (stored.dtype, stored.device, stored.shape) == (
-            made.dtype,
-            made.device,
-            made.shape,
+            target.dtype,
+            target.device,
+            target.shape,
         ):
-            require_finite(made.parts[0], (stored[rows] for rows in row_slices(stored)))
+            require_finite(target.parts[0], (stored[rows] for rows in row_slices(stored)))
             return stored
-    return _copied(made, tensors)
+    return _copied_parameter(target, tensors)
 
 
 def _outline_of_product(rule: TensorRule, product: Product, outlines: list[Tensor]) -> Tensor:
-    """A rule's product on "meta"; ValueError for tensors that do not go together."""
+    """A rule's product of "meta" tensors; ValueError where their shapes do not fit together."""
     try:
         return product(*(outline.float() for outline in outlines))
     except RuntimeError as cause:
@@ -126,40 +124,40 @@ def _outline_of_product(rule: TensorRule, product: Product, outlines: list[Tenso
         ) from cause
 
 
-def _computed(made: ParameterPlan, product: Product, tensors: Tensors) -> Tensor:
-    """The parameter that a product computes, in float32 at least, rounded once."""
-    for name in made.parts:
+def _computed_parameter(target: ParameterPlan, product: Product, tensors: Tensors) -> Tensor:
+    """The parameter that a rule's product computes, in float32 or wider, then rounded once to its dtype."""
+    for name in target.parts:
         require_finite(name, _chunks(tensors, name))
-    wide = torch.promote_types(made.dtype, torch.float32)
-    found = product(*(tensors[name].detach().to(made.device, wide) for name in made.parts))
-    return narrowed(found, made.dtype, " and ".join(made.parts)).contiguous()
+    wide = torch.promote_types(target.dtype, torch.float32)
+    value = product(*(tensors[name].detach().to(target.device, wide) for name in target.parts))
+    return narrowed(value, target.dtype, " and ".join(target.parts)).contiguous()
 
 
-def _copied(made: ParameterPlan, tensors: Tensors) -> Tensor:
-    whole = torch.empty(made.shape, dtype=made.dtype, device=made.device)
+def _copied_parameter(target: ParameterPlan, tensors: Tensors) -> Tensor:
+    parameter = torch.empty(target.shape, dtype=target.dtype, device=target.device)
     start = 0
-    for name in made.parts:
-        if made.layout is same:
+    for name in target.parts:
+        if target.layout is same:
             part = tensors[name]
-            place = _place(whole, start, part.shape)
+            place = _slice_view(parameter, start, part.shape)
             for rows in row_slices(part):
                 chunk = tensors[name].detach()[rows]
                 require_finite(name, [chunk])
-                place[rows].copy_(narrowed(chunk, made.dtype, name))
+                place[rows].copy_(narrowed(chunk, target.dtype, name))
                 tensors.release(chunk.numel() * chunk.element_size())
         else:
             require_finite(name, _chunks(tensors, name))
-            part = made.layout(tensors[name].detach(), made.config)
-            _place(whole, start, part.shape).copy_(narrowed(part, made.dtype, name))
+            part = target.layout(tensors[name].detach(), target.config)
+            _slice_view(parameter, start, part.shape).copy_(narrowed(part, target.dtype, name))
             tensors.release(part.numel() * part.element_size())
         start += part.numel()
-    return whole
+    return parameter
 
 
 def require_finite(name: str, chunks: Iterable[Tensor]) -> None:
-    """ValueError naming the tensor if a number is NaN or infinite: one pass, and no copy of what is tested.
+    """ValueError naming the tensor if a value is NaN or infinite: one pass over the chunks, without a copy.
 
-    A sum is finite only if every term is; it may also overflow, so only then the exact test follows.
+    A sum is finite only if every term is. It may also overflow, so an infinite sum is followed by the exact test.
     """
     for chunk in chunks:
         if not bool(chunk.sum().isfinite()) and not bool(chunk.isfinite().all()):
@@ -175,22 +173,22 @@ def _require_finite_parts(names: tuple[str, ...], view: Tensor, tensors: Tensors
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """ValueError naming both if parameters of this dtype cannot be on this device."""
+    """ValueError, with both names, if parameters of this dtype cannot be on this device."""
     if dtype not in DTYPES:
         raise ValueError(
-            f"parameters require one of {', '.join(map(_short, DTYPES))}, got {_short(dtype)} for {device}"
+            f"parameters require one of {', '.join(map(_dtype_name, DTYPES))}, got {_dtype_name(dtype)} for {device}"
         )
     try:
         torch.empty(0, dtype=dtype, device=device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as cause:
-        raise ValueError(f"{_short(dtype)} on {device} is not possible here: {cause}") from cause
+        raise ValueError(f"{_dtype_name(dtype)} on {device} is not possible here: {cause}") from cause
 
 
-def _short(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _floating(tensors: Tensors, name: str) -> Tensor:
+def _checked_outline(tensors: Tensors, name: str) -> Tensor:
     outline = tensors.outline(name)
     if outline.dtype not in DTYPES:
         raise ValueError(
@@ -200,7 +198,7 @@ def _floating(tensors: Tensors, name: str) -> Tensor:
     return outline
 
 
-def _joined(parts: list[torch.Size], ndim: int) -> tuple[int, ...] | None:
+def _joined_shape(parts: list[torch.Size], ndim: int) -> tuple[int, ...] | None:
     """The shape of the parts joined along the first axis, extra leading axes flattened; None if they do not join."""
     flat = [
         (prod(p[: len(p) - ndim + 1]), *p[len(p) - ndim + 1 :]) if len(p) > ndim else tuple(p) for p in parts
@@ -212,7 +210,7 @@ def _joined(parts: list[torch.Size], ndim: int) -> tuple[int, ...] | None:
 
 def _fits(parts: list[torch.Size], shape: torch.Size) -> bool:
     """Whether the joined parts have the parameter's shape, or that with its leading axes flattened."""
-    joined = _joined(parts, len(shape))
+    joined = _joined_shape(parts, len(shape))
     if joined is None:
         return False
     if len(joined) < len(shape) and len(parts) == 1 != shape[0]:
@@ -221,9 +219,9 @@ def _fits(parts: list[torch.Size], shape: torch.Size) -> bool:
     return joined == (prod(shape[:lead]), *shape[lead:])
 
 
-def _place(whole: Tensor, start: int, shape: torch.Size) -> Tensor:
-    """The elements of a contiguous parameter from `start` on, as a view of this shape."""
-    return whole.view(-1)[start : start + prod(shape)].view(shape)
+def _slice_view(parameter: Tensor, start: int, shape: torch.Size) -> Tensor:
+    """A view of shape `shape` on the elements of a contiguous parameter from flat index `start` on."""
+    return parameter.view(-1)[start : start + prod(shape)].view(shape)
 
 
 def _chunks(tensors: Tensors, name: str) -> Iterator[Tensor]:

@@ -17,18 +17,18 @@ def body(
     """Config fields that all generations of Gemma share. act: key of the non-linearity; wording: of the rotation."""
     settings.require("use_bidirectional_attention", False, None)
     missing = {"tie_word_embeddings": True, **defaults}
-    found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), wording=wording)
-    assert isinstance(found.norm, RMSNorm)
-    norm = replace(found.norm, unit_offset=True)
-    return replace(found, norm=norm, embed_scale=found.d_model**0.5)
+    decoder = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), wording=wording)
+    assert isinstance(decoder.norm, RMSNorm)
+    norm = replace(decoder.norm, unit_offset=True)
+    return replace(decoder, norm=norm, embed_scale=decoder.d_model**0.5)
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Gemma checkpoint; the first release's `gelu` always meant the tanh approximation."""
-    found = body(settings, DEFAULTS, act="hidden_act")
-    assert isinstance(found.mlp, MLP)
-    mlp = replace(found.mlp, act="gelu_new") if found.mlp.act == "gelu" else found.mlp
-    return replace(found, mlp=mlp)
+    converted = body(settings, DEFAULTS, act="hidden_act")
+    assert isinstance(converted.mlp, MLP)
+    mlp = replace(converted.mlp, act="gelu_new") if converted.mlp.act == "gelu" else converted.mlp
+    return replace(converted, mlp=mlp)
 
 
 FAMILY = Family(

@@ -15,15 +15,15 @@ MOVED = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-"""Where the text model stands in files, and in the library's memory."""
+"""Prefix of the text model's tensors in files, or in the library's memory -> prefix in a text checkpoint."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of the text model inside a Gemma 3 checkpoint."""
     settings.present(IMAGES)
     text = settings.inside("text_config", {"model_type": "gemma3_text", **settings.table("text_config")})
-    found = gemma3_text.config(text)
-    return replace(found, tied=settings.flag("tie_word_embeddings", True))
+    converted = gemma3_text.config(text)
+    return replace(converted, tied=settings.flag("tie_word_embeddings", True))
 
 
 def renamed(name: str) -> str:

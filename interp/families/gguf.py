@@ -1,9 +1,8 @@
 """GGUF files, the format of llama.cpp: the config and the tensors that an ordinary checkpoint of the same model has.
 
-transformers says which key of the file is which key of a config, and which tensor which; the package `gguf` turns
-blocks of 4-bit numbers into ordinary ones. We read one tensor at a time, and account for what transformers passes
-over without a
-word: a tensor that it has no name for, and a key of the file that would change a number, are refused by name.
+transformers maps the file's keys to keys of a config, and its tensor names to those of a checkpoint; the package `gguf`
+dequantises blocks of 4-bit numbers. One tensor is read at a time. A tensor without a name in transformers, and a key of
+the file that would change a number, are refused by name, where transformers would ignore them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of tensors that hold ordinary numbers."""
+"""GGUF tensor types that are not quantised -> their dtypes."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class GgufFile(GgufContents):
 
     config: PreTrainedConfig
     parsed: Mapping[str, object]
-    """The config's keys as the file says them, before transformers adds defaults."""
+    """The config's keys as stored in the file, before transformers adds defaults."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file, by its name or by how it begins."""
+    """Whether a path is a GGUF file, by its suffix or its first four bytes."""
     if not path.is_file():
         return False
     if path.suffix.lower() == SUFFIX:
@@ -57,7 +56,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read(path: Path) -> GgufFile:
-    """The file, nothing of its tensors read yet.
+    """The file with its keys read, and its tensors not read yet.
 
     Raises:
         ValueError: the package `gguf` is missing, the file is damaged, transformers does not read its architecture,
@@ -69,7 +68,7 @@ def read(path: Path) -> GgufFile:
     require_contents(path)
     try:
         reader = _reader(path)
-        fields = {name: _contents(name, field) for name, field in reader.fields.items()}
+        fields = {name: _field_value(name, field) for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except Exception as cause:  # of many kinds: the file may be damaged anywhere
         raise ValueError(f"{path} is not a readable GGUF file (truncated?): {cause}") from cause
@@ -79,9 +78,9 @@ def read(path: Path) -> GgufFile:
         )
     contents = GgufContents(path, fields, tensors)
     values = values_of(contents)
-    kind, given = str(values["model_type"]), {k: v for k, v in values.items() if k != "model_type"}
+    kind, other_values = str(values["model_type"]), {k: v for k, v in values.items() if k != "model_type"}
     try:
-        config = transformers.AutoConfig.for_model(kind, **given)
+        config = transformers.AutoConfig.for_model(kind, **other_values)
     except Exception as cause:  # of many kinds: whatever a damaged key may be
         raise ValueError(
             f"{path}: transformers makes no config of what this file of {contents.architecture!r} says: {cause}"
@@ -93,7 +92,7 @@ def read(path: Path) -> GgufFile:
 
 
 def tokenizer_keys(path: Path) -> dict[str, object]:
-    """The keys of a file about its tokenizer, without its lists: each key after its `tokenizer.ggml.`, and its value.
+    """The keys of a file about its tokenizer, without the prefix `tokenizer.ggml.`, and their values; lists left out.
 
     Raises:
         ValueError: the package `gguf` is missing, or the file is damaged.
@@ -108,6 +107,7 @@ def tokenizer_keys(path: Path) -> dict[str, object]:
 
 
 def _is_list(field: gguf.ReaderField) -> bool:
+    """Whether the value of a key is a list."""
     return bool(field.types) and field.types[0].name == "ARRAY"
 
 
@@ -120,15 +120,15 @@ def _require_gguf(path: Path) -> None:
 
 
 def _reader(path: Path) -> gguf.GGUFReader:
-    """An open file."""
+    """The `gguf` reader of a file."""
     return _plain_reader()(path)
 
 
 def _plain_reader() -> type[gguf.GGUFReader]:
-    """`gguf`'s reader on a plain array, which is faster and stops at the file's end.
+    """The class of `gguf`'s reader on a plain array, which is faster and stops at the file's end.
 
-    Small slices take a third of the time (a vocabulary has 100 000), and it does not read on beyond the file's end
-    where a damaged length says so.
+    Small slices take a third of the time (a vocabulary has 100 000), and a damaged length does not make it read beyond
+    the file's end.
     """
     from gguf import GGUFReader
 
@@ -150,30 +150,30 @@ def _plain_reader() -> type[gguf.GGUFReader]:
 
 @contextmanager
 def read_in_seconds() -> Iterator[None]:
-    """While transformers reads a file itself, it makes its table of names once, not once a module, and reads as we do.
+    """Speed up transformers' own reading of a file: our faster reader, and a table of names that is built only once.
 
-    What it reads are the same bits, of SmolLM2's file (49 152 words, 272 tensors) in 4 CPU seconds instead of 12.
+    The tensors are the same bits; SmolLM2's file (49 152 tokens, 272 tensors) takes 4 CPU seconds instead of 12.
     """
     import gguf
 
     usual = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     quick = {"GGUFReader": _plain_reader(), "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
-    for name, made in quick.items():
-        setattr(gguf, name, made)
+    for name, function in quick.items():
+        setattr(gguf, name, function)
     try:
         yield
     finally:
-        for name, made in usual.items():
-            setattr(gguf, name, made)
+        for name, function in usual.items():
+            setattr(gguf, name, function)
 
 
-def _contents(name: str, field: gguf.ReaderField) -> object:
-    """The value of a key; long lists, which are the tokenizer's, are left where they are."""
+def _field_value(name: str, field: gguf.ReaderField) -> object:
+    """The value of a key; None for the tokenizer's keys, whose long lists are not read here."""
     if name.startswith("tokenizer."):
         return None
     value = field.contents()
     if isinstance(value, float) and np.float32(value) == value:
-        return float(str(np.float32(value)))  # 1e-6, which is stored as 9.99999997e-07, is meant as 1e-6
+        return float(str(np.float32(value)))  # 1e-6 is stored as 9.99999997e-07
     return value
 
 
@@ -199,7 +199,7 @@ class GgufTensors(Tensors):
         self._processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(  # type: ignore[no-untyped-call]
             config=dict(file.parsed)
         )
-        self._mapping = _names(file, shapes, self._processor)
+        self._mapping = _checkpoint_names(file, shapes, self._processor)
         self._last: tuple[str, Tensor] | None = None
         self._sources: dict[str, list[str]] = defaultdict(list)
         self._own = {name: layout for name in shapes if (layout := own_layout(file, name)) is not None}
@@ -230,26 +230,27 @@ class GgufTensors(Tensors):
         """Nothing to release: dequantised tensors belong to the caller."""
 
     def mapped(self, names: tuple[str, ...]) -> None:
-        """None: blocks of a file are no view of numbers."""
+        """None: quantised blocks of a file cannot be viewed as numbers."""
 
     def taken(self, name: str) -> Tensor:
         """The tensor, which has no other user."""
-        found, self._last = self[name], None
-        return found
+        tensor, self._last = self[name], None
+        return tensor
 
     def __getitem__(self, name: str) -> Tensor:
         if self._last is None or self._last[0] != name:
             self._last = None  # before the next one is made, so that there is one at a time
-            self._last = (name, self._made(name))
+            self._last = (name, self._tensor_of(name))
         return self._last[1]
 
-    def _made(self, name: str) -> Tensor:
-        layout, made = self._own.get(name), dict[str, Tensor]()
+    def _tensor_of(self, name: str) -> Tensor:
+        """The dequantised tensor under its ordinary name; ValueError if it has another shape than the config says."""
+        layout, tensors = self._own.get(name), dict[str, Tensor]()
         if layout is not None:
             parts = [torch.from_numpy(dequantised(self._file, source)) for source in layout.sources]
             with suppress(RuntimeError, ValueError, EinopsError, IndexError):  # of other shapes: said below
-                made[name] = layout.made(parts, self._file.config)
-        parsed = {"config": dict(self._file.parsed), "tensors": made}
+                tensors[name] = layout.made(parts, self._file.config)
+        parsed = {"config": dict(self._file.parsed), "tensors": tensors}
         for source in () if layout is not None else self._sources[name]:
             result = self._processor.process(
                 weights=dequantised(self._file, source),
@@ -258,15 +259,15 @@ class GgufTensors(Tensors):
                 parsed_parameters=parsed,
             )
             if result.name is not None:
-                made[name] = torch.from_numpy(np.require(result.weights, requirements=["C", "W"]))
-        value, required = made.get(name), self._shapes[name]
+                tensors[name] = torch.from_numpy(np.require(result.weights, requirements=["C", "W"]))
+        value, required = tensors.get(name), self._shapes[name]
         if value is None or [n for n in value.shape if n != 1] != [n for n in required if n != 1]:
-            given = {
+            shapes = {
                 source: self._file.tensors[source].shape.tolist()[::-1] for source in self._sources[name]
             }
             raise ValueError(
                 f"{self._file.path}: {name} requires shape {shape_text(required)}, this file gives "
-                f"{' and '.join(f'{source} {shape_text(shape)}' for source, shape in given.items())}"
+                f"{' and '.join(f'{source} {shape_text(shape)}' for source, shape in shapes.items())}"
             )
         # an axis of one number may be left out of a file
         return value.reshape(required).to(self._dtype)
@@ -279,7 +280,7 @@ class GgufTensors(Tensors):
 
 
 def dequantised(file: GgufFile, source: str) -> NDArray[np.float32]:
-    """A tensor of the file in ordinary numbers; ValueError naming it and its type where `gguf` cannot do that."""
+    """A tensor of the file in float32; ValueError with its name and type where `gguf` cannot dequantise it."""
     import gguf
 
     stored = file.tensors[source]
@@ -297,7 +298,7 @@ def dequantised(file: GgufFile, source: str) -> NDArray[np.float32]:
 
 
 def _summary(file: GgufFile, dtype: torch.dtype) -> str:
-    """A summary of the file, in words."""
+    """The note about a file: its architecture, and how many tensors it has of each type."""
     kinds = Counter(tensor.tensor_type.name for tensor in file.tensors.values())
     stored = ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common())
     blocks = "" if set(kinds) <= set(PLAIN) else f", dequantised to {str(dtype).removeprefix('torch.')}"
@@ -309,52 +310,52 @@ def _summary(file: GgufFile, dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Own:
-    """One tensor of an ordinary checkpoint, made of some of the file's."""
+    """One tensor of an ordinary checkpoint: the file's tensors (`sources`), and the function that combines them."""
 
     sources: tuple[str, ...]
     made: Callable[[Sequence[Tensor], PreTrainedConfig], Tensor]
 
 
 def own_layout(file: GgufFile, name: str) -> Own | None:
-    """How we make a tensor that transformers would make wrongly, or not at all; None for all others."""
-    for pattern, sources, made in LAYOUTS.get(file.architecture, ()):
-        if found := re.fullmatch(pattern, name):
-            parts = tuple(source.format(*found.groups()) for source in sources)
+    """The layout of a tensor that transformers would read wrongly, or not at all; None for all others."""
+    for pattern, sources, make in LAYOUTS.get(file.architecture, ()):
+        if match := re.fullmatch(pattern, name):
+            parts = tuple(source.format(*match.groups()) for source in sources)
             missing = [part for part in parts if part not in file.tensors]
             if missing and len(missing) < len(parts):
                 raise ValueError(
                     f"{file.path}: {name} is made of {' and '.join(parts)}, and the file lacks {missing[0]}"
                 )
-            return None if missing else Own(parts, partial(made, *found.groups()[1:]))
+            return None if missing else Own(parts, partial(make, *match.groups()[1:]))
     return None
 
 
-def _as_it_is(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+def _unchanged(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
     return parts[0]
 
 
-def _alternating(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
-    """GPT-OSS: stacks of gates and linears `[x m d]` as `[x d m]`, their columns alternating; biases likewise."""
+def _interleaved_gates(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """GPT-OSS: gates and linears, `[x m d]` each, as one `[x d 2m]` with alternating columns; biases likewise."""
     joined = torch.stack(tuple(parts), dim=2).flatten(1, 2)
     return joined.mT if joined.ndim == 3 else joined
 
 
-def _stack_transposed(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+def _transposed_matrices(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
     return parts[0].mT
 
 
-def _one_head(head: str, parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
-    """StableLM: a row of the norms of all heads."""
+def _row_of_head(head: str, parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """StableLM: the gamma of one head, a row of the tensor `[head, d_head]`."""
     return parts[0][int(head)]
 
 
-def _in_groups(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
-    """Falcon: all queries, all keys, all values as groups, each some queries, their key and their value."""
+def _by_group(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """Falcon: rows of all queries, all keys, all values, reordered by group: its queries, its key, its value."""
     groups = config.num_kv_heads if config.new_decoder_architecture else 1
     queries = config.num_attention_heads // groups
     sizes = [config.num_attention_heads * config.head_dim, *[groups * config.head_dim] * 2]
-    each = zip(parts[0].split(sizes), (queries, 1, 1), strict=True)
-    joined = [rearrange(part, "(g n e) ... -> g n e ...", g=groups, n=n) for part, n in each]
+    parts_and_counts = zip(parts[0].split(sizes), (queries, 1, 1), strict=True)
+    joined = [rearrange(part, "(g n e) ... -> g n e ...", g=groups, n=n) for part, n in parts_and_counts]
     return torch.cat(joined, 1).flatten(0, 2)
 
 
@@ -362,30 +363,30 @@ _LAYER = r"model\.layers\.(\d+)\."
 LAYOUTS: Mapping[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
     "gpt-oss": (
         (_LAYER + r"mlp\.experts\.gate_up_proj", ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
-         _alternating),
+         _interleaved_gates),
         (_LAYER + r"mlp\.experts\.gate_up_proj_bias", ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
-         _alternating),
-        (_LAYER + r"mlp\.experts\.down_proj", ("blk.{}.ffn_down_exps.weight",), _stack_transposed),
-        (_LAYER + r"mlp\.experts\.down_proj_bias", ("blk.{}.ffn_down_exps.bias",), _as_it_is),
-        (_LAYER + r"self_attn\.sinks", ("blk.{}.attn_sinks.weight",), _as_it_is),
+         _interleaved_gates),
+        (_LAYER + r"mlp\.experts\.down_proj", ("blk.{}.ffn_down_exps.weight",), _transposed_matrices),
+        (_LAYER + r"mlp\.experts\.down_proj_bias", ("blk.{}.ffn_down_exps.bias",), _unchanged),
+        (_LAYER + r"self_attn\.sinks", ("blk.{}.attn_sinks.weight",), _unchanged),
     ),
     "stablelm": tuple(
         (_LAYER + rf"self_attn\.{part}_layernorm\.norms\.(\d+)\.weight", (f"blk.{{}}.attn_{part}_norm.weight",),
-         _one_head)
+         _row_of_head)
         for part in "qk"
     ),
     "falcon": tuple(
-        (rf"transformer\.h\.(\d+)\.self_attention\.query_key_value\.{kind}", (f"blk.{{}}.attn_qkv.{kind}",), _in_groups)
+        (rf"transformer\.h\.(\d+)\.self_attention\.query_key_value\.{kind}", (f"blk.{{}}.attn_qkv.{kind}",), _by_group)
         for kind in ("weight", "bias")
     ),
 }  # fmt: skip
-"""By architecture: a pattern of the ordinary name (its first group the layer), the file's tensors, and how they are
-made into it.
+"""By architecture: a pattern of the ordinary name (its first group is the layer), the names of the file's tensors, and
+the function that combines them.
 """
 
 
 def read_by_transformers(file: GgufFile) -> bool:
-    """Whether transformers itself makes the right tensors of a file."""
+    """Whether transformers itself reads the tensors of a file correctly."""
     fused = file.architecture == "falcon" and file.key("attention.head_count_kv") not in (None, 1)
     norms = file.architecture == "stablelm" and file.has("attn_q_norm.weight")
     no_groups = file.architecture == "llama" and file.key("attention.head_count_kv") is None
@@ -393,10 +394,12 @@ def read_by_transformers(file: GgufFile) -> bool:
     return not (fused or norms or no_groups or longer or file.architecture == "gpt-oss")
 
 
-def _names(file: GgufFile, shapes: Mapping[str, torch.Size], processor: TensorProcessor) -> dict[str, str]:
-    """The file's name of each tensor -> an ordinary checkpoint's.
+def _checkpoint_names(
+    file: GgufFile, shapes: Mapping[str, torch.Size], processor: TensorProcessor
+) -> dict[str, str]:
+    """The name of each tensor in GGUF files -> its name in an ordinary checkpoint.
 
-    The file may name only a part of the network's tensors.
+    The table has all tensors of the network, of which the file may have only a part.
     """
     import gguf
 
@@ -405,34 +408,34 @@ def _names(file: GgufFile, shapes: Mapping[str, torch.Size], processor: TensorPr
         raise ValueError(f"{file.path}: the package gguf knows no architecture {file.architecture!r}")
     layers = max(file.number("block_count"), file.number("decoder_block_count", 0))
     table = gguf.get_tensor_name_map(arch, int(layers))
-    found: dict[str, str] = {}
-    whole = {name: processor.preprocess_name(name) for name in shapes}
+    checkpoint_names: dict[str, str] = {}
+    preprocessed = {name: processor.preprocess_name(name) for name in shapes}
     for depth in range(max(name.count(".") for name in shapes)):
-        for full, name in whole.items():
+        for full, name in preprocessed.items():
             above, inner = name.split(".")[:depth], ".".join(name.split(".")[depth:])
             stem, dot, kind = inner.rpartition(".")
             stem, kind = (stem, dot + kind) if kind in ("weight", "bias") else (inner, "")
             theirs = table.get_name(stem)
             if theirs is not None:
-                found.setdefault(theirs + kind, full)
+                checkpoint_names.setdefault(theirs + kind, full)
                 continue
             missed: dict[str, str] = {}
             processor.perform_fallback_tensor_mapping(
                 missed, kind, "".join(f"{part}." for part in above), inner
             )
             for gguf_name, hf_name in missed.items():
-                found.setdefault(gguf_name, hf_name)
-    return found
+                checkpoint_names.setdefault(gguf_name, hf_name)
+    return checkpoint_names
 
 
 def own_dtype(file: GgufFile) -> torch.dtype:
-    """The dtype that the matrices are stored in, where all have one; float32 for blocks of fewer bits."""
+    """The dtype of the matrices if all are stored in the same one; float32 if they are quantised or differ."""
     kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     return PLAIN.get(kinds.pop(), torch.float32) if len(kinds) == 1 else torch.float32
 
 
 def meta_network(config: PreTrainedConfig) -> nn.Module:
-    """transformers' network of a config, without numbers; an encoder-decoder where it is one."""
+    """The transformers network of a config on the "meta" device: a decoder or an encoder-decoder."""
     import transformers
 
     opener = (

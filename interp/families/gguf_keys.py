@@ -1,7 +1,7 @@
-"""The keys of a GGUF file as a config of transformers, every key accounted for.
+"""The keys of a GGUF file as a config of transformers; every key is used, checked or refused.
 
-transformers has a table of keys; it leaves out some, writes others where its config does not look, and guesses what
-a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what is not read is refused by name.
+transformers has a table of keys. It lacks some keys, stores others under names that its config ignores, and does not
+look at which tensors a file has. `MORE` and `READ_OFF` correct that; a key that is not read is refused by name.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 KINDS = {
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2",
 }  # fmt: skip
-"""llama.cpp's name of an architecture -> transformers', where it is another."""
+"""llama.cpp's name of an architecture -> transformers' name, where they differ."""
 TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Architectures with a text part that is a model type of its own."""
+"""Architecture -> `model_type` of its text model, where that is another type."""
 UNPROVEN = ("minimax-m2", "gemma4", "deci", "umt5", "mistral")
-"""Architectures of transformers' table that no tested file has proven, or that no file is written under."""
+"""Architectures in transformers' table that were not tested with a file, or that no file uses."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor of divisors of the rotary frequencies (Llama 3.1)."""
+"""Name of the tensor of divisors of the rotary frequencies (Llama 3.1)."""
 LONG_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""The tensors of divisors beyond and within the original context (Phi-3)."""
+"""Names of the tensors of divisors for texts beyond, and within, the original context (Phi-3)."""
 
 # --- which key is which ---------------------------------------------------------------------------------------------
 
@@ -59,13 +59,13 @@ MORE: Mapping[str, Mapping[str, str | None]] = {
     "starcoder2": {"rope.freq_base": "rope_theta", "vocab_size": "vocab_size"},
     "nemotron": {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": "norm_eps"},
 }  # fmt: skip
-"""Keys of an architecture that transformers does not read, or not into what its config is made of."""
+"""Keys of an architecture -> the config's, where transformers does not read them, or reads them into another key."""
 INERT = (
     "context_length", "tensor_data_layout", "pooling_type", "decoder_start_token_id",
     "use_parallel_residual",
 )  # fmt: skip
-"""Keys that no decoder read here computes with; whether StableLM's sublayers are parallel is said by its norms, since
-converters have written true for all of them.
+"""Keys that change nothing in the decoders read here. Whether StableLM's sublayers are parallel follows from its norms,
+since converters have written true for all files.
 """
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,), "ssm.dt_b_c_rms": (False,), "expert_count": (0,), "expert_used_count": (0,),
@@ -80,7 +80,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class GgufContents:
-    """Contents of a file: its keys, and its tensors with their sizes."""
+    """The keys and the tensors of a GGUF file."""
 
     path: Path
     fields: Mapping[str, object]
@@ -92,27 +92,27 @@ class GgufContents:
         return str(self.fields.get("general.architecture"))
 
     def key(self, name: str) -> object:
-        """A key of the architecture, such as "rope.freq_base"; None if the file lacks it."""
+        """The value of a key of the architecture, such as "rope.freq_base"; None if the file lacks it."""
         return self.fields.get(f"{self.architecture}.{name}")
 
     def number(self, name: str, default: int | float | None = None) -> int | float:
-        """A key of the architecture that must be a number; `default` where the file lacks it."""
-        found = self.key(name)
-        found = default if found is None else found
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        """The value of a key of the architecture that must be a number; `default` where the file lacks it."""
+        value = self.key(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
-                f"{self.path}: {self.architecture}.{name} must be a number, got {value_text(found)}"
+                f"{self.path}: {self.architecture}.{name} must be a number, got {value_text(value)}"
             )
-        return found
+        return value
 
     def count(self, name: str) -> int:
-        """A key of the architecture that must be a whole number from 1 on."""
-        found = self.number(name)
-        if found < 1 or found != int(found):
+        """The value of a key of the architecture that must be a whole number, at least 1."""
+        value = self.number(name)
+        if value < 1 or value != int(value):
             raise ValueError(
-                f"{self.path}: {self.architecture}.{name} must be a count, got {value_text(found)}"
+                f"{self.path}: {self.architecture}.{name} must be a count, got {value_text(value)}"
             )
-        return int(found)
+        return int(value)
 
     def has(self, end: str) -> bool:
         """Whether some layer has a tensor of this name, such as "attn_q.bias"."""
@@ -134,8 +134,8 @@ def values_of(contents: GgufContents) -> dict[str, object]:
         **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {}),
     }
     for key, name in table(contents).items():
-        if name is not None and (found := contents.key(key)) is not None:
-            values[name] = _for_all_layers(contents, key, found)
+        if name is not None and (stated := contents.key(key)) is not None:
+            values[name] = _shared_value(contents, key, stated)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
     if (embedding := contents.tensors.get("token_embd.weight")) is not None:
@@ -143,16 +143,16 @@ def values_of(contents: GgufContents) -> dict[str, object]:
     values["tie_word_embeddings"] = "output.weight" not in contents.tensors
     values |= READ_OFF.get(architecture, _nothing)(contents)
     values |= _rope(contents, values)
-    _account(contents)
+    _check_keys(contents)
     return {name: value for name, value in values.items() if name not in _SURPLUS.get(architecture, ())}
 
 
 _SURPLUS = {"falcon": ("num_key_value_heads",), "t5": ("num_key_value_heads",)}
-"""Keys that are set above for every architecture and are no part of the configs of these."""
+"""Config keys that are set above for every architecture, and that these architectures' configs do not have."""
 
 
 def table(contents: GgufContents) -> dict[str, str | None]:
-    """The file's key -> the config's, for its architecture."""
+    """The file's key -> the config's key, for the file's architecture; None for a key that is not used."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     tables: Mapping[str, Mapping[str, str | None]] = GGUF_CONFIG_MAPPING  # type: ignore[assignment]
@@ -168,18 +168,18 @@ def table(contents: GgufContents) -> dict[str, str | None]:
     return {**tables[kind], **MORE.get(contents.architecture, {})}
 
 
-def _for_all_layers(contents: GgufContents, key: str, found: object) -> object:
-    """A value that all layers have; llama.cpp may write one for each."""
-    if not isinstance(found, list):
-        return found
+def _shared_value(contents: GgufContents, key: str, value: object) -> object:
+    """The value that all layers share, of a number or a list with one value for each layer."""
+    if not isinstance(value, list):
+        return value
     if contents.architecture == "lfm2" and key == "attention.head_count_kv":
-        return max(found, default=0)  # 0 in the layers without attention
-    if not found or any(one != found[0] for one in found):
+        return max(value, default=0)  # 0 in the layers without attention
+    if not value or any(entry != value[0] for entry in value):
         raise ValueError(
             f"{contents.path}: {contents.architecture}.{key} differs between layers, which is not read: "
-            f"{value_text(found)}"
+            f"{value_text(value)}"
         )
-    return found[0]
+    return value[0]
 
 
 # --- what the tensors say, or a rule of llama.cpp's -----------------------------------------------------------------
@@ -198,7 +198,7 @@ def _qwen(contents: GgufContents) -> dict[str, object]:
 
 
 def _falcon(contents: GgufContents) -> dict[str, object]:
-    """Falcon 40B's form of block is that with several heads of keys and values, or two norms."""
+    """Falcon's form of block: the new one (40B) where there are several key/value heads or two norms."""
     groups, norms = (
         contents.number("attention.head_count_kv", 1),
         2 if contents.has("attn_norm_2.weight") else 1,
@@ -209,7 +209,7 @@ def _falcon(contents: GgufContents) -> dict[str, object]:
 
 
 def _tied(contents: GgufContents) -> dict[str, object]:
-    """Whether the unembedding is the embedding, where converters write it a second time."""
+    """Whether the unembedding equals the embedding, where converters store both."""
     first, second = (contents.tensors.get(name) for name in ("token_embd.weight", "output.weight"))
     if first is None or second is None:
         return {}
@@ -225,28 +225,28 @@ def _t5(contents: GgufContents) -> dict[str, object]:
 
 def _stablelm(contents: GgufContents) -> dict[str, object]:
     return {
-        **_rotated_part(contents),
+        **_rotated_share(contents),
         "use_qkv_bias": contents.has("attn_q.bias"),
         "use_parallel_residual": not contents.has("ffn_norm.weight"),
         "qk_layernorm": contents.has("attn_q_norm.weight"),
     }
 
 
-def _rotated_part(contents: GgufContents) -> dict[str, object]:
-    """How much of a head is rotated, as the factor by which a config multiplies its width."""
+def _rotated_share(contents: GgufContents) -> dict[str, object]:
+    """The share of a head's dimensions that are rotated, as `partial_rotary_factor`."""
     if contents.key("rope.dimension_count") is None:
         return {}
     width = contents.number(
         "attention.key_length", contents.count("embedding_length") // contents.count("attention.head_count")
     )
     rotated = contents.count("rope.dimension_count")
-    part = rotated / max(width, 1)
-    return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
+    share = rotated / max(width, 1)
+    return {"partial_rotary_factor": share if int(width * share) == rotated else math.nextafter(share, 2)}
 
 
 def _phi3(contents: GgufContents) -> dict[str, object]:
     window = contents.number("attention.sliding_window", 0)
-    return {**_rotated_part(contents), "sliding_window": int(window) or None}
+    return {**_rotated_share(contents), "sliding_window": int(window) or None}
 
 
 def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
@@ -268,10 +268,12 @@ def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
 
 
 def _layer_types(contents: GgufContents) -> dict[str, object]:
-    """Which layers have a window, where the file says more than its size."""
+    """`layer_types`: which layers have a sliding window, if the file has a pattern; else empty."""
     layers, pattern = contents.count("block_count"), contents.key("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
+        return {
+            "layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern]
+        }
     every = 0 if pattern is None else contents.count("attention.sliding_window_pattern")
     kinds = [
         "sliding_attention" if (layer + 1) % every else "full_attention"
@@ -294,10 +296,10 @@ def _starcoder2(contents: GgufContents) -> dict[str, object]:
 
 READ_OFF: Mapping[str, Callable[[GgufContents], dict[str, object]]] = {
     "llama": _llama, "qwen3": _qwen, "qwen3moe": _qwen, "falcon": _falcon, "t5": _t5, "stablelm": _stablelm,
-    "phi3": _phi3, "nemotron": _rotated_part, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
+    "phi3": _phi3, "nemotron": _rotated_share, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
     "starcoder2": _starcoder2, "bloom": _tied,
 }  # fmt: skip
-"""By architecture: fields of the config that follow from which tensors there are, or from several keys."""
+"""By architecture: the function for config fields that follow from the tensors in the file, or from several keys."""
 READ_OFF_KEYS = {
     "stablelm": ("rope.dimension_count",), "phi3": ("rope.dimension_count",), "nemotron": ("rope.dimension_count",),
     "gemma2": ("attention.sliding_window_pattern",), "gemma3": ("attention.sliding_window_pattern",),
@@ -324,7 +326,7 @@ def _rope(contents: GgufContents, values: Mapping[str, object]) -> dict[str, obj
     if factors := rope_tensors(contents):
         if ROPE_FACTORS in factors and kind != "none":
             raise ValueError(f"{contents.path}: {ROPE_FACTORS} beside rope.scaling.type {kind!r} is not read")
-        rule = _factors(contents)
+        rule = _longrope(contents)
     elif contents.number("rope.scaling.attn_factor", 1.0) != 1:
         raise ValueError(
             f"{contents.path}: {contents.architecture}.rope.scaling.attn_factor is "
@@ -350,19 +352,21 @@ def _rope(contents: GgufContents, values: Mapping[str, object]) -> dict[str, obj
     if not rule:
         return {}
     inside = {name: values[name] for name in ("rope_theta", "partial_rotary_factor") if name in values}
-    whole = {**rule, **inside}
-    return {"rope_parameters": {"full_attention": whole} if contents.architecture == "gemma3" else whole}
+    rope_table = {**rule, **inside}
+    return {
+        "rope_parameters": {"full_attention": rope_table} if contents.architecture == "gemma3" else rope_table
+    }
 
 
 def rope_tensors(contents: GgufContents) -> tuple[str, ...]:
-    """The file's tensors that are no weights but factors of rotary frequencies."""
+    """Names of the file's tensors that hold factors of rotary frequencies and no weights."""
     if all(name in contents.tensors for name in LONG_FACTORS):
         return LONG_FACTORS
     return (ROPE_FACTORS,) if ROPE_FACTORS in contents.tensors else ()
 
 
-def _factors(contents: GgufContents) -> dict[str, object]:
-    """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
+def _longrope(contents: GgufContents) -> dict[str, object]:
+    """The LongRoPE rule, which divides each frequency by its own factor; Llama 3.1 has one list for all lengths."""
     import gguf
 
     names = LONG_FACTORS if LONG_FACTORS[0] in rope_tensors(contents) else (ROPE_FACTORS, ROPE_FACTORS)
@@ -390,17 +394,17 @@ def _factors(contents: GgufContents) -> dict[str, object]:
 # --- what is left -------------------------------------------------------------------------------------------------
 
 
-def _account(contents: GgufContents) -> None:
-    """ValueError naming a key of the architecture that is not read, and may change a number."""
-    known, prefix = {*_read(contents), *CHECKED, *INERT}, f"{contents.architecture}."
+def _check_keys(contents: GgufContents) -> None:
+    """ValueError naming a key of the architecture that is not read and may change the output."""
+    known, prefix = {*_read_keys(contents), *CHECKED, *INERT}, f"{contents.architecture}."
     for name in (key.removeprefix(prefix) for key in contents.fields if key.startswith(prefix)):
         value = contents.key(name)
         if name not in known and value not in NEUTRAL.get(name, ()):
             raise ValueError(f"{contents.path}: key {prefix}{name} = {value_text(value)} is not understood")
 
 
-def _read(contents: GgufContents) -> set[str]:
-    """The keys that the config is made of."""
+def _read_keys(contents: GgufContents) -> set[str]:
+    """The keys of the file that were read into the config."""
     told = {name for name, theirs in table(contents).items() if theirs is not None}
     return {
         *told,
@@ -409,13 +413,13 @@ def _read(contents: GgufContents) -> set[str]:
     }
 
 
-def _rotated(config: ModelConfig) -> int | float | None:
+def _rotated_dims(config: ModelConfig) -> int | float | None:
     if not isinstance(config.position, Rotary):
         return None
     return config.head_width if config.position.dim is None else config.position.dim
 
 
-def _base(config: ModelConfig) -> int | float | None:
+def _rope_base(config: ModelConfig) -> int | float | None:
     return config.position.base if isinstance(config.position, Rotary) else None
 
 
@@ -425,8 +429,8 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
     "attention.head_count": lambda c: c.n_heads,
     "attention.head_count_kv": lambda c: c.kv_heads,
     "attention.scale": lambda c: c.head_width**-0.5 if c.attn_scale is None else c.attn_scale,
-    "rope.dimension_count": _rotated,
-    "rope.freq_base": _base,
+    "rope.dimension_count": _rotated_dims,
+    "rope.freq_base": _rope_base,
     "attention.sliding_window": lambda c: c.window,
     "attn_logit_softcapping": lambda c: c.attn_softcap,
     "final_logit_softcapping": lambda c: c.logit_softcap,
@@ -437,11 +441,11 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
     "attention.layer_norm_rms_epsilon": lambda c: getattr(c.norm, "eps", None),
     "attention.layer_norm_epsilon": lambda c: getattr(c.norm, "eps", None),
 }
-"""Keys of the file with a number of the config, which transformers reads, computes, or leaves at a default."""
+"""Key of the file -> the number in our config that it must equal (`agrees`)."""
 
 
 def agrees(contents: GgufContents, config: AnyConfig) -> None:
-    """ValueError naming a key of the file that says another number than the config that was made of it."""
+    """ValueError naming a key of the file whose value differs from that in the config made of the file."""
     if not isinstance(config, ModelConfig):
         return
     for name, ours in CHECKED.items():
@@ -451,7 +455,7 @@ def agrees(contents: GgufContents, config: AnyConfig) -> None:
         ):
             no_window = value == 0 or (our_value is None and value >= config.n_ctx)
             if name == "attention.sliding_window" and no_window:
-                continue  # a window as long as the context is none
+                continue  # a window as long as the context changes nothing
             raise ValueError(
                 f"{contents.path}: {contents.architecture}.{name} is {value!r}, and the config made of this file "
                 f"says {our_value!r}"
@@ -459,11 +463,11 @@ def agrees(contents: GgufContents, config: AnyConfig) -> None:
 
 
 def agrees_with_theirs(contents: GgufContents, config: PreTrainedConfig) -> None:
-    """Whether a wrapped network of transformers agrees with the file: keys that no table reads must be plain."""
+    """ValueError naming a key that is not read, for a wrapped network, unless its value is the config's default."""
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     plain = {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}
-    for name in CHECKED.keys() - _read(contents):
+    for name in CHECKED.keys() - _read_keys(contents):
         value = contents.key(name)
         if value is not None and value not in (*NEUTRAL.get(name, ()), plain.get(name)):
             raise ValueError(

@@ -1,6 +1,6 @@
 """GLM-4 (9B and the 0414 models): Llama's layout with neighbouring pairs of half of every head rotated.
 
-Queries, keys and values alone have biases; the 0414 models norm what each sublayer adds, too.
+Only queries, keys and values have biases; the 0414 models also have a norm after each sublayer.
 """
 
 from dataclasses import replace

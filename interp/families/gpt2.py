@@ -43,7 +43,7 @@ def conv1d(tensor: Tensor, config: ModelConfig) -> Tensor:
 def rules(
     config: ModelConfig, qkv: TensorLayout = conv1d, layout: TensorLayout = conv1d
 ) -> tuple[TensorRule, ...]:
-    """The weight table; how queries, keys and values, and all other matrices, are stored."""
+    """The weight table; `qkv` and `layout` are the layouts of queries, keys, values, and of all other matrices."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     norms = {"ln1": "ln_1", "ln2": "ln_2"}
     matrices = {"attn.out": "attn.c_proj", "mlp.into": "mlp.c_fc", "mlp.out": "mlp.c_proj"}

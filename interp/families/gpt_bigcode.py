@@ -8,7 +8,7 @@ from interp.families.table import heads_apart, tied_to
 from interp.model.config import ModelConfig
 
 PRECISION = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
-"""In which precision scores are computed."""
+"""Keys for the precision of scores, which do not change the result."""
 
 
 def config(settings: Settings) -> ModelConfig:

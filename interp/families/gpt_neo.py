@@ -36,7 +36,7 @@ def local_layers(settings: Settings, n_layers: int) -> tuple[int, ...]:
     """The layers with the window: `attention_types`, such as [[["global", "local"], 12]], written out."""
     types = settings.get("attention_types") or [[["global", "local"], 12]]
     listed = settings.get("attention_layers")  # the same, written out by newer configs
-    kinds = _written_out(types, n_layers)
+    kinds = _kinds_of_layers(types, n_layers)
     if (
         len(kinds) != n_layers
         or any(kind not in ("global", "local") for kind in kinds)
@@ -49,8 +49,8 @@ def local_layers(settings: Settings, n_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "local")
 
 
-def _written_out(types: object, most: int) -> list[str]:
-    """The kinds one by one, of each pattern no more repeats than there are layers and one."""
+def _kinds_of_layers(types: object, most: int) -> list[str]:
+    """The kind of each layer, from pairs (pattern of kinds, repeats); each is repeated at most `most` + 1 times."""
     try:
         patterns = cast(Sequence[tuple[Sequence[str], int]], types)
         return [kind for pattern, times in patterns for _ in range(min(times, most + 1)) for kind in pattern]

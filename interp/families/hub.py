@@ -1,13 +1,13 @@
-"""Getting a checkpoint's files: from the hub, or the training checkpoint that a revision means in a local folder."""
+"""Finding a checkpoint's files: on the hub, or in a local folder, where a revision names a training checkpoint."""
 
 from pathlib import Path
 
 from interp.core.files import named_path
 
 SAFE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken")
-"""Configs, tokenizers and safetensors: nothing that could run."""
+"""Patterns of configs, tokenizers and safetensors: files without code."""
 PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
-"""Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
+"""Patterns of weights in repositories without safetensors; torch's weights-only unpickler reads them."""
 COPIES = ("*/*", "consolidated*.safetensors")
 """Patterns of files with further copies of the weights, for other programs."""
 
@@ -17,13 +17,13 @@ class UnreachableError(ValueError):
 
 
 def located(source: str | Path, revision: str | None, hint: str) -> Path:
-    """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
+    """The local path of a checkpoint, downloaded if `source` is a hub repository; `revision`: a training checkpoint.
 
     Args:
-        hint: other names that could have been meant, for the errors.
+        hint: suggestion of other names, for the error messages.
 
     Raises:
-        FileNotFoundError: a path that is not there.
+        FileNotFoundError: a path that does not exist.
         ValueError: a name that the hub does not have.
     """
     if not str(source):
@@ -93,7 +93,7 @@ def _gguf_files(name: str, revision: str | None) -> list[str]:
 def at_revision(folder: Path, revision: str | None) -> Path:
     """The folder of a training checkpoint inside a local folder: `<revision>`, or `checkpoint-3000` for "step3000".
 
-    Without a revision the folder itself; ValueError listing what is there if there is no such checkpoint.
+    Without a revision it is the folder itself. ValueError, with the checkpoints that exist, if this one does not.
     """
     if revision is None:
         return folder
@@ -105,11 +105,12 @@ def at_revision(folder: Path, revision: str | None) -> Path:
 
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    """The local folder with the files of a hub repository that match the patterns."""
     from huggingface_hub import constants, errors, snapshot_download
 
     at = repr(name) if revision is None else f"{name!r} at revision {revision!r}"
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(COPIES)
         )
     except errors.LocalEntryNotFoundError as cause:
@@ -121,4 +122,4 @@ def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
         raise ValueError(f"{name!r} is gated: accept its terms on the hub and log in there") from cause
     except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError) as cause:
         raise ValueError(f"the hub has no {at}") from cause
-    return Path(found)
+    return Path(folder)

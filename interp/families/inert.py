@@ -1,8 +1,8 @@
-"""The keys of a config that transformers reads, found in its source, which is read as text and never imported.
+"""The keys of a config that transformers reads, found by searching its source text, which is never imported.
 
-A configuration keeps whatever a `config.json` says, also what no code asks for. Importing the code of a model costs 420
+A configuration keeps every key of a `config.json`, also keys that no code uses. Importing the code of a model costs 420
 MB and 3 CPU seconds; searching its files for the few keys that a family does not know costs 1 to 7 ms, and is right for
-the version that is installed.
+the installed version.
 """
 
 from __future__ import annotations
@@ -15,76 +15,78 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integrations/heterogeneity/*.py")
-"""Files that every model's code uses and that ask a configuration for something."""
+"""Files that every model's code uses and that read keys of a configuration."""
 SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
-"""Further such files, by a word: they count for models with that word in their own files."""
+"""Word -> a further such file, which is searched for models with that word in their own files."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
-"""Methods of a configuration that only check it: what they read changes no number."""
+"""Matches methods of a configuration that only check it: keys that they read change no output."""
 
 
 def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
     """The keys that transformers' code may read of a config of a `model_type`, or of a table inside one.
 
     Args:
-        kind: the `model_type`; of one that this transformers does not have, every key counts as read.
+        kind: the `model_type`; for one that the installed transformers lacks, every key counts as read.
     """
-    left = set(keys)
+    candidates = set(keys)
     sources = _sources(kind)
-    if not left or not sources:
-        return left
-    found: set[str] = set()
+    if not candidates or not sources:
+        return candidates
+    read: set[str] = set()
     for path in sources:
-        found |= _reads(path) & left if any(key in _text(path) for key in left - found) else set()
-    return found
+        read |= (
+            _names_read(path) & candidates if any(key in _text(path) for key in candidates - read) else set()
+        )
+    return read
 
 
 @functools.cache
 def usual_values(kind: str) -> Mapping[str, object]:
-    """Defaults of transformers for keys that a config of a `model_type` lacks, as far as they are literals."""
+    """Defaults of transformers for missing keys of a config of this `model_type`, where they are literals."""
     folder = _folder(kind)
-    found: dict[str, object] = {}
+    defaults: dict[str, object] = {}
     for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):
         for node in ast.parse(_text(path)).body:
             if isinstance(node, ast.ClassDef) and _class_values(node).get("model_type") == kind:
-                found |= _class_values(node)
-    return found
+                defaults |= _class_values(node)
+    return defaults
 
 
 @functools.cache
 def _root() -> Path | None:
     """The folder of the installed transformers."""
-    found = importlib.util.find_spec("transformers")
-    places = list(found.submodule_search_locations or ()) if found is not None else []
+    spec = importlib.util.find_spec("transformers")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
     return Path(places[0]) if places else None
 
 
 @functools.cache
 def _sources(kind: str) -> tuple[Path, ...]:
-    """The files with the code of a model of that type; none where its own are not found."""
+    """The files with the code of a `model_type`, imported models included; none where its own are not found."""
     folder = _folder(kind)
     root = _root()
     if folder is None or root is None:
         return ()
     folders, seen = [folder], {folder}
-    for each in folders:  # grows: code may come from other models' files
-        for name in sorted(set(_imported(each))):
-            other = root / "models" / name
-            if other not in seen and other.is_dir():
-                folders.append(other)
-                seen.add(other)
-    files = [path for each in folders for path in _files(each)]
+    for source_folder in folders:  # grows: code may come from other models' files
+        for name in sorted(set(_imported_models(source_folder))):
+            imported = root / "models" / name
+            if imported not in seen and imported.is_dir():
+                folders.append(imported)
+                seen.add(imported)
+    files = [path for source_folder in folders for path in _files(source_folder)]
     some = [shared for word, shared in SOME.items() if any(word in _text(path) for path in files)]
     return (*files, *(path for pattern in (*SHARED, *some) for path in sorted(root.glob(pattern))))
 
 
 @functools.cache
 def _folder(kind: str) -> Path | None:
-    """The folder of a type's code; None where this transformers has none."""
+    """The folder with the code of a `model_type`; None where the installed transformers has none."""
     root = _root()
     name = kind.replace("-", "_")
-    for each in (name, name.removesuffix("_text")):
-        if root is not None and each.isidentifier() and list(_files(root / "models" / each)):
-            return root / "models" / each
+    for folder_name in (name, name.removesuffix("_text")):
+        if root is not None and folder_name.isidentifier() and list(_files(root / "models" / folder_name)):
+            return root / "models" / folder_name
     return None
 
 
@@ -94,8 +96,8 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob("modeling_*.py"))
 
 
-def _imported(folder: Path) -> Iterator[str]:
-    """The other models with code that a folder's files import; `auto` only finds classes by name."""
+def _imported_models(folder: Path) -> Iterator[str]:
+    """Names of the other models whose code a folder's files import; `auto`, which has no arithmetic, is left out."""
     for path in _files(folder):
         for name in re.findall(r"^\s*from \.\.(\w+)[. ]", _text(path), re.MULTILINE):
             if name != "auto":
@@ -108,11 +110,11 @@ def _text(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _reads(path: Path) -> frozenset[str]:
-    """Names that a file's code reads of something called a config; too many rather than too few.
+def _names_read(path: Path) -> frozenset[str]:
+    """Names that a file's code may read from a config; too many rather than too few.
 
-    That is `config.name` and `getattr(config, "name")`, in a configuration also `self.name` and `kwargs.pop("name")`,
-    and in a model's own files every quoted word, since tables and dicts of them are read in many ways.
+    They are `config.name` and `getattr(config, "name")`, in a configuration file also `self.name` and
+    `kwargs.pop("name")`, and in a model's own files every quoted word, since tables and dicts are read in many ways.
     """
     configures = path.name.startswith(("configuration_", "modeling_rope_utils"))
     receiver = r"(?:config\w*|\bself)" if configures else r"config\w*"
@@ -126,14 +128,16 @@ def _reads(path: Path) -> frozenset[str]:
 
 def _class_values(node: ast.ClassDef) -> dict[str, object]:
     """The fields of a class with literal values."""
-    found = {}
-    for each in node.body:
-        targets = [each.target] if isinstance(each, ast.AnnAssign) else getattr(each, "targets", [])
-        value = getattr(each, "value", None)
+    fields = {}
+    for statement in node.body:
+        targets = (
+            [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
+        )
+        value = getattr(statement, "value", None)
         for target in targets:
             if isinstance(target, ast.Name) and value is not None:
                 try:
-                    found[target.id] = ast.literal_eval(value)
+                    fields[target.id] = ast.literal_eval(value)
                 except ValueError:
                     continue
-    return found
+    return fields

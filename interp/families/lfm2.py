@@ -44,14 +44,14 @@ def config(settings: Settings) -> ModelConfig:
 
 def _attention(settings: Settings, n_layers: int) -> list[bool]:
     """Whether each layer attends: `layer_types`, or else `full_attn_idxs`, or else all do."""
-    given = settings.get("full_attn_idxs")
-    if given is not None and not isinstance(given, list | tuple):
-        raise ValueError(f"LFM2: config requires a list for full_attn_idxs, got {given!r}")
-    return full_layers(settings, n_layers, lambda layer: given is None or layer in given, KINDS)
+    indices = settings.get("full_attn_idxs")
+    if indices is not None and not isinstance(indices, list | tuple):
+        raise ValueError(f"LFM2: config requires a list for full_attn_idxs, got {indices!r}")
+    return full_layers(settings, n_layers, lambda layer: indices is None or layer in indices, KINDS)
 
 
 def _width(settings: Settings, width: int) -> int:
-    """Neurons of the MLP: two thirds of what the config says, times a factor, rounded up to a multiple."""
+    """Width of the MLP: two thirds of the config's number, times a factor, rounded up to a multiple."""
     several = settings.count("block_multiple_of", 256)
     factor = settings.optional("block_ffn_dim_multiplier", 1.0)
     if not settings.flag("block_auto_adjust_ff_dim", True):

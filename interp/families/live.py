@@ -1,13 +1,13 @@
-"""Live networks as people have them: inside the wrappers of torch and of tools for reinforcement learning."""
+"""Unwrapping of live networks: wrappers of torch (DataParallel, compile) and of tools for reinforcement learning."""
 
 from torch import nn
 
 
 def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The Hugging Face model in the wrappers around it, and which were taken off, a clause each.
+    """The Hugging Face model inside its wrappers, and a note about each wrapper that was removed.
 
     Raises:
-        ValueError: a model whose parameters lie in pieces on several processes, and for a bridge of TransformerLens.
+        ValueError: a model whose parameters are sharded over processes (FSDP), or a bridge of TransformerLens.
     """
     notes: tuple[str, ...] = ()
     while True:

@@ -1,8 +1,8 @@
-"""Llama 4, text: layers that see chunks and are rotated, layers that see all and have no positions, experts in some.
+"""Llama 4, text: rotary layers that attend within chunks, full-attention layers without positions, experts in some.
 
-Queries and keys that are rotated are normed after that. Scores of the layers without positions grow with the position,
-which is counted in kept tokens here, in columns in Hugging Face's code: rows that are padded on the left differ from
-theirs from `floor_scale` tokens on.
+Rotated queries and keys are normed after the rotation. In layers without positions, scores are scaled by a factor that
+grows with the position. The position counts kept tokens here, but columns in Hugging Face's code, so rows padded on the
+left differ from theirs from `floor_scale` tokens on.
 """
 
 from dataclasses import replace
@@ -66,7 +66,7 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
     turned = llama_like.rotated_layers(settings, body.n_layers)
     kinds = settings.get("layer_types")
     if kinds is None:
-        kinds = [KINDS[not each] for each in turned]
+        kinds = [KINDS[not is_rotated] for is_rotated in turned]
     if (
         not isinstance(kinds, list | tuple)
         or len(kinds) != body.n_layers
@@ -80,16 +80,16 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
     normed = settings.flag("use_qk_norm", True)
     steps = LogSteps(settings.count("floor_scale", 8192), settings.real("attn_scale", 0.1))
     tuned = settings.get("attn_temperature_tuning") not in (False, 0)  # a number in the first configs
-    found = []
-    for each, kind in zip(turned, kinds, strict=True):
-        if tuned and not each and kind == KINDS[0]:
+    mixers = []
+    for is_rotated, kind in zip(turned, kinds, strict=True):
+        if tuned and not is_rotated and kind == KINDS[0]:
             raise ValueError(
                 "Llama 4: layers without positions require full attention where their scores are tuned"
             )
         chunks = Chunks(int(size)) if kind == KINDS[0] and size is not None else None
-        heads, growth = eps if normed and each else None, steps if tuned and not each else None
-        found.append(Softmax(sparsity=chunks, temperature=growth, rotated=each, head_norm=heads))
-    return found
+        heads, growth = eps if normed and is_rotated else None, steps if tuned and not is_rotated else None
+        mixers.append(Softmax(sparsity=chunks, temperature=growth, rotated=is_rotated, head_norm=heads))
+    return mixers
 
 
 def rules(config: ModelConfig) -> tuple[TensorRule, ...]:

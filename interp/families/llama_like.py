@@ -22,7 +22,7 @@ NORMS: dict[NormPlace, dict[str, str]] = {
     },
 }
 BOTH = ("attention_bias", "mlp_bias")
-"""The switches of biases that Llama has."""
+"""Llama's config keys that switch biases on."""
 BUFFERS = (r".*\.rotary_emb\.inv_freq",)
 """Tensors of old checkpoints that are no weights."""
 duplicates = tied_to("model.embed_tokens.weight")
@@ -42,38 +42,38 @@ def decoder(
     """The config that the shared keys describe: Llama's arithmetic.
 
     Args:
-        defaults: the family's values of missing keys, where they are not Llama's.
+        defaults: the family's values for missing keys, where they differ from Llama's.
         act: the key of the non-linearity and its default; None = always silu.
-        norm: None = an RMSNorm whose eps the config says.
-        biases: the switches that the family has, of `attention_bias` and `mlp_bias`.
-        wording: of the rotation.
+        norm: the norm; None = an RMSNorm with the config's eps.
+        biases: the keys among `attention_bias` and `mlp_bias` that the family has.
+        wording: the keys that describe the rotation.
     """
-    given = {key: float(value) for key, value in (defaults or {}).items()}
-    missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
+    family_defaults = {key: float(value) for key, value in (defaults or {}).items()}
+    missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **family_defaults}
 
-    def whole(key: str) -> int:
+    def count_of(key: str) -> int:
         return settings.count(key, None if key not in missing else int(missing[key]))
 
-    n_heads, d_model = whole("num_attention_heads"), whole("hidden_size")
+    n_heads, d_model = count_of("num_attention_heads"), count_of("hidden_size")
 
-    def said_or(key: str, usual: int) -> int:
-        """A size that a config may leave to others by null; a missing key has the family's value."""
-        return usual if settings.optional(key, missing.get(key)) is None else whole(key)
+    def count_or(key: str, usual: int) -> int:
+        """The size under `key`; `usual` where the config says null, the family's default where the key is missing."""
+        return usual if settings.optional(key, missing.get(key)) is None else count_of(key)
 
-    d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
-    bias, mlp_bias = (each in biases and settings.flag(each, False) for each in BOTH)
-    n_ctx, share = whole("max_position_embeddings"), missing.get("partial_rotary_factor")
+    d_head, n_kv_heads = count_or("head_dim", d_model // n_heads), count_or("num_key_value_heads", n_heads)
+    bias, mlp_bias = (switch in biases and settings.flag(switch, False) for switch in BOTH)
+    n_ctx, share = count_of("max_position_embeddings"), missing.get("partial_rotary_factor")
     position = rotary(settings, d_head, n_ctx, base=missing["rope_theta"], partial=share, wording=wording)
     curve = "silu" if act is None else activation(settings, *act)
     return ModelConfig(
-        n_layers=whole("num_hidden_layers"),
+        n_layers=count_of("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
         n_ctx=context(n_ctx, position),
-        d_vocab=whole("vocab_size"),
-        mlp=MLP(whole("intermediate_size"), curve, gated=True, bias=mlp_bias),
+        d_vocab=count_of("vocab_size"),
+        mlp=MLP(count_of("intermediate_size"), curve, gated=True, bias=mlp_bias),
         position=position,
         norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,
@@ -83,7 +83,7 @@ def decoder(
 
 
 def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
-    """The config with rotary positions in some layers only: the others have no positions at all."""
+    """The config with rotary positions only in the layers where `layers` is True; the others have no positions."""
     if all(layers):
         return body
     kind = body.mixers[0]
@@ -92,7 +92,7 @@ def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
 
 
 def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
-    """The config with these mixers in its layers, as the shortest run that gives every layer its own in turn."""
+    """The config with these mixers, one per layer, stored as the shortest period that repeats to the full list."""
     n = len(mixers)
     if n != body.n_layers:
         raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")
@@ -103,19 +103,19 @@ def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
 def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
     """Whether each layer is rotated: `no_rope_layers` (1 means yes), or all but every `no_rope_layer_interval`-th.
 
-    SmolLM3 and Llama 4 say so.
+    SmolLM3 and Llama 4 have these keys.
     """
     every = settings.count("no_rope_layer_interval", 4)
-    given = settings.get("no_rope_layers")
-    if given is None or given == []:  # as the files of Llama 4 say it
+    flags = settings.get("no_rope_layers")
+    if flags is None or flags == []:  # as the files of Llama 4 say it
         return [(layer + 1) % every != 0 for layer in range(n_layers)]
     if (
-        not isinstance(given, list | tuple)
-        or len(given) < n_layers
-        or any(flag not in (0, 1) for flag in given)
+        not isinstance(flags, list | tuple)
+        or len(flags) < n_layers
+        or any(flag not in (0, 1) for flag in flags)
     ):
-        raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
-    return [flag == 1 for flag in given[:n_layers]]
+        raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {flags!r}")
+    return [flag == 1 for flag in flags[:n_layers]]
 
 
 def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
@@ -126,7 +126,7 @@ def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
 def attention_rules(
     config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0], norms: Mapping[str, str] | None = None
 ) -> tuple[TensorRule, ...]:
-    """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
+    """The weight table without the MLPs' matrices; `norms`: names of the norms in a block, None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
     return (
         *outside_rules(config, norms),
@@ -152,9 +152,9 @@ def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -
 def query_key_norms(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weights of the norms of queries and keys, where there are any."""
     names = {f"attn.{part}_norm.norm": f"self_attn.{part}_norm" for part in "qk"}
-    found = {} if config.qk_norm is None else names
+    norm_names = {} if config.qk_norm is None else names
     layout = flat if config.qk_norm == "each" else same
-    return modules(found, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=False, layout=layout)
+    return modules(norm_names, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=False, layout=layout)
 
 
 def flat(tensor: Tensor, config: ModelConfig) -> Tensor:

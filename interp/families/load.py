@@ -191,7 +191,7 @@ class ConfigReading:
     family: AnyFamily
     config: AnyConfig
     inert: tuple[str, ...]
-    """Keys that change nothing, since transformers does not read them for this `model_type` either; one of a table
+    """Keys that change nothing, since transformers does not read them for this `model_type` either; a key of a table
     inside the config is `table.key`."""
 
     @property
@@ -206,18 +206,18 @@ class ConfigReading:
 
 @public()
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
-    """Family and config of a checkpoint's config; ValueError for anything that it requires and this package lacks."""
-    found = reading_of(values)
-    return found.family, found.config
+    """Family and `ModelConfig` for a checkpoint's config; ValueError for a feature that this package lacks."""
+    reading = reading_of(values)
+    return reading.family, reading.config
 
 
 def reading_of(values: Mapping[str, object]) -> ConfigReading:
     """Family, config and inert keys of a checkpoint's config.
 
     Raises:
-        ValueError: a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
-            config asks for something that transformers does and the family's file does not, so that it can be
-            wrapped.
+        ValueError: a damaged config or a `model_type` without a file here.
+        UnsupportedError: the config requires a feature that transformers has and the family's file lacks, so that the
+            model can be wrapped.
     """
     family = family_of(values)
     quantisation_of(values, family.name)
@@ -254,7 +254,7 @@ def from_hf_model(
         wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never
             does; None wraps a decoder whose family has no file here.
     """
-    return _one_stack(
+    return _as_transformer(
         any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
     )
 
@@ -283,7 +283,7 @@ def any_from_hf_model(
 
 
 def _require_in_memory(network: nn.Module) -> None:
-    """ValueError for a live network with parameters without numbers in this process."""
+    """ValueError for a live network with parameters on the "meta" device (offloaded or never loaded)."""
     bare = [name for name, value in network.named_parameters() if value.is_meta]
     if bare:
         raise ValueError(
@@ -300,39 +300,39 @@ def _from_network(
     dtype: torch.dtype | None,
     wrapped: bool | None,
 ) -> AnyModel:
-    """The model of a network of transformers. owned: the network has no other user, so its tensors may be taken."""
+    """The model of a transformers network; `owned`: the network has no other user, so its tensors need no copy."""
     config = getattr(network, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
-    # a config may still name the class it was saved from, one with a head, say, and the dtype
+    # the config may still hold the class and the dtype of the checkpoint that it was saved from
     values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__], "dtype": None}
-    found = _read(values, wrapped, live=True)
-    if not isinstance(found, ConfigReading):
+    reading = _read_config(values, wrapped, live=True)
+    if not isinstance(reading, ConfigReading):
         refuse_quantised(values)
-        return wrapped_network(network, (*notes, *found), dtype=dtype, device=_one_place(places))
-    state = LiveTensors(network.state_dict(), owned=owned, notes=(*notes, *found.notes))
-    if owned:  # whoever still has the network must not keep its tensors
+        return wrapped_network(network, (*notes, *reading), dtype=dtype, device=_only_device(places))
+    state = LiveTensors(network.state_dict(), owned=owned, notes=(*notes, *reading.notes))
+    if owned:  # other references to the network must not keep its tensors alive
         for module in network.modules():
             module._parameters.clear()
-    return _converted(found, state, values, dtype, places)
+    return _converted_model(reading, state, values, dtype, places)
 
 
-def _converted(
-    found: ConfigReading,
+def _converted_model(
+    reading: ConfigReading,
     stored: Tensors,
     values: Mapping[str, object],
     dtype: torch.dtype | None,
     places: Sequence[torch.device],
 ) -> AnyModel:
-    tensors = ordinary(stored, values, found.family.name, dtype)
+    tensors = ordinary(stored, values, reading.family.name, dtype)
     return to_model(
-        found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values),
+        reading.family, reading.config, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values),
         stated=_stated_dtype(values),
     )  # fmt: skip
 
 
 def _stated_dtype(values: Mapping[str, object]) -> torch.dtype | None:
-    """The dtype that a config says its parameters are in."""
+    """The dtype of the parameters according to a config; None if it has none."""
     name = str(values.get("dtype") or values.get("torch_dtype")).removeprefix("torch.")
     return next((kind for kind in DTYPES if str(kind) == f"torch.{name}"), None)
 
@@ -359,7 +359,7 @@ def from_folder(
             machine by their free memory; what stands outside the layers goes to the first.
         wrapped: as in `from_hf_model`; transformers opens the folder then.
     """
-    return _one_stack(
+    return _as_transformer(
         any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
     )
 
@@ -382,10 +382,10 @@ def any_from_folder(
         network, notes = merged_folder(path, dtype)
         return _from_network(network, notes, True, places, dtype, wrapped)
     values = values_of(path, config)
-    found = _read(values, wrapped)
-    if not isinstance(found, ConfigReading):
+    reading = _read_config(values, wrapped)
+    if not isinstance(reading, ConfigReading):
         if path.is_file() or config is not None:
-            why = f"; it is {found[0]}" if found else ""
+            why = f"; it is {reading[0]}" if reading else ""
             raise ValueError(
                 f"a wrapped model requires the folder of its checkpoint, config and weights together{why}"
             )
@@ -395,13 +395,13 @@ def any_from_folder(
         try:
             network, notes = network_of_folder(path, values, opener_of(values), dtype, whole=True)
         except ValueError as cause:
-            if not found:
+            if not reading:
                 raise
-            raise ValueError(f"{cause}; it is {found[0]}") from cause
-        return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
+            raise ValueError(f"{cause}; it is {reading[0]}") from cause
+        return wrapped_network(network, (*notes, *reading), dtype=None, device=_only_device(places))
     with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
-        stored.notes = (*native.opened(values), *found.notes)
-        return _converted(found, stored, values, dtype, places)
+        stored.notes = (*native.opened(values), *reading.notes)
+        return _converted_model(reading, stored, values, dtype, places)
 
 
 def _from_gguf(
@@ -409,19 +409,19 @@ def _from_gguf(
 ) -> AnyModel:
     file = gguf.read(path)
     values: dict[str, object] = file.config.to_dict()
-    found = _read(values, wrapped)
-    if not isinstance(found, ConfigReading):
+    reading = _read_config(values, wrapped)
+    if not isinstance(reading, ConfigReading):
         if not can_wrap(values):
             raise ValueError(
                 f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required"
             )
         agrees_with_theirs(file, file.config)
         network, notes = network_of_gguf(file, dtype, on_ours=True)
-        return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
+        return wrapped_network(network, (*notes, *reading), dtype=None, device=_only_device(places))
     try:
-        agrees(file, found.config)
+        agrees(file, reading.config)
         tensors = gguf.GgufTensors(file, dtype)
-        return to_model(found.family, found.config, tensors, dtype=dtype, devices=places)
+        return to_model(reading.family, reading.config, tensors, dtype=dtype, devices=places)
     except ValueError as cause:
         raise ValueError(str(cause) if str(path) in str(cause) else f"{path}: {cause}") from cause
 
@@ -429,7 +429,7 @@ def _from_gguf(
 def merged_folder(
     path: Path, dtype: torch.dtype | None, above: tuple[Path, ...] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of an adapter's base with the adapter merged, and what was done."""
+    """The transformers network of an adapter's base with the adapter merged, and notes about it."""
     network, notes = adapted_folder(path, dtype, above)
     adapter = adapter_of(path) or {}
     at = f" at revision {adapter['revision']}" if adapter.get("revision") else ""
@@ -440,9 +440,9 @@ def merged_folder(
 def adapted_folder(
     path: Path, dtype: torch.dtype | None, above: tuple[Path, ...] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """PEFT's network of an adapter and its base, the adapter not merged; and what was done to the base.
+    """PEFT's network of an adapter and its base, the adapter not merged, and notes about changes of the base.
 
-    A base that is itself an adapter is merged into its own. above: the adapters whose base this is.
+    A base that is itself an adapter is first merged into its own base. `above`: folders of the adapters that led here.
     """
     require_peft(path)
     folder, adapter = folder_of(path), adapter_of(path) or {}
@@ -455,8 +455,8 @@ def adapted_folder(
         network, notes = merged_folder(base, dtype, above)
     else:
         network, notes = _base_network(folder, adapter, base, shapes, dtype), ()
-    found, more = with_adapter(network, folder, shapes)
-    return found, (*notes, *more)
+    adapted, more = with_adapter(network, folder, shapes)
+    return adapted, (*notes, *more)
 
 
 def _base_network(
@@ -466,7 +466,7 @@ def _base_network(
     shapes: Mapping[str, torch.Size],
     dtype: torch.dtype | None,
 ) -> nn.Module:
-    """transformers' network of the base of an adapter, of the class that the adapter was trained on."""
+    """The transformers network of an adapter's base, of the class that the adapter was trained on."""
     values = values_of(base)
     opener = opener_of_base(folder, adapter, values, shapes)
     if (file := gguf_in(base)) is None:
@@ -483,7 +483,7 @@ def _base_network(
 def base_of(folder: Path, adapter: Mapping[str, object]) -> Path:
     """The folder or GGUF file of an adapter's base.
 
-    As named, next to the adapter, or on the hub, at the revision that the adapter names there.
+    The name is tried as a path, as a path beside the adapter, and on the hub at the adapter's revision.
     """
     name = adapter.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
@@ -492,7 +492,7 @@ def base_of(folder: Path, adapter: Mapping[str, object]) -> Path:
         )
     for path in (Path(name), folder / name, folder.parent / name):
         if path.exists():
-            return _whole_base(folder, path)
+            return _usable_base(folder, path)
     revision = adapter.get("revision")
     try:
         return located(name, None if revision is None else str(revision), "an adapter needs its base")
@@ -508,11 +508,8 @@ def base_of(folder: Path, adapter: Mapping[str, object]) -> Path:
         ) from cause
 
 
-def _whole_base(folder: Path, path: Path) -> Path:
-    """The base that a path in an adapter's config means.
-
-    A folder, a GGUF file, another adapter's weights; of a file of weights its folder.
-    """
+def _usable_base(folder: Path, path: Path) -> Path:
+    """The path of an adapter's base: a folder, a GGUF file or another adapter; for a weight file its folder."""
     if path.is_dir() or gguf_in(path) is not None or adapter_of(path) is not None:
         return path
     if path.name.startswith(("model.", "model-", "pytorch_model")) and path in weight_files(path.parent):
@@ -524,15 +521,15 @@ def _whole_base(folder: Path, path: Path) -> Path:
 
 
 def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
-    """The config of a folder, a file of weights or a GGUF file; of an adapter, its base's.
+    """The config of a folder, a file of weights or a GGUF file; for an adapter, the config of its base.
 
     Raises:
-        FileNotFoundError: where there is none.
+        FileNotFoundError: no config was found.
         ValueError: a format that is not read.
     """
     if (file := gguf_in(path)) is not None:
-        found: dict[str, object] = gguf.read(file).config.to_dict()
-        return found
+        gguf_values: dict[str, object] = gguf.read(file).config.to_dict()
+        return gguf_values
     folder = path if path.is_dir() else path.parent
     if (adapter := adapter_of(path)) is not None:
         return values_of(base_of(folder, adapter))
@@ -554,21 +551,21 @@ def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only set of weights of its folder; None where it means none."""
+    """The GGUF file of a path: the path itself, or the only weights in the folder; None where there is none."""
     if path.is_file():
         return path if gguf.is_gguf(path) else None
-    found = sorted(p for p in path.glob("*") if p.suffix.lower() == gguf.SUFFIX)
-    if not found or any(weights_of(path, ".safetensors")) or any(path.glob("pytorch_model*.bin")):
+    files = sorted(p for p in path.glob("*") if p.suffix.lower() == gguf.SUFFIX)
+    if not files or any(weights_of(path, ".safetensors")) or any(path.glob("pytorch_model*.bin")):
         return None
-    if len(found) > 1:
+    if len(files) > 1:
         raise ValueError(
-            f"{path} holds {len(found)} GGUF files, {', '.join(f.name for f in found[:4])}; give the path of one"
+            f"{path} holds {len(files)} GGUF files, {', '.join(f.name for f in files[:4])}; give the path of one"
         )
-    return found[0]
+    return files[0]
 
 
 def _may_lack_head(values: Mapping[str, object]) -> bool:
-    """Whether a checkpoint of this class may have no unembedding: those of language models must."""
+    """Whether a checkpoint may lack an unembedding: True unless its class is that of a language model."""
     names = values.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE):
@@ -585,19 +582,19 @@ def is_encoder_decoder(path: Path) -> bool:
         values = values_of(path)
     except FileNotFoundError:
         return False
-    found = _read(values, None)
-    return isinstance(found, ConfigReading) and isinstance(found.config, EncoderDecoderConfig)
+    reading = _read_config(values, None)
+    return isinstance(reading, ConfigReading) and isinstance(reading.config, EncoderDecoderConfig)
 
 
-def _read(
+def _read_config(
     values: Mapping[str, object], wrapped: bool | None, *, live: bool = False
 ) -> ConfigReading | tuple[str, ...]:
-    """The `ModelConfig` of a config; or, where its model is to be wrapped, the sentences about that.
+    """The family and `ModelConfig` of a config; or, where the model is to be wrapped, notes about that.
 
-    It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.
+    It is wrapped if `wrapped` is True, or if it is None and only transformers supports the config.
 
     Args:
-        live: a network is there already, so its type need not be one that transformers opens by itself.
+        live: the network is in memory already, so transformers need not be able to open its type.
 
     Raises:
         ValueError: a damaged config, or one that is not supported.
@@ -612,24 +609,24 @@ def _read(
     if not known and possible():
         return ()
     try:
-        found = reading_of(values)
+        reading = reading_of(values)
     except UnsupportedError as cause:
         if possible():
             return (f"wrapped, since our own code does not do what its config asks ({cause})",)
         raise
-    pair = isinstance(found.config, EncoderDecoderConfig)
+    pair = isinstance(reading.config, EncoderDecoderConfig)
     if pair and values.get("is_encoder_decoder") is False and possible():
         return ("wrapped: the decoder of a type whose encoder and decoder our own code has together",)
-    return found
+    return reading
 
 
-def _one_place(places: Sequence[torch.device]) -> torch.device:
+def _only_device(places: Sequence[torch.device]) -> torch.device:
     if len(set(places)) != 1:
         raise ValueError(f"a wrapped model stands on one device, got {len(set(places))}: give device=")
     return places[0]
 
 
-def _one_stack(model: AnyModel) -> Transformer:
+def _as_transformer(model: AnyModel) -> Transformer:
     if not isinstance(model, Transformer):
         raise ValueError(
             "one stack of layers is required, this checkpoint is an encoder-decoder: "
@@ -641,23 +638,23 @@ def _one_stack(model: AnyModel) -> Transformer:
 @public()
 def tokenizer_for(path: Path) -> StoredTokenizer | None:
     """The tokenizer of a checkpoint, not read yet, as `tokenizer_in`; an adapter without one has its base's."""
-    found = tokenizer_in(path)
-    if found is None and (adapter := adapter_of(path)) is not None:
+    tokenizer = tokenizer_in(path)
+    if tokenizer is None and (adapter := adapter_of(path)) is not None:
         return tokenizer_for(base_of(folder_of(path), adapter))
-    return found
+    return tokenizer
 
 
 @public()
 def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
-    """The ids at which a model's own generation ends, as transformers takes them.
+    """The ids at which a model's own generation ends, as transformers reads them.
 
-    From `generation_config.json`, or else the config. None where neither says so; those of a GGUF file are its
-    tokenizer's.
+    They come from `generation_config.json`, or else from the config. Empty where neither has them, and for GGUF files,
+    whose tokenizer has them.
     """
     if isinstance(source, nn.Module):
         network, _ = inside(source)
         configs = [getattr(network, name, None) for name in ("generation_config", "config")]
-        return next(filter(None, (_ids(getattr(each, "eos_token_id", None)) for each in configs)), ())
+        return next(filter(None, (_ids(getattr(config, "eos_token_id", None)) for config in configs)), ())
     if gguf_in(source) is not None:
         return ()
     folder = source if source.is_dir() else source.parent
@@ -674,9 +671,9 @@ def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    """A token id, or several, as a config says them; empty for anything else."""
-    each = value if isinstance(value, list | tuple) else [value]
-    return tuple(i for i in each if type(i) is int)
+    """The token ids in a config's value, which is an id or a list of ids; empty for anything else."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(i for i in items if type(i) is int)
 
 
 @public()

@@ -84,23 +84,25 @@ def state_space(settings: Settings, body: ModelConfig) -> Mamba2:
 
 
 def step_limits(settings: Settings) -> tuple[float, float | None]:
-    """`time_step_limit`: the smallest step size, and the largest or None where that is infinite."""
-    given = settings.get("time_step_limit")
-    if given is None:
+    """The smallest step size, and the largest or None where it is infinite (`time_step_limit`)."""
+    stated = settings.get("time_step_limit")
+    if stated is None:
         return 0.0, None
-    limits = [_number(each) for each in given] if isinstance(given, list | tuple) else []
+    limits = [_number(value) for value in stated] if isinstance(stated, list | tuple) else []
     if len(limits) != 2 or not 0 <= limits[0] <= limits[1] or limits[1] == 0 or limits[0] == math.inf:
-        raise ValueError(f"config requires two numbers from 0 on in order for time_step_limit, got {given!r}")
+        raise ValueError(
+            f"config requires two numbers from 0 on in order for time_step_limit, got {stated!r}"
+        )
     return limits[0], None if limits[1] == math.inf else limits[1]
 
 
-def _number(given: object) -> float:
-    """A number of a config, which may write infinity as {"__float__": "Infinity"}; NaN for what is none."""
-    if isinstance(given, Mapping) and given == {"__float__": "Infinity"}:
+def _number(value: object) -> float:
+    """A number of a config, which may write infinity as {"__float__": "Infinity"}; NaN for any other value."""
+    if isinstance(value, Mapping) and value == {"__float__": "Infinity"}:
         return math.inf
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(given) if abs(given) <= sys.float_info.max or isinstance(given, float) else math.nan
+    return float(value) if abs(value) <= sys.float_info.max or isinstance(value, float) else math.nan
 
 
 def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
@@ -134,7 +136,7 @@ def mixer_rules(config: ModelConfig, theirs: str) -> tuple[TensorRule, ...]:
 
 
 def hybrid_rules(config: ModelConfig, table: Sequence[TensorRule]) -> tuple[TensorRule, ...]:
-    """The rules of a model of which some layers have Mamba-2, under `mamba`, and the others what `table` says."""
+    """The rules of a model with Mamba-2 in some layers (named `mamba`) and the attention of `table` in the others."""
     attends = [layer for layer, mixer in enumerate(config.mixers) if not isinstance(mixer, Mamba2)]
     states = [layer for layer in range(config.n_layers) if layer not in attends]
     return (
@@ -150,7 +152,7 @@ def state_space_of(config: ModelConfig) -> Mamba2:
 
 
 def _cut(tensor: Tensor, config: ModelConfig, part: int) -> Tensor:
-    """Rows of the gate, of x, B and C, or of the step sizes."""
+    """Rows of the joined input map: part 0 is the gate, 1 is x, B and C, 2 is the step sizes."""
     kind = state_space_of(config)
     values = kind.value_heads * kind.d_value
     return tensor.split([values, values + 2 * kind.key_heads * kind.d_key, kind.value_heads])[part]

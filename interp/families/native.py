@@ -18,7 +18,7 @@ _KINDS = {kind.__name__: kind for kind in (ModelConfig, EncoderDecoderConfig)}
 
 
 def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
-    """The contents of `config.json`; an encoder-decoder is marked under `kind`. opened: as `Transformer.opened`."""
+    """The contents of `config.json`; `kind` marks an encoder-decoder, `opened` is `Transformer.opened`."""
     kind = type(config).__name__
     named = {} if kind == ModelConfig.__name__ else {"kind": kind}
     stored = {OPENED: list(opened)} if opened else {}
@@ -26,7 +26,7 @@ def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
 
 
 def opened(values: Mapping[str, object]) -> tuple[str, ...]:
-    """The earlier conversions of the checkpoint that such a config lists."""
+    """The notes about earlier conversions of the checkpoint that a config lists (`Transformer.opened`)."""
     stored = values.get(OPENED)
     return tuple(map(str, stored)) if isinstance(stored, list) else ()
 
@@ -42,7 +42,7 @@ def config(settings: Settings) -> AnyConfig:
 
 
 def rules(config: AnyConfig) -> tuple[TensorRule, ...]:
-    """Every parameter under its own name, a shared one under its first."""
+    """One rule per parameter, which is stored under its own name; a tied parameter under its first name."""
     with torch.device("meta"):
         parameters = dict(build(config).named_parameters())
     return tuple(TensorRule(name, (name,)) for name in parameters)

@@ -13,12 +13,12 @@ NARROW = ("model.decoder.project_in.weight", "model.decoder.project_out.weight")
 
 
 def _into(project_dw: Tensor, embed_vw: Tensor) -> Tensor:
-    """The terms that a narrow embedding adds to the stream, `[v, d]`."""
+    """The embedding matrix `[v, d]`: a narrow embedding `[v, w]` times its projection into the stream."""
     return embed_vw @ project_dw.T
 
 
 def _out_of(project_wd: Tensor, unembed_vw: Tensor) -> Tensor:
-    """How the logits depend on the stream where it is made narrow before the unembedding, `[v, d]`."""
+    """The unembedding matrix `[v, d]`: a narrow unembedding `[v, w]` times the projection out of the stream."""
     return unembed_vw @ project_wd
 
 

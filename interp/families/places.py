@@ -1,4 +1,4 @@
-"""Where a model goes: one device, or its layers over several, by hand or by the memory that is free."""
+"""The devices of a model: one, or several that share its layers, given by the user or chosen by free memory."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,14 +11,14 @@ from interp.families.fill import check_dtype
 Devices = Sequence[Device] | Literal["auto"]
 """Several devices to spread the layers over, or "auto": the accelerators of this machine, by their free memory."""
 SLOTS = 64
-"""In how many runs of layers of equal length the free memory of devices is counted."""
+"""Number of equal shares of the layers that are distributed over devices by free memory."""
 
 
 def places_of(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
     """The devices to use, each checked for the dtype: layer i of n stands on place `i * len(places) // n`.
 
     Raises:
-        ValueError: no device, one that is not here, or one without this dtype.
+        ValueError: no device, a device that does not exist here, or one without this dtype.
     """
     if devices == "auto":
         places = by_free_memory(free_memory()) or (torch.device("cpu"),)
@@ -36,26 +36,26 @@ def places_of(dtype: torch.dtype | None, device: Device, devices: Devices | None
 
 
 def free_memory() -> dict[torch.device, int]:
-    """The accelerators of this machine and how many bytes of each are free."""
+    """The accelerators of this machine -> their free memory in bytes."""
     if not torch.cuda.is_available():
         return {}
     return {torch.device("cuda", i): torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())}
 
 
 def by_free_memory(free: dict[torch.device, int]) -> tuple[torch.device, ...]:
-    """Each device as often as its share of the free memory says.
+    """The devices, each repeated in proportion to its free memory, `SLOTS` entries in all.
 
-    Rounded down but for the first with most; at least one of them.
+    Shares are rounded down, and the device with most memory gets the remainder; a single device is listed once.
 
     Example:
         >>> [str(place) for place in by_free_memory({torch.device("cuda", 0): 30, torch.device("cuda", 1): 10})][46:50]
         ['cuda:0', 'cuda:0', 'cuda:1', 'cuda:1']
     """
     total = sum(free.values())
-    shares = {device: SLOTS * each // total for device, each in free.items()} if total else {}
+    shares = {device: SLOTS * n_bytes // total for device, n_bytes in free.items()} if total else {}
     if not shares:
         return ()
     largest = max(shares, key=lambda device: free[device])
     shares[largest] += SLOTS - sum(shares.values())
-    found = tuple(device for device, share in shares.items() for _ in range(share))
-    return (found[0],) if len(set(found)) == 1 else found
+    places = tuple(device for device, share in shares.items() for _ in range(share))
+    return (places[0],) if len(set(places)) == 1 else places

@@ -88,7 +88,7 @@ def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def hybrid_rules(config: ModelConfig, into: Sequence[TensorRule]) -> tuple[TensorRule, ...]:
-    """The weight table without the MLPs; `into` what a delta net makes of the stream."""
+    """The weight table without the MLPs; `into`: the rules of a delta net's input maps."""
     delta = (
         *into,
         TensorRule(f"{OURS}kernel", (f"{DELTA}conv1d.weight",), _kernel),
@@ -109,14 +109,14 @@ def hybrid_rules(config: ModelConfig, into: Sequence[TensorRule]) -> tuple[Tenso
         for kind in kinds
     )
     places = {GatedDelta: delta, Softmax: gated}
-    found = of_table
+    all_rules = of_table
     for kind, some in places.items():
-        found += in_layers(some, [i for i, mixer in enumerate(config.mixers) if isinstance(mixer, kind)])
-    return found
+        all_rules += in_layers(some, [i for i, mixer in enumerate(config.mixers) if isinstance(mixer, kind)])
+    return all_rules
 
 
 def expert_rules() -> tuple[TensorRule, ...]:
-    """The experts, fused in memory and one by one in files, and the shared one."""
+    """The rules of the experts, stored fused or one by one, and of the shared expert."""
     return (
         *experts.mixture_rules("mlp"),
         *experts.gated_rules("mlp.shared", "mlp.shared_expert."),
@@ -129,7 +129,7 @@ def _delta(config: ModelConfig) -> GatedDelta:
 
 
 def _parts(tensor: Tensor, config: ModelConfig) -> tuple[Tensor, ...]:
-    """Queries, keys, values and gates `[key head, rows, d_model]` of what is stored key head by key head."""
+    """Queries, keys, values and gates, `[key head, rows, d_model]` each, of a matrix stored key head by key head."""
     kind = _delta(config)
     values = kind.value_heads // kind.key_heads * kind.d_value
     return rearrange(tensor, "(j e) d -> j e d", j=kind.key_heads).split(
@@ -146,7 +146,7 @@ def _gates(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _rates(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Key head by key head, strengths then decays, as all strengths and then all decays."""
+    """Rows stored by key head (its strengths, then its decays), reordered: all strengths, then all decays."""
     return rearrange(tensor, "(j two n) d -> (two j n) d", j=_delta(config).key_heads, two=2)
 
 
@@ -155,7 +155,7 @@ def _kernel(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _of_heads(tensor: Tensor, config: ModelConfig) -> Tensor | None:
-    """`[head, query then gate, d_head, ...]` where the tensor is that of queries; None for keys and values."""
+    """The query tensor as `[head, 2, d_head, ...]` (query, then gate); None for keys and values."""
     if len(tensor) != 2 * config.n_heads * config.head_width:
         return None
     return rearrange(tensor, "(h two e) ... -> h two e ...", two=2, h=config.n_heads)

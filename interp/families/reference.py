@@ -27,10 +27,10 @@ ON_OURS = "Hugging Face on the numbers we read"
 def reference_of(
     source: nn.Module | Path, model: Transformer | EncoderDecoder, dtype: torch.dtype
 ) -> HuggingFaceReference | str:
-    """The reference of a model loaded from `source`, or the reason why there is none.
+    """The Hugging Face reference of a model loaded from `source`, or the reason why there is none.
 
-    For our own format, and what a training script saved, it is the Hugging Face model of the family that the config
-    belongs to, filled with our weights.
+    For our own format, and for files that a training script saved, it is a Hugging Face model of the config's family
+    with our weights.
     """
     if isinstance(source, nn.Module):
         network, _ = inside(source)
@@ -62,7 +62,7 @@ def reference_of(
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:
-    """The Hugging Face model that computes what a model computes, with copies of its weights, or why there is none."""
+    """The Hugging Face model with the same arithmetic and copies of the model's weights, or why there is none."""
     import transformers
 
     kinds = {"GPT2LMHeadModel": (gpt2.FAMILY, _as_gpt2), "LlamaForCausalLM": (llama.FAMILY, _as_llama)}
@@ -71,27 +71,27 @@ def exported(model: Transformer) -> HuggingFaceReference | str:
         if values is None or family.config(Settings(values, family.name)) != model.config:
             continue
         theirs = getattr(transformers, kind)(getattr(transformers, kind).config_class(**values))
-        _fill(theirs.to(model.device, model.dtype), family, model)
+        _write_parameters(theirs.to(model.device, model.dtype), family, model)
         return HuggingFaceReference(theirs.eval())
     return "no Hugging Face family computes exactly this config"
 
 
 @torch.no_grad()
-def _fill(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) -> None:
-    """Write a model's parameters into a network.
+def _write_parameters(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) -> None:
+    """Write our model's parameters into a Hugging Face network.
 
-    A rule's layout is a view of the network's tensor, so copying into it inverts the rule.
+    A rule's layout is a view of the network's tensor, so copying into the view inverts the rule.
     """
     state, ours = theirs.state_dict(), dict(model.named_parameters(remove_duplicate=False))
     for rule in expanded(family.rules(model.config), model.config):
         parts = [rule.layout(state[name], model.config) for name in rule.theirs]
-        whole = ours[rule.ours].split([len(part) for part in parts])
-        for part, piece in zip(parts, whole, strict=True):
+        pieces = ours[rule.ours].split([len(part) for part in parts])
+        for part, piece in zip(parts, pieces, strict=True):
             part.copy_(piece)
 
 
 def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
-    """The nearest GPT-2 config; the caller compares its meaning with the model's."""
+    """The nearest GPT-2 config; the caller checks that it converts back to `c`."""
     if not isinstance(c.mlp, MLP) or not isinstance(c.norm, LayerNorm) or c.d_model % c.n_heads:
         return None
     return {
@@ -103,7 +103,7 @@ def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
 
 
 def _as_llama(c: ModelConfig) -> dict[str, object] | None:
-    """The nearest Llama config."""
+    """The nearest Llama config; the caller checks that it converts back to `c`."""
     plain = isinstance(c.position, Rotary) and c.position.scaling is None and c.d_model % c.n_heads == 0
     if not plain or not isinstance(c.mlp, MLP) or not isinstance(c.norm, RMSNorm):
         return None

@@ -1,4 +1,4 @@
-"""Rotary positions as configs describe them: `rope_parameters` (transformers 5), or `rope_theta` + `rope_scaling`."""
+"""Rotary positions from configs: the table `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,34 +20,34 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BESIDE = (
     "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_scaling", "rope_parameters",
 )  # fmt: skip
-"""Keys outside the table that transformers ignores where something else has precedence."""
+"""Keys outside the rotary table that transformers ignores where the table has precedence."""
 WORDS = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor",
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "type",
 )  # fmt: skip
-"""Words of a rotary table that count under some kinds of scaling; under the others transformers does not read them."""
+"""Keys of a rotary table that are read under some kinds of scaling and ignored under others."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """Keys and rules by which a family's configs describe the rotation, where they differ from Llama's."""
+    """Names of the keys with which a family's configs describe the rotation, where they differ from Llama's."""
 
     theta: str = "rope_theta"
-    """Key of the base, where it stands outside the table."""
+    """Key of the base outside the table."""
     share: str | None = "partial_rotary_factor"
-    """Key of the share of rotated dimensions outside the table; None: only the table may have it."""
+    """Key outside the table of the share of dimensions that are rotated; None: only the table may have it."""
     part: str | None = None
-    """The entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention."""
+    """Entry of a table that has one rule per kind of layer (Gemma 3); `rope_scaling` is then for full attention."""
     original: int | None = None
-    """Default of `original_max_position_embeddings` outside the table, where a config lacks it."""
+    """Default for a missing `original_max_position_embeddings` outside the table."""
     longrope: Sequence[str] = ("longrope",)
-    """The kinds of scaling that mean LongRoPE."""
+    """Values of `rope_type` that mean LongRoPE."""
     table: Mapping[str, object] | None = None
-    """The rotary table where a config has none."""
+    """The rotary table for a config that has none."""
     unused: bool = False
-    """Whether the config has no rotation, so that none of this counts."""
+    """Whether the model has no rotation, so that all these keys are ignored."""
     same_for_texts: Sequence[str] = ()
-    """Keys of the table that tell the positions of images apart, and change nothing in a text."""
+    """Keys of the table about positions in images, which change nothing for text."""
 
 
 USUAL = Wording()
@@ -65,40 +65,42 @@ def rotary(
     """The rotation of a checkpoint, half-split; keys inside the table have precedence over those outside.
 
     Args:
-        n_ctx: the config's context.
-        base, partial: the family's defaults of the base, and of the share of rotated dimensions. partial None = the
-            family rotates whole heads, whatever a config says of it.
+        n_ctx: the config's context length.
+        base, partial: the family's defaults for the base and for the share of rotated dimensions; partial None: the
+            family rotates whole heads, whatever its config says.
     """
     settings.ignored(BESIDE)
     if wording.unused:
         return Rotary(base=base)
-    name, table = _table(settings, wording.part, wording.table)
+    name, table = _rope_table(settings, wording.part, wording.table)
     rule = settings.inside(name, table)
     rule.present(wording.same_for_texts)
     theta = rule.real("rope_theta", settings.real(wording.theta, base))
     stated = rule.text("rope_type", rule.text("type", "default"))
     kind = "longrope" if stated in wording.longrope else stated
-    share = _share(settings, rule, kind, partial, wording.share)
+    share = _rotated_share(settings, rule, kind, partial, wording.share)
     dim = int(d_head * share)
     if dim % 2 and dim != d_head:
         raise UnsupportedError(
             f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of head_dim={d_head}"
         )
-    truncate = rule.flag("truncate", True) if wording.part is None else True  # asked of the whole table there
-    scaling = _scaling(kind, rule, n_ctx, _original(settings, kind, wording), dim, truncate)
+    truncate = (
+        rule.flag("truncate", True) if wording.part is None else True
+    )  # transformers looks in the outer table
+    scaling = _scaling(kind, rule, n_ctx, _original_context(settings, kind, wording), dim, truncate)
     rule.ignored(WORDS)
     return Rotary(base=theta, dim=None if dim == d_head else dim, scaling=scaling)
 
 
-def _table(
-    settings: Settings, part: str | None, usual: Mapping[str, object] | None = None
+def _rope_table(
+    settings: Settings, layer_kind: str | None, usual: Mapping[str, object] | None = None
 ) -> tuple[str, Mapping[str, object]]:
-    """The name and the rotary table that counts: `rope_scaling`, which older libraries wrote, or `rope_parameters`."""
+    """The name and contents of the rotary table: `rope_scaling` (older libraries) or `rope_parameters`."""
     scaling, tables = settings.table("rope_scaling"), settings.table("rope_parameters")
     if settings.get("rope_parameters") is None:
         tables = usual or {}
     nested = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
-    if part is None:
+    if layer_kind is None:
         if scaling or not nested:
             return ("rope_scaling", scaling) if scaling else ("rope_parameters", tables)
         raise UnsupportedError(f"rope_parameters requires one table for all layers, got {', '.join(nested)}")
@@ -106,18 +108,20 @@ def _table(
         raise UnsupportedError(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
-    part_rule = nested.get(part, {"rope_type": "default"})
-    return f"rope_parameters.{part}", part_rule if part == "sliding_attention" else {**part_rule, **scaling}
+    part_rule = nested.get(layer_kind, {"rope_type": "default"})
+    return f"rope_parameters.{layer_kind}", part_rule if layer_kind == "sliding_attention" else {
+        **part_rule,
+        **scaling,
+    }
 
 
-def _share(
+def _rotated_share(
     settings: Settings, rule: Settings, kind: str, default: int | float | None, outside: str | None
 ) -> int | float:
     """The share of a head's dimensions that are rotated; 1 where the family has no such share.
 
     Raises:
-        ValueError: where transformers would fail: it leaves the share out of a rotation of whole heads, and only
-            there, not out of the rules for longer texts.
+        ValueError: a share other than 1 with a scaling rule, for a family without shares, where transformers fails.
     """
     key = "partial_rotary_factor"
     if default is not None:
@@ -132,17 +136,17 @@ def _share(
     return 1.0
 
 
-def _original(settings: Settings, kind: str, wording: Wording) -> int | None:
-    """`original_max_position_embeddings` outside the table, which has precedence over the one inside (Phi-3)."""
+def _original_context(settings: Settings, kind: str, wording: Wording) -> int | None:
+    """`original_max_position_embeddings` outside the table, which overrides the one inside (Phi-3); None: absent."""
     key = "original_max_position_embeddings"
     if kind in ("default", "linear", "dynamic") or wording.part is not None:
         return None
-    given = settings.optional(key, wording.original)
-    return None if given is None else settings.count(key, wording.original)
+    stated = settings.optional(key, wording.original)
+    return None if stated is None else settings.count(key, wording.original)
 
 
 def context(n_ctx: int, position: Rotary) -> int:
-    """Tokens the model takes: `max_position_embeddings`, or as many as dynamic NTK or YaRN stretch it to."""
+    """The context length in tokens: `max_position_embeddings`, or the length to which dynamic NTK or YaRN extend it."""
     rule = position.scaling
     if isinstance(rule, DynamicScaling | YarnScaling):
         return max(n_ctx, int(rule.original_n_ctx * rule.factor))
@@ -151,7 +155,7 @@ def context(n_ctx: int, position: Rotary) -> int:
 
 def yarn_score_factor(settings: Settings) -> float:
     """DeepSeek's factor on scores under a scaling rule: (0.1 m ln(factor) + 1)^2, m `mscale_all_dim`; 1 without m."""
-    rule = Settings(_table(settings, None)[1], "rope_parameters")
+    rule = Settings(_rope_table(settings, None)[1], "rope_parameters")
     if rule.text("rope_type", rule.text("type", "default")) == "default" or not rule.real(
         "mscale_all_dim", 0.0
     ):
@@ -160,7 +164,7 @@ def yarn_score_factor(settings: Settings) -> float:
 
 
 def _mscale(factor: int | float, weight: int | float) -> float:
-    """YaRN's magnitude 0.1 weight ln(factor) + 1; 1 where nothing is stretched."""
+    """YaRN's magnitude 0.1 * weight * ln(factor) + 1; 1 for factors up to 1."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -170,8 +174,8 @@ def _scaling(
     """The rule that scales the rotary frequencies.
 
     Args:
-        n_ctx: the config's whole context.
-        outer: the context of the training where it is given outside the table.
+        n_ctx: the config's context length.
+        outer: the context length in training, if it is given outside the table.
     """
     if kind == "default":
         return None
@@ -185,14 +189,14 @@ def _scaling(
         factor, low, high = (rule.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         return Llama3Scaling(factor, low, high, original)
     if kind == "longrope":
-        return _long(rule, original, n_ctx / original, dim)
+        return _longrope(rule, original, n_ctx / original, dim)
     if kind == "yarn":
         return _yarn(rule, original, n_ctx / original, truncate)
     raise UnsupportedError(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
 
 
 def _yarn(rule: Settings, original: int, stretch: int | float, truncate: bool) -> YarnScaling:
-    """YaRN; without `attention_factor` it follows from the factor and DeepSeek's two `mscale` numbers."""
+    """The YaRN rule; a missing `attention_factor` follows from the factor and DeepSeek's two `mscale` numbers."""
     factor = rule.real("factor", stretch)
     tops = [rule.real(key, 0.0) for key in ("mscale", "mscale_all_dim")]
     default_factor = (
@@ -208,16 +212,16 @@ def _yarn(rule: Settings, original: int, stretch: int | float, truncate: bool) -
     )
 
 
-def _long(rule: Settings, original: int, stretch: int | float, dim: int) -> LongScaling:
-    """LongRoPE; without `attention_factor` it is sqrt(1 + ln(stretch) / ln(original context))."""
+def _longrope(rule: Settings, original: int, stretch: int | float, dim: int) -> LongScaling:
+    """The LongRoPE rule; a missing `attention_factor` is sqrt(1 + ln(factor) / ln(original))."""
     lists = []
     for key in ("short_factor", "long_factor"):
-        found = rule.get(key)
-        numbers = found if isinstance(found, list | tuple) else ()
+        value = rule.get(key)
+        numbers = value if isinstance(value, list | tuple) else ()
         known = all(type(x) in (int, float) and abs(x) <= LARGEST for x in numbers)
         if not known or len(numbers) != dim // 2:
             raise ValueError(
-                f"rope_parameters: longrope requires {dim // 2} numbers in a list {key}, got {found!r}"
+                f"rope_parameters: longrope requires {dim // 2} numbers in a list {key}, got {value!r}"
             )
         lists.append(tuple(float(x) for x in numbers))
     factor = rule.real("factor", stretch)

@@ -38,25 +38,25 @@ NOT_ARITHMETIC = frozenset(
 
 Scalar = str | int | float | bool | None
 LARGEST = 1e15
-"""No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
+"""Largest number that a config may have; a larger one, or NaN, comes from a damaged file and is refused here."""
 
 
 class UnsupportedError(ValueError):
-    """A config requires something that transformers has and a family's file here lacks."""
+    """A config requires a feature that transformers has and the family's file in this package lacks."""
 
 
 class Settings:
     """A checkpoint's config, or a table inside one, read key by key.
 
-    At the end every other key is told apart: one that transformers does not read either is inert and listed, one that
-    it does read is refused by name, unless it says what holds without it.
+    `finish` then sorts the keys that were not read: a key that transformers does not read either is inert and listed; a
+    key that transformers reads is refused by name, unless its value is the default.
     """
 
     def __init__(self, values: Mapping[str, object], family: str, kind: str | None = None) -> None:
         """The settings of a config.
 
         Args:
-            kind: the `model_type` with the code in transformers that counts; None: that of `values`.
+            kind: the `model_type` whose code in transformers decides which keys are read; None: that of `values`.
         """
         self._values = values
         self._family = family
@@ -66,13 +66,13 @@ class Settings:
         self._ignored: set[str] = set()
 
     def inside(self, name: str, values: Mapping[str, object]) -> "Settings":
-        """The settings of a table of this config, with inert keys that this config lists as `name.key`."""
+        """The settings of a table inside this config; `finish` lists its inert keys as `name.key`."""
         table = Settings(values, f"{self._family} {name}", str(values.get("model_type") or self._kind))
         self._tables.append((name, table))
         return table
 
     def ignored(self, keys: Sequence[str]) -> None:
-        """List those of `keys` that were not read as inert: under this config they change nothing."""
+        """Mark keys as inert unless they are read: under this config they change nothing."""
         self._ignored |= {key for key in keys if self._values.get(key) is not None}
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -83,7 +83,7 @@ class Settings:
         return int(value)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 on, by which a config may divide; `default` stands in for a missing key or None."""
+        """A whole number setting of at least 1; `default` stands in for a missing key or None."""
         value = self.integer(key, default)
         if not 1 <= value <= MOST:
             raise ValueError(f"{self._family}: config requires {key} in [1, {MOST}], got {value}")
@@ -126,20 +126,20 @@ class Settings:
         return self._values.get(key)
 
     def numbers(self) -> dict[str, object]:
-        """The numbers that were read, by key: for errors about what follows from several."""
-        found = {key: self._values.get(key) for key in sorted(self._read)}
-        return {key: value for key, value in found.items() if type(value) in (int, float)}
+        """The numbers that were read, by key, for errors that concern several of them."""
+        read_values = {key: self._values.get(key) for key in sorted(self._read)}
+        return {key: value for key, value in read_values.items() if type(value) in (int, float)}
 
     def names(self, words: str) -> bool:
-        """Whether a sentence has the name of a key that was read."""
+        """Whether a message contains the name of a key that was read."""
         return any(key in words for key in self._read)
 
     def peek(self, key: str) -> object:
-        """Any setting, None if missing, without marking it: for what decides whether other keys count."""
+        """Any setting, None if missing, without marking the key as understood."""
         return self._values.get(key)
 
     def present(self, keys: Sequence[str]) -> dict[str, object]:
-        """Which of `keys` the config has; marks them as understood."""
+        """The settings among `keys` that the config has; marks them as understood."""
         return {key: self.get(key) for key in keys if key in self._values}
 
     def table(self, key: str) -> Mapping[str, object]:
@@ -158,30 +158,32 @@ class Settings:
             )
 
     def finish(self) -> tuple[str, ...]:
-        """The inert keys, those of tables as `table.key`; UnsupportedError naming every other key that was not read."""
+        """The inert keys, those of tables as `table.key`; UnsupportedError with the other keys that were not read."""
         done = self._read | self._ignored | NOT_ARITHMETIC
-        left = {key: value for key, value in self._values.items() if value is not None and key not in done}
-        read = read_keys(self._kind, left)
-        usual = self._usual() if left or self._ignored else {}
-        unknown = sorted(key for key in read if key not in usual or not _same(usual[key], left[key]))
+        unread = {key: value for key, value in self._values.items() if value is not None and key not in done}
+        read = read_keys(self._kind, unread)
+        usual = self._usual_values() if unread or self._ignored else {}
+        unknown = sorted(
+            key for key in read if key not in usual or not _equal_values(usual[key], unread[key])
+        )
         if unknown:
-            listed = ", ".join(f"{key}={value_text(left[key])}" for key in unknown)
+            listed = ", ".join(f"{key}={value_text(unread[key])}" for key in unknown)
             raise UnsupportedError(f"{self._family}: config keys not understood: {listed}")
         tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
-        inert = (left.keys() - read) | (self._ignored - self._read)
-        # what every file of the type says means nothing
-        inert = {key for key in inert if key not in usual or not _same(usual[key], self._values[key])}
+        inert = (unread.keys() - read) | (self._ignored - self._read)
+        # a key with its default value is not listed
+        inert = {key for key in inert if key not in usual or not _equal_values(usual[key], self._values[key])}
         return (*sorted(inert), *dict.fromkeys(tables))
 
-    def _usual(self) -> Mapping[str, object]:
-        """Defaults of transformers for missing keys of a whole config; for those of a table inside one, nothing."""
+    def _usual_values(self) -> Mapping[str, object]:
+        """Defaults of transformers for missing keys of a config; empty for a table inside a config."""
         return usual_values(self._kind) if self._values.get("model_type") else {}
 
     def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)
         value = default if value is None else value
         if value is None and key not in self._values:
-            value = self._usual().get(key)
+            value = self._usual_values().get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self._family}: config requires a number for {key}, got {value_text(value)}")
         if not abs(value) <= LARGEST:  # nor NaN
@@ -191,17 +193,17 @@ class Settings:
         return value
 
 
-def _same(a: object, b: object) -> bool:
+def _equal_values(a: object, b: object) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 C = TypeVar("C", bound=AnyConfig)
 Product = Callable[..., Tensor]
-"""A function of all checkpoint tensors of a rule that computes the parameter, where they are not joined."""
+"""A function from all checkpoint tensors of a rule to the parameter, where they are not simply joined."""
 TensorLayout = Callable[[Tensor, ModelConfig], Tensor]
 """A function from one checkpoint tensor to rows of a parameter, a view wherever possible.
 
-The config is that of the stack the parameter stands in: in an encoder-decoder the encoder's for `encoder.`, else the
+The config is that of the parameter's stack: in an encoder-decoder the encoder's for names with `encoder.`, else the
 decoder's.
 """
 
@@ -212,7 +214,7 @@ def same(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 def transposed(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """A matrix stored `[in, out]` (Conv1D) as `[out, in]`; of a stack of matrices, each."""
+    """A matrix stored `[in, out]` (Conv1D), or each matrix of a stack, transposed to `[out, in]`."""
     return tensor.mT
 
 
@@ -235,24 +237,24 @@ class TensorRule:
 
 
 def in_layers(rules: Sequence[TensorRule], layers: Sequence[int]) -> tuple[TensorRule, ...]:
-    """The rules for these layers only; those without `{l}` stay as they are."""
+    """The rules written out for these layers only; rules without `{l}` stay as they are."""
 
     def written(rule: TensorRule, layer: int) -> TensorRule:
         theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
-        other = None if rule.otherwise is None else written(rule.otherwise, layer)
-        return replace(rule, ours=rule.ours.replace("{l}", str(layer)), theirs=theirs, otherwise=other)
+        alternative = None if rule.otherwise is None else written(rule.otherwise, layer)
+        return replace(rule, ours=rule.ours.replace("{l}", str(layer)), theirs=theirs, otherwise=alternative)
 
-    found: list[TensorRule] = []
+    written_rules: list[TensorRule] = []
     for rule in rules:
-        found += [written(rule, layer) for layer in layers] if "{l}" in rule.ours else [rule]
-    return tuple(found)
+        written_rules += [written(rule, layer) for layer in layers] if "{l}" in rule.ours else [rule]
+    return tuple(written_rules)
 
 
 def _unchanged(name: str) -> str:
     return name
 
 
-def _none(config: AnyConfig) -> Mapping[str, str]:
+def _no_duplicates(config: AnyConfig) -> Mapping[str, str]:
     return {}
 
 
@@ -272,7 +274,7 @@ class Family(Generic[C]):
     """Regular expressions of weights of parts that we do not model, such as BERT's pooler."""
     outside: tuple[str, ...] = ("lm_head.",)
     """Beginnings of names that never carry the prefix: heads outside the base model."""
-    duplicates: Callable[[C], Mapping[str, str]] = _none
+    duplicates: Callable[[C], Mapping[str, str]] = _no_duplicates
     """Name of a tied tensor's second copy -> name of the first; one suffices, and stored copies must be equal."""
     wide: tuple[str, ...] = ()
     """Regular expressions for names of parameters that are used in float32, whatever the dtype of the others."""

@@ -1,4 +1,4 @@
-"""A state dict of one's own into a config of one's own, by a map of names."""
+"""Loading of a user's state dict into a model of a given config, by a map of parameter names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_state(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> Transformer:
-    """The model of a config with the numbers of a state dict: frozen, in eval mode, sharing no memory with it.
+    """The model of a config with the values of a state dict: frozen, in eval mode, sharing no memory with it.
 
     Args:
         rename: our name of a parameter -> the state dict's. `{l}` stands for the layer, on both sides. Several names
@@ -78,22 +78,22 @@ def _of_any_layer(name: str) -> str:
 
 
 def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> TensorRule:
-    """Where one parameter comes from: what the map says of it, of it in any layer, or its own name."""
-    found = rename.get(name, rename.get(_of_any_layer(name), name))
+    """The rule of one parameter: its entry in `rename`, the entry with `{l}` for its layer, or its own name."""
+    source = rename.get(name, rename.get(_of_any_layer(name), name))
     layer = re.match(r"blocks\.(\d+)\.", name)
     parts, patterns = [], []
-    for part in [found] if isinstance(found, str) else found:
+    for part in [source] if isinstance(source, str) else source:
         theirs, _, pattern = part.partition(":")
         parts.append(theirs.strip().replace("{l}", layer[1]) if layer else theirs.strip())
         patterns.append(pattern.strip())
     if len(set(patterns)) > 1:
         raise ValueError(f"{name}: one order of axes for all its parts is required, got {patterns}")
-    layout = partial(_moved, name=name, pattern=patterns[0]) if patterns[0] else same
+    layout = partial(_rearranged, name=name, pattern=patterns[0]) if patterns[0] else same
     return TensorRule(name, tuple(parts), layout)
 
 
-def _moved(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:
-    """The tensor with its axes in the parameter's order; ValueError for a pattern that does not fit it."""
+def _rearranged(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:
+    """The tensor with its axes rearranged by an einops pattern; ValueError for a pattern that does not fit it."""
     try:
         return rearrange(tensor, pattern)
     except EinopsError as cause:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors are: in files, mapped and let go of again piece by piece, or in a live module."""
+"""A checkpoint's tensors by name: in files, which are memory-mapped piece by piece, or in a live module."""
 
 import json
 import re
@@ -16,48 +16,48 @@ from interp.core.wording import value_text
 from interp.model.mapped import FileMap, MappedFile
 
 CHUNK = 4 * 2**20
-"""Bytes that are read, tested and copied at a time: small enough for a processor's cache."""
+"""Number of bytes that are read, tested and copied at a time: small enough for a processor's cache."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-"""Ends of names of files that torch's weights-only unpickler reads."""
+"""Suffixes of files that torch's weights-only unpickler reads."""
 FOREIGN = {
     ".h5": "TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".ot": "rust-bert", ".onnx": "ONNX", ".npz": "NumPy",
     ".tflite": "TensorFlow Lite", ".gguf": "GGUF",
 }  # fmt: skip
-"""Endings of files with weights for other programs, and which program."""
+"""Suffixes of weight files of other programs -> the program."""
 STATES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
-"""Where training scripts keep the state dict in what they save."""
+"""Keys under which training scripts save the state dict."""
 BESIDE = re.compile(
     r"(training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states|dl_state)(_\d+)*"
 )
-"""Names, without their ends, of files of a training run that hold no weights of the model."""
+"""Matches names, without suffix, of files of a training run that hold no weights of the model."""
 SHARD = re.compile(r".*-\d+-of-(\d+)")
-"""Names, without their ends, of files that hold a part of the weights."""
+"""Matches names, without suffix, of files that hold a part of the weights."""
 POINTER = b"version https://git-lfs"
-"""First bytes of a file that Git LFS has not fetched."""
+"""First bytes of a Git LFS pointer, in place of a file that was not fetched."""
 MAPPED = 16 * 2**20
-"""Bytes of a file that may stay in memory after they were read."""
+"""Number of bytes that are read before the files are unmapped."""
 
 
 class Tensors(Mapping[str, Tensor]):
-    """A checkpoint's tensors by name. What is handed out is for reading at once: `release` may unmap its file."""
+    """A checkpoint's tensors by name; read a tensor before calling `release`, which may unmap its file."""
 
     notes: tuple[str, ...] = ()
-    """Steps that were needed to read the tensors, a clause each (`Transformer.opened`)."""
+    """Notes about steps that were needed to read the tensors (`Transformer.opened`)."""
 
     def outline(self, name: str) -> Tensor:
-        """The tensor on "meta": its shape and dtype."""
+        """The tensor on the "meta" device, which has its shape and dtype."""
         return torch.empty_like(self[name], device="meta")
 
     @abstractmethod
     def release(self, read: int) -> None:
-        """Say that `read` more bytes were read and are no longer needed."""
+        """Note that `read` more bytes were read and are no longer needed."""
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Say that these tensors will not be read again."""
+        """Note that these tensors will not be read again."""
 
     @abstractmethod
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:
-        """The tensors end to end as one flat private view of their file; None where they do not lie like that.
+        """The tensors as one flat private view of their file; None where they are not stored one after the other.
 
         Writing to the view changes neither the file nor another view (copy on write).
         """
@@ -75,8 +75,8 @@ class LiveTensors(Tensors):
     """The tensors of a module in memory.
 
     Args:
-        owned: nobody else has them: what a parameter needs just as it is becomes it, and what was copied is let go
-            of.
+        owned: no one else uses the tensors: a tensor that fits becomes a parameter without a copy, and copied tensors
+            are freed.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class LiveTensors(Tensors):
         self._state, self._owned, self.notes = dict(state), owned, notes
 
     def release(self, read: int) -> None:
-        """Nothing to let go of: a tensor that was copied may still be another's copy."""
+        """Do nothing: a tensor that was copied may still be needed for a tied parameter."""
 
     def taken(self, name: str) -> Tensor | None:
-        """The tensor itself, if it is owned and fills its memory."""
+        """The tensor itself, if it is owned, contiguous and the only one in its storage; else None."""
         tensor = self._state[name].detach()
-        whole = (
+        fills_storage = (
             tensor.is_contiguous()
             and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         )
-        return tensor if self._owned and whole else None
+        return tensor if self._owned and fills_storage else None
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Let go of owned tensors: they are in their places."""
+        """Free owned tensors, which are copied already."""
         if self._owned:
             for name in names:
                 self._state.pop(name, None)
@@ -118,21 +118,21 @@ class LiveTensors(Tensors):
 class StoredTensors(Tensors):
     """The tensors of some files; ValueError naming a file that cannot be read.
 
-    Files are mapped and let go of after every 16 MiB read, so what was copied does not count as memory twice.
+    Files are unmapped after every 16 MiB read, so that tensors that were copied do not take memory twice.
     """
 
     def __init__(self, files: list[Path]) -> None:
         self._where: dict[str, Path] = {}
         self._open: dict[Path, Mapping[str, Tensor]] = {}
-        self._begins: dict[Path, dict[str, int]] = {}
+        self._tensor_offsets: dict[Path, dict[str, int]] = {}
         self._maps: dict[Path, FileMap] = {}
         self._read = 0
         for file in files:
-            for name in self._opened(file):
+            for name in self._tensors_of(file):
                 if name in self._where:
-                    both = f"{self._where[name].name} and in {file.name}"
+                    places = f"{self._where[name].name} and in {file.name}"
                     raise ValueError(
-                        f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required"
+                        f"{file.parent}: tensor {name!r} is in {places}; one set of weights is required"
                     )
                 self._where[name] = file
 
@@ -151,13 +151,13 @@ class StoredTensors(Tensors):
             self._read = 0
 
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:
-        """The view, where all the tensors are in one safetensors file, of one dtype, one after the other."""
+        """The view, if the tensors are stored one after the other in one safetensors file with one dtype; else None."""
         file = self._where[names[0]]
         if file.suffix in PICKLES or any(self._where[name] != file for name in names):
             return None
-        if file not in self._begins:
-            self._begins[file] = _begins(file)
-        begins = self._begins[file]
+        if file not in self._tensor_offsets:
+            self._tensor_offsets[file] = _tensor_offsets(file)
+        begins = self._tensor_offsets[file]
         tensors = [self[name] for name in names]
         end = start = begins[names[0]]
         for name, tensor in zip(names, tensors, strict=True):
@@ -174,12 +174,12 @@ class StoredTensors(Tensors):
         return None
 
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
-        """The files that were mapped, each as it was then, with where the parameters begin that are views of it."""
-        found = [each.file_of(model.named_parameters()) for each in self._maps.values()]
-        return tuple(file for file in found if file is not None)
+        """The files that parameters of this model are views of, each in its state when mapped, with their offsets."""
+        files = [file_map.file_of(model.named_parameters()) for file_map in self._maps.values()]
+        return tuple(file for file in files if file is not None)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._opened(self._where[name])[name]
+        return self._tensors_of(self._where[name])[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -187,10 +187,10 @@ class StoredTensors(Tensors):
     def __len__(self) -> int:
         return len(self._where)
 
-    def _opened(self, file: Path) -> Mapping[str, Tensor]:
+    def _tensors_of(self, file: Path) -> Mapping[str, Tensor]:
         if file not in self._open:
             require_contents(file)
-            self._open[file] = _unpickled(file) if file.suffix in PICKLES else _Safetensors(file)
+            self._open[file] = _unpickled_tensors(file) if file.suffix in PICKLES else _Safetensors(file)
         return self._open[file]
 
 
@@ -221,7 +221,7 @@ class _Safetensors(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def _begins(file: Path) -> dict[str, int]:
+def _tensor_offsets(file: Path) -> dict[str, int]:
     """Offset of each tensor in a safetensors file, in bytes.
 
     Tensors follow 8 bytes with the header's length, and the header.
@@ -233,21 +233,25 @@ def _begins(file: Path) -> dict[str, int]:
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
 
-def _unpickled(file: Path) -> Mapping[str, Tensor]:
-    """The tensors of a `.bin` file by torch's weights-only unpickler, which builds tensors and runs nothing else."""
+def _unpickled_tensors(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of a pickled file, read by torch's weights-only unpickler, which runs no code of the file."""
     try:
         mapped = zipfile.is_zipfile(file)  # files of before torch 1.6 are bare pickles and cannot be mapped
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        contents = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except UnpicklingError as cause:
-        other = re.search(r"GLOBAL ([\w.]+)", str(cause))
-        why = f"it holds {other[1]} beside tensors" if other else "it is damaged, or no pickle of tensors"
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(cause))
+        why = (
+            f"it holds {forbidden[1]} beside tensors"
+            if forbidden
+            else "it is damaged, or no pickle of tensors"
+        )
         raise ValueError(
             f"{file} is refused, and nothing in it was run: {why}; what is read is a state dict: "
             "torch.save(model.state_dict(), file)"
         ) from cause
     except (OSError, EOFError, RuntimeError, ValueError) as cause:
         raise ValueError(f"{file} is not a readable file of weights (truncated?): {cause}") from cause
-    return state_in(found, file)
+    return state_in(contents, file)
 
 
 def saved_beside(file: Path) -> Mapping[str, object]:
@@ -257,30 +261,32 @@ def saved_beside(file: Path) -> Mapping[str, object]:
     """
     if file.suffix not in PICKLES:
         return {}
-    found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    return found if isinstance(found, Mapping) and state_in(found, file) is not found else {}
+    contents = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    return contents if isinstance(contents, Mapping) and state_in(contents, file) is not contents else {}
 
 
-def state_in(found: object, file: Path) -> Mapping[str, Tensor]:
-    """The state dict in the contents of a file: itself, or under a name that training scripts give it."""
-    inside = found
+def state_in(contents: object, file: Path) -> Mapping[str, Tensor]:
+    """The state dict in the contents of a file: the contents themselves, or the entry under one of `STATES`."""
+    inside = contents
     while isinstance(inside, Mapping):
         if inside and all(isinstance(value, Tensor) for value in inside.values()):
             return inside
         inside = next((inside[key] for key in STATES if isinstance(inside.get(key), Mapping)), None)
-    keys = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else type(found).__name__
+    keys = (
+        ", ".join(map(str, list(contents)[:8])) if isinstance(contents, Mapping) else type(contents).__name__
+    )
     raise ValueError(f"{file} must hold a dict of tensors, or one under {', '.join(STATES)}; it holds {keys}")
 
 
 def require_contents(file: Path) -> None:
-    """Errors for a file of weights that has none: a pointer of Git LFS, what is no regular file, or not there."""
+    """ValueError for a Git LFS pointer in place of weights, and errors for a missing or irregular file."""
     with regular(file).open("rb") as content:
         if content.read(len(POINTER)) == POINTER:
             raise ValueError(f"{file} is a pointer of Git LFS and not the weights; fetch them: git lfs pull")
 
 
 def require_whole(file: Path) -> None:
-    """ValueError for a file that is no set of weights: a part of one, or a config or an index."""
+    """ValueError for a file that does not hold all weights: one of several shards, or a JSON file."""
     shard = SHARD.fullmatch(file.stem)
     if shard and int(shard[1]) > 1:
         raise ValueError(f"{file} is one of {int(shard[1])} parts of the weights; give its folder")
@@ -295,24 +301,24 @@ def row_slices(tensor: Tensor) -> Iterator[slice]:
 
 
 def equal(tensors: Tensors, a: str, b: str) -> bool:
-    """Whether two tensors hold the same numbers, read a few mebibytes at a time."""
-    one, two = tensors[a], tensors[b]
-    if one.shape != two.shape or one.dtype != two.dtype:
+    """Whether two tensors have equal shape, dtype and values, read a few mebibytes at a time."""
+    first, second = tensors[a], tensors[b]
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if one.data_ptr() == two.data_ptr() and one.device == two.device:
+    if first.data_ptr() == second.data_ptr() and first.device == second.device:
         return True
-    for rows in row_slices(one):
+    for rows in row_slices(first):
         if not torch.equal(tensors[a][rows], tensors[b][rows]):
             return False
-        tensors.release(2 * one[rows].numel() * one.element_size())
+        tensors.release(2 * first[rows].numel() * first.element_size())
     return True
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights, in the order of preference of transformers.
 
-    One safetensors file before an index of shards, and pickles only where there are no safetensors; then whatever
-    else is the only set of weights.
+    One file comes before an index of shards, and safetensors before pickles; then any other single set of weights is
+    taken.
     """
     for kind in ("model.safetensors", "pytorch_model.bin"):
         if (folder / kind).is_file():
@@ -321,17 +327,17 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file():
             return _of_index(folder, index)
     for suffix in (".safetensors", *PICKLES):
-        found = weights_of(folder, suffix)
-        shards = [p for p in found if SHARD.fullmatch(p.stem)]
-        if shards and len(shards) == len(found) == int(shards[0].stem.rpartition("-")[2]):
-            return found
-        if len(found) > 1:
+        files = weights_of(folder, suffix)
+        shards = [p for p in files if SHARD.fullmatch(p.stem)]
+        if shards and len(shards) == len(files) == int(shards[0].stem.rpartition("-")[2]):
+            return files
+        if len(files) > 1:
             raise ValueError(
-                f"{folder} holds {len(found)} sets of weights, {', '.join(p.name for p in found[:4])}, and none of the "
+                f"{folder} holds {len(files)} sets of weights, {', '.join(p.name for p in files[:4])}, and none of the "
                 "names that are looked for first (model.safetensors, pytorch_model.bin); give the path of one"
             )
-        if found:
-            return found
+        if files:
+            return files
     foreign = [p for p in sorted(folder.iterdir()) if p.suffix in FOREIGN] if folder.is_dir() else []
     if foreign:
         raise ValueError(foreign_format(foreign[0]))
@@ -341,7 +347,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_of(folder: Path, suffix: str) -> list[Path]:
-    """The files of a folder with this end that may hold the model's weights, by name."""
+    """The files of a folder with this suffix that may hold the model's weights, sorted by name."""
     return [p for p in sorted(folder.glob(f"*{suffix}")) if not BESIDE.fullmatch(p.stem)]
 
 
@@ -356,7 +362,7 @@ def _of_index(folder: Path, index: Path) -> list[Path]:
 
 
 def foreign_format(file: Path) -> str:
-    """The sentence that refuses a file of weights for another program."""
+    """The error message about a weight file of another program."""
     return (
         f"{file} holds weights for {FOREIGN[file.suffix]}, which are not read; open it with a version of transformers "
         "that reads it and save it again as safetensors: model.save_pretrained(folder)"

@@ -17,14 +17,15 @@ def modules(
     bias: bool = True,
     layout: TensorLayout = same,
 ) -> tuple[TensorRule, ...]:
-    """The rules of modules with a weight and, perhaps, a bias: name -> the checkpoint's, joined along the rows.
+    """The rules of modules with a weight and, if `bias`, a bias; several checkpoint tensors are joined along the rows.
 
     Args:
-        ours, theirs: what stands before every name, such as "blocks.{l}.".
+        names: our name of a module -> the checkpoint's name or names.
+        ours, theirs: prefixes of all names, such as "blocks.{l}.".
     """
     table = []
-    for name, found in names.items():
-        parts = (found,) if isinstance(found, str) else found
+    for name, stored in names.items():
+        parts = (stored,) if isinstance(stored, str) else stored
         for kind in ("weight", "bias") if bias else ("weight",):
             joined = tuple(f"{theirs}{part}.{kind}" for part in parts)
             table.append(TensorRule(f"{ours}{name}.{kind}", joined, layout))
@@ -34,7 +35,7 @@ def modules(
 def norm_rules(
     names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = ""
 ) -> tuple[TensorRule, ...]:
-    """The rules of norms of one kind: a weight and a bias where the kind has them."""
+    """The rules of norms of one kind: a weight and a bias, where the kind has them."""
     trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
     if trained == "nothing":
         return ()
@@ -42,7 +43,7 @@ def norm_rules(
 
 
 def unembedding(config: ModelConfig) -> tuple[TensorRule, ...]:
-    """The rules of `lm_head`: a matrix unless it is the embedding's, and a bias where there is one."""
+    """The rules of `lm_head`: a weight unless it is tied to the embedding, and a bias where there is one."""
     kinds = {"weight": not config.tied, "bias": config.unembed_bias}
     return tuple(
         TensorRule(f"unembed.{kind}", (f"lm_head.{kind}",)) for kind, has_one in kinds.items() if has_one
@@ -50,10 +51,10 @@ def unembedding(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 
 def tied_to(embedding: str) -> Callable[[ModelConfig], Mapping[str, str]]:
-    """The duplicates of a family: a tied `lm_head` may be stored as well as the embedding."""
+    """The `duplicates` of a family in which a tied `lm_head` may be stored besides the embedding."""
     return lambda config: {"lm_head.weight": embedding} if config.tied else {}
 
 
 def heads_apart(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Rows stored head by head, each its q, k and v, as a reordered view: all of q, all of k, all of v."""
+    """Rows stored by head (its q, k, v), as a reordered view `[3, head, d_head, ...]`: all q, all k, all v."""
     return rearrange(tensor, "(h three e) ... -> three h e ...", h=config.n_heads, three=3)

@@ -1,6 +1,6 @@
-"""transformers' own network of a checkpoint: to be wrapped, given an adapter, or compared with.
+"""The transformers network of a checkpoint, for wrapping, for adapters and for comparison.
 
-Nothing here executes code from a checkpoint: remote code is never asked for.
+Code from a checkpoint is never executed: remote code is never enabled.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from interp.wrapped import Wrapped
 
 DEQUANTISING = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""The formats that transformers dequantises on a processor, with the class that says so."""
+"""Formats that transformers dequantises on a CPU -> its config class for that."""
 READ = ("model.safetensors", "pytorch_model.bin")
-"""The files of weights that transformers looks for, or their indices; under any other name we read them for it."""
+"""The weight files (or their indices) that transformers looks for; weights under other names are read here."""
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
-    """Whether transformers has a causal model of a config's `model_type` without code from a checkpoint.
+    """Whether transformers has a causal model, or one of images and text, for a config's `model_type`.
 
-    Or one of images and text, of which the text part is meant.
+    Of a model of images and text only the text part is used. Code from the checkpoint does not count.
     """
     return any(str(values.get("model_type")) in names for names in _kinds().values())
 
 
 def _kinds() -> dict[str, Mapping[str, object]]:
-    """The model types that each way to open a checkpoint knows, in the order in which they are tried."""
+    """Class of transformers that opens checkpoints -> its model types, in the order in which they are tried."""
     from transformers.models.auto import modeling_auto as auto
 
     return {
@@ -47,21 +47,21 @@ def _kinds() -> dict[str, Mapping[str, object]]:
 
 
 def opener_of(values: Mapping[str, object]) -> str:
-    """The class that opens a config's `model_type`."""
+    """The name of the class of transformers that opens a config's `model_type`."""
     return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
 
 
 def base_prefix(values: Mapping[str, object]) -> str:
-    """The prefix that a causal model puts before the names of its base model's tensors.
+    """The prefix of the base model's tensors in a causal model, such as "model.".
 
-    "" where there is none, or where transformers has no causal model of a config's `model_type`.
+    It is "" where there is none, or where transformers has no causal model for the config's `model_type`.
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     if str(values.get("model_type")) not in _kinds()["AutoModelForCausalLM"]:
         return ""
-    found: object = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[str(values["model_type"])]]
-    prefix = getattr(found, "base_model_prefix", "")
+    network_class: object = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[str(values["model_type"])]]
+    prefix = getattr(network_class, "base_model_prefix", "")
     return f"{prefix}." if prefix else ""
 
 
@@ -78,7 +78,7 @@ def network_of_folder(
     brought: Collection[str] = (),
     **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of a folder, and what was done; opener: the name of a class of transformers.
+    """The transformers network of a folder, and notes about loading; `opener`: the name of a class of transformers.
 
     Args:
         whole: every tensor of the checkpoint must have a place in the network.
@@ -86,7 +86,7 @@ def network_of_folder(
         options: of the config, as an adapter requires them.
 
     Raises:
-        ValueError: naming the tensors that the checkpoint lacks, has in another shape, or has beyond it (`whole`).
+        ValueError: tensors that the checkpoint lacks, has in another shape, or has in addition (`whole`).
     """
     import transformers
 
@@ -99,7 +99,7 @@ def network_of_folder(
         )
     if method is not None:
         how["quantization_config"] = getattr(transformers, DEQUANTISING[method])(dequantize=True)
-    network, left = _reported(
+    network, notes = _network_and_notes(
         kind,
         str(folder),
         folder,
@@ -110,19 +110,19 @@ def network_of_folder(
         **how,
     )
     if method is None:
-        return network, left
+        return network, notes
     # what was not quantised is left as it is stored
     network = network if dtype is None else network.to(dtype)
-    return network, (f"weights dequantised at load from {method}", *left)
+    return network, (f"weights dequantised at load from {method}", *notes)
 
 
 def network_of_gguf(
     file: gguf.GgufFile, dtype: torch.dtype | None, *, on_ours: bool
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of a GGUF file, on the config that we read from it; and what was done.
+    """The transformers network of a GGUF file, with the config that we read from it, and notes about loading.
 
     Args:
-        on_ours: with the tensors that we read, and not those that transformers reads.
+        on_ours: whether its tensors are those that we read, and not those that transformers reads.
     """
     import transformers
 
@@ -131,30 +131,30 @@ def network_of_gguf(
         if file.config.is_encoder_decoder
         else transformers.AutoModelForCausalLM
     )
-    kept = dtype or gguf.own_dtype(file)
+    kept_dtype = dtype or gguf.own_dtype(file)
     tensors = gguf.GgufTensors(file, dtype)
     if not on_ours:
         folder, name = file.path.parent, file.path.name
         with gguf.read_in_seconds():
-            network, _ = _reported(
+            network, _ = _network_and_notes(
                 kind,
                 str(folder),
                 folder,
                 gguf_file=name,
                 config=file.config,
-                dtype=kept,
+                dtype=kept_dtype,
                 trust_remote_code=False,
             )
         return network, tensors.notes
-    found = kind._model_mapping[type(file.config)]
-    assert isinstance(found, type)
+    network_class = kind._model_mapping[type(file.config)]
+    assert isinstance(network_class, type)
     state = {name: tensors.taken(name) for name in tensors}
-    return _reported(found, None, file.path, config=file.config, state_dict=state, dtype=kept)[
-        0
-    ], tensors.notes
+    return _network_and_notes(
+        network_class, None, file.path, config=file.config, state_dict=state, dtype=kept_dtype
+    )[0], tensors.notes
 
 
-def _reported(
+def _network_and_notes(
     kind: type,
     folder: str | None,
     where: Path,
@@ -163,12 +163,12 @@ def _reported(
     brought: Collection[str] = (),
     **how: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network of `from_pretrained`, and sentences about what was left out.
+    """The network that `from_pretrained` gives, and notes about tensors that were left out.
 
-    ValueError where its report of loading names a problem.
+    ValueError where its loading report has missing or mismatched tensors, or with `whole` unexpected ones.
 
     Args:
-        brought: tensors that come from elsewhere, so that they may be missing or of another shape.
+        brought: tensors that an adapter brings, so that they may be missing or have another shape.
     """
     how |= {"ignore_mismatched_sizes": True} if brought else {}
     try:
@@ -192,11 +192,11 @@ def _reported(
                 "fill them with random numbers"
             )
     beyond = sorted(map(str, report.get("unexpected_keys") or ())) if whole else []
-    if other := [name for name in beyond if re.fullmatch(VALUE_HEADS, name) is None]:
+    if unplaced := [name for name in beyond if re.fullmatch(VALUE_HEADS, name) is None]:
         raise ValueError(
             f"{where}: {type(network).__name__}, as which this checkpoint would be wrapped, has no place for "
-            f"{len(other)} of its tensors, first {other[0]!r}; a network is wrapped with its logits of tokens alone, "
-            "so open it without its other head by transformers and give the live model"
+            f"{len(unplaced)} of its tensors, first {unplaced[0]!r}; a network is wrapped with its logits of tokens "
+            "alone, so open it without its other head by transformers and give the live model"
         )
     return network.eval(), left_out(beyond)
 
@@ -206,14 +206,14 @@ def _first_line(cause: Exception) -> str:
 
 
 def _class_of(kind: type, folder: Path) -> type[nn.Module]:
-    """The class that an opener takes for a folder."""
+    """The model class that an Auto class of transformers uses for a folder; any other class itself."""
     import transformers
 
     if not hasattr(kind, "_model_mapping"):
         return kind
     config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    found: type[nn.Module] = kind._model_mapping[type(config)]
-    return found
+    network_class: type[nn.Module] = kind._model_mapping[type(config)]
+    return network_class
 
 
 def on_our_numbers(
@@ -226,7 +226,7 @@ def on_our_numbers(
     brought: Collection[str] = (),
     **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of a folder on the numbers that we read there; and how they are stored."""
+    """The transformers network of a folder with the tensors that we read there, and notes about them."""
     config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
@@ -234,16 +234,16 @@ def on_our_numbers(
     with StoredTensors(weight_files(folder)) as stored:
         tensors = ordinary(stored, values, str(values.get("model_type")), dtype)
         state = {name: tensors[name].clone() for name in tensors}
-    kept = dtype or next(value.dtype for value in state.values() if value.is_floating_point())
-    network, left = _reported(
-        kind, None, folder, whole=whole, brought=brought, config=config, state_dict=state, dtype=kept
+    kept_dtype = dtype or next(value.dtype for value in state.values() if value.is_floating_point())
+    network, notes = _network_and_notes(
+        kind, None, folder, whole=whole, brought=brought, config=config, state_dict=state, dtype=kept_dtype
     )
-    return network, (*tensors.notes, *left)
+    return network, (*tensors.notes, *notes)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own progress bars."""
+    """Suppress transformers' progress bars."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -261,13 +261,13 @@ def quiet() -> Iterator[None]:
 def wrapped(
     network: nn.Module, notes: tuple[str, ...], *, dtype: torch.dtype | None, device: torch.device
 ) -> Wrapped:
-    """A network, wrapped on its own tensors where they are not cast or moved."""
+    """The wrapped network, which shares its tensors unless they are cast or moved; `notes` become its `opened`."""
     from interp.wrapped import wrap
 
-    found = wrap(network, dtype=dtype, device=device)
+    model = wrap(network, dtype=dtype, device=device)
     noted = any(clause.startswith("wrapped") for clause in notes)
-    found.opened = notes if noted else (*notes, "wrapped: every pass is computed by the network's own code")
-    return found
+    model.opened = notes if noted else (*notes, "wrapped: every pass is computed by the network's own code")
+    return model
 
 
 def refuse_quantised(values: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.tokenizers.Tokenizer`).
 
-What transformers reads needs no reader here; it is imported when the first text is encoded, not when a model is opened.
+Most tokenizers are read by transformers, which is imported when the first text is encoded, not when a model is opened.
 Code of a checkpoint is never run.
 """
 
@@ -23,9 +23,9 @@ VOCABULARIES = (
 )  # fmt: skip
 """Names of the files that hold a tokenizer's tokens."""
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
-"""Names of the files that say more of a tokenizer, and are nothing without one of the others."""
+"""Names of the files with a tokenizer's settings, which need one of the files with its tokens."""
 PROBES = ("the cat", " the  cat", "two\nlines ", "Na\u00efve \ufb01 \u00bd \u65e5\u672c\u8a9e \U0001f642\t!")
-"""Plain texts by which two readers of a SentencePiece file are compared: spaces, and what some models rewrite."""
+"""Texts on which two readers of a SentencePiece file are compared: spaces, and characters that some models rewrite."""
 
 
 @runtime_checkable
@@ -73,10 +73,10 @@ class FileTokenizer:
         import tokenizers
 
         try:
-            found = tokenizers.Tokenizer.from_file(str(regular(path)))
+            tokenizer = tokenizers.Tokenizer.from_file(str(regular(path)))
         except Exception as cause:  # the library raises Exception itself
             raise ValueError(f"{path} is not a readable tokenizer: {cause}") from cause
-        return cls(found, bos)
+        return cls(tokenizer, bos)
 
     @property
     def n_ids(self) -> int:
@@ -85,15 +85,15 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text without special tokens."""
-        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_valid_text(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of `encode` for each text."""
         if self._tokenizer.padding is not None:  # it would pad them to the longest
             return [self.encode(text) for text in texts]
-        # "fast" leaves out where in the text each token stands: the same ids in 0.8 of the time.
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [one.ids for one in found]
+        # "fast" leaves out the offsets of the tokens: the same ids in 0.8 of the time.
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included."""
@@ -108,7 +108,7 @@ class HuggingFaceTokenizer:
     """A transformers tokenizer; where it has no BOS (or padding) token, its end-of-text token serves."""
 
     ends: tuple[int, ...] = ()
-    """More ids at which what is generated ends: of a turn and of a message (GGUF)."""
+    """Further ids at which generation ends: the end of a turn and of a message (GGUF)."""
 
     def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -119,15 +119,15 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> "HuggingFaceTokenizer":
-        """The tokenizer of a folder; ValueError, by its name, for files that transformers cannot read."""
+        """The tokenizer of a folder; ValueError, with the folder's name, for files that transformers cannot read."""
         try:
-            return cls(_in_folder(folder))
+            return cls(_from_folder(folder))
         except (
             Exception
         ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
-            where = ", ".join(_names(folder, VOCABULARIES)) or "no vocabulary"
+            where = ", ".join(_files_named(folder, VOCABULARIES)) or "no vocabulary"
             raise ValueError(
-                f"{folder}: its tokenizer cannot be read from {where}: {_in_short(cause)}"
+                f"{folder}: its tokenizer cannot be read from {where}: {_first_line(cause)}"
             ) from cause
 
     @classmethod
@@ -135,24 +135,24 @@ class HuggingFaceTokenizer:
         """The tokenizer inside a GGUF file, its chat template included.
 
         Raises:
-            ValueError: by the file's name, for what transformers cannot read, or where the package gguf is missing.
+            ValueError: transformers cannot read the tokenizer, or the package gguf is missing.
         """
         import transformers
 
         try:
             with gguf.read_in_seconds():
-                found = transformers.AutoTokenizer.from_pretrained(
+                theirs = transformers.AutoTokenizer.from_pretrained(
                     str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
                 )
             keys = gguf.tokenizer_keys(path)
-            _split_as_told(found, path, keys)
-            made = cls(found)
-            made.ends = tuple(
+            _set_pre_tokenizer(theirs, path, keys)
+            tokenizer = cls(theirs)
+            tokenizer.ends = tuple(
                 end for kind in ("eot", "eom") if isinstance(end := keys.get(f"{kind}_token_id"), int)
             )
-            return made
+            return tokenizer
         except Exception as cause:
-            raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
+            raise ValueError(f"{path}: its tokenizer cannot be read: {_first_line(cause)}") from cause
 
     @property
     def n_ids(self) -> int:
@@ -161,23 +161,23 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text without special tokens."""
-        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
+        return list(self._tokenizer.encode(_valid_text(text), add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of `encode` for each text."""
         if not texts:  # which transformers does not take
             return []
-        found = self._tokenizer(list(texts), add_special_tokens=False)
-        return [list(ids) for ids in found["input_ids"]]
+        encodings = self._tokenizer(list(texts), add_special_tokens=False)
+        return [list(ids) for ids in encodings["input_ids"]]
 
     def with_special(self, text: str) -> list[int]:
         """Ids of the text with every special token that the tokenizer itself adds."""
-        return list(self._tokenizer.encode(_whole(text)))
+        return list(self._tokenizer.encode(_valid_text(text)))
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation in the tokenizer's own template, special tokens as the template writes them.
+        """Ids of a conversation in the tokenizer's chat template, which also writes the special tokens.
 
-        The template is text of the checkpoint, which transformers runs in a sandbox.
+        The template comes from the checkpoint; transformers runs it in a sandbox.
 
         Raises:
             ValueError: a tokenizer without a template, or a conversation that its template refuses.
@@ -188,7 +188,9 @@ class HuggingFaceTokenizer:
 
         try:
             text = self._tokenizer.apply_chat_template(  # type: ignore[attr-defined]
-                [dict(each) for each in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, KeyError) as cause:
             raise ValueError(f"the tokenizer's chat template refuses these messages: {cause}") from cause
@@ -207,26 +209,26 @@ class HuggingFaceTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece `.model` file, read by that library itself; where it has no BOS, its end of text serves.
+    """A SentencePiece `.model` file, read by that library; where it has no BOS, its end-of-text token serves.
 
-    What such a file alone means, only its own library says; it knows nothing of tokens that were added beside it.
+    Tokens that were added in other files beside it are not known to this tokenizer.
     """
 
     def __init__(self, content: bytes) -> None:
         """The file's content."""
         import sentencepiece
 
-        found = sentencepiece.SentencePieceProcessor()
-        found.LoadFromSerializedProto(content)
-        self._model = found
-        bos, eos, pad = (i if i >= 0 else None for i in (found.bos_id(), found.eos_id(), found.pad_id()))
+        model = sentencepiece.SentencePieceProcessor()
+        model.LoadFromSerializedProto(content)
+        self._model = model
+        bos, eos, pad = (i if i >= 0 else None for i in (model.bos_id(), model.eos_id(), model.pad_id()))
         self.eos_id: int | None = eos
         self.bos_id: int | None = eos if bos is None else bos
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
 
     @classmethod
     def read(cls, path: Path | str) -> "SentencePieceTokenizer":
-        """The tokenizer of a file; ValueError, by its name, for one that is none or is damaged."""
+        """The tokenizer of a file; ValueError, with the file's name, for a damaged or other file."""
         try:
             return cls(regular(path).read_bytes())
         except RuntimeError as cause:
@@ -234,12 +236,12 @@ class SentencePieceTokenizer:
 
     @property
     def n_ids(self) -> int:
-        """How many ids it gives."""
+        """Number of ids."""
         return int(self._model.get_piece_size())
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text without special tokens."""
-        return [int(i) for i in self._model.encode(_whole(text))]
+        return [int(i) for i in self._model.encode(_valid_text(text))]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included."""
@@ -257,8 +259,8 @@ class SentencePieceTokenizer:
         return self.decode([token]) if self._model.is_byte(int(token)) else raw.replace("\u2581", " ")
 
 
-def _whole(text: str) -> str:
-    """The text itself; ValueError for half of a surrogate pair, which neither library has a good word for."""
+def _valid_text(text: str) -> str:
+    """The text itself; ValueError for half of a surrogate pair, for which the libraries give unclear errors."""
     try:
         text.encode()
     except UnicodeEncodeError as cause:
@@ -273,7 +275,7 @@ TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """A tokenizer that is still in its files: a model opens without it, and the first text reads it."""
+    """A tokenizer whose files are not read yet: a model opens without them, and the first text reads them."""
 
     path: Path
     """The checkpoint's folder, or a GGUF file."""
@@ -283,7 +285,7 @@ class StoredTokenizer:
         folder = self.path
         if folder.is_file():
             return HuggingFaceTokenizer.from_gguf(folder)
-        vocabularies, settings = _names(folder, VOCABULARIES), _names(folder, SETTINGS)
+        vocabularies, settings = _files_named(folder, VOCABULARIES), _files_named(folder, SETTINGS)
         if "tokenizer.model" in vocabularies and "tokenizer.json" not in vocabularies and not settings:
             return SentencePieceTokenizer.read(folder / "tokenizer.model")
         if _is_ours(folder):
@@ -298,41 +300,41 @@ class StoredTokenizer:
 
 @public()
 def tokenizer_in(path: Path) -> StoredTokenizer | None:
-    """The tokenizer of a checkpoint, not read yet; None where no file of one is there.
+    """The tokenizer of a checkpoint, not read yet; None where there are no tokenizer files.
 
     Args:
-        path: its folder, its GGUF file, or another file of weights in its folder. A folder without files of a
-            tokenizer may have one GGUF file.
+        path: the checkpoint's folder, its GGUF file, or another weight file in its folder. In a folder without
+            tokenizer files, that of a single GGUF file is taken.
     """
     if path.is_file():
         return StoredTokenizer(path) if gguf.is_gguf(path) else tokenizer_in(path.parent)
     ours = _is_ours(path) and not any((path / f"tokenizer.{kind}").is_file() for kind in ("json", "model"))
-    if not ours and _names(path, VOCABULARIES + SETTINGS):
+    if not ours and _files_named(path, VOCABULARIES + SETTINGS):
         return StoredTokenizer(path)
-    packed = _names(path, ["*.gguf"])
+    packed = _files_named(path, ["*.gguf"])
     return StoredTokenizer(path / packed[0]) if len(packed) == 1 else None
 
 
 @public()
 def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
-    """The tokenizer of a checkpoint, as `tokenizer_in`, read; None where no file of one is there.
+    """The tokenizer of a checkpoint, read from its files; None where there are no tokenizer files.
 
-    Ids that a model has no row for are refused where they are used, since tokens may have been added that no text has.
+    Ids without a row in the embedding are refused only where they are used, since added tokens may occur in no text.
 
     Raises:
         ValueError: in one sentence, for files that cannot be read.
     """
-    found = tokenizer_in(folder)
-    return None if found is None else found.opened()
+    stored = tokenizer_in(folder)
+    return None if stored is None else stored.opened()
 
 
-def _names(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """The files of these names that a folder has."""
+def _files_named(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """The names of the files in a folder that match these patterns, sorted."""
     return sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
 def _settings(folder: Path, name: str) -> Mapping[str, object]:
-    """The contents of a JSON file of a folder; nothing where there is none."""
+    """The contents of a JSON file in a folder; empty where there is none."""
     return json_object(folder / name) if (folder / name).is_file() else {}
 
 
@@ -341,8 +343,8 @@ def _is_ours(folder: Path) -> bool:
     return _settings(folder, "config.json").get("model_type") == native.MODEL_TYPE
 
 
-def _in_short(cause: Exception) -> str:
-    """The first line of what another library says."""
+def _first_line(cause: Exception) -> str:
+    """The first line of another library's error message."""
     message = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     if message.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
         return "transformers has no reader of such files for this type of model"
@@ -360,20 +362,23 @@ SPLITS: Mapping[str, str] = {
     **dict.fromkeys(_WORDS, "words"), **dict.fromkeys(_DIGITS, "digits"),
     **dict.fromkeys(("stablelm2", "hunyuan"), "qwen2"), **dict.fromkeys(("glm4", "chatglm-bpe"), "llama-bpe"),
 }  # fmt: skip
-"""`tokenizer.ggml.pre` of files -> how a text is cut before the merges, as llama.cpp does: into words as GPT-2 has
-them; the same with every digit apart; or by the rule that transformers has for another of these names.
+"""`tokenizer.ggml.pre` of files -> how a text is split before the merges, as in llama.cpp: "words" as GPT-2 has them,
+"digits" for the same with every digit apart, or another name for which transformers has a rule.
 
 Source: llama.cpp, `src/llama-vocab.cpp`.
 """
 
 
-def _split_as_told(
-    found: "transformers.PreTrainedTokenizerBase", path: Path, keys: Mapping[str, object]
+def _set_pre_tokenizer(
+    tokenizer: "transformers.PreTrainedTokenizerBase", path: Path, keys: Mapping[str, object]
 ) -> None:
-    """Let a byte-level tokenizer cut texts as its file says; transformers takes GPT-2's rule for names it has not.
+    """Set how a byte-level tokenizer splits texts to the rule named in its file (`tokenizer.ggml.pre`).
+
+    transformers uses GPT-2's rule for every name that it does not know. A file without a name gets that rule too, and a
+    `Note`.
 
     Raises:
-        ValueError: a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
+        ValueError: a name whose rule is not known here.
     """
     import tokenizers
     from tokenizers import pre_tokenizers
@@ -390,12 +395,12 @@ def _split_as_told(
     rule, theirs = SPLITS.get(str(named), str(named)), _splits_of_transformers()
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if rule == "words":
-        made: pre_tokenizers.PreTokenizer = words
+        pre_tokenizer: pre_tokenizers.PreTokenizer = words
     elif rule == "digits":
-        made = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+        pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     elif rule in theirs:
         pieces = pre_tokenizers.Split(tokenizers.Regex(theirs[rule]), behavior="isolated")
-        made = pre_tokenizers.Sequence(
+        pre_tokenizer = pre_tokenizers.Sequence(
             [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
     else:
@@ -403,66 +408,66 @@ def _split_as_told(
             f"how it cuts texts, {named!r} (tokenizer.ggml.pre), is not known here; give tokenizer= of the original "
             "model"
         )
-    found.backend_tokenizer.pre_tokenizer = made
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
 
 
 def _splits_of_transformers() -> Mapping[str, str]:
-    """The regular expressions that transformers has by the names of files; empty for versions without such a table."""
+    """`tokenizer.ggml.pre` -> regular expression in transformers; empty for versions without such a table."""
     try:
         from transformers.integrations.gguf import gguf_tokenizer_mapping
     except ImportError:
         return {}
-    found: Mapping[str, str] = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
-    return found
+    splits: Mapping[str, str] = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
+    return splits
 
 
 # --- what transformers reads --------------------------------------------------------------------------------------
 
 
-def _in_folder(folder: Path) -> TransformersTokenizer:
-    """transformers' tokenizer of a folder, without code of the checkpoint, with the chat template that stands there."""
-    says = _settings(folder, "tokenizer_config.json")
+def _from_folder(folder: Path) -> TransformersTokenizer:
+    """The transformers tokenizer of a folder, with the folder's chat template and without code of the checkpoint."""
+    tokenizer_config = _settings(folder, "tokenizer_config.json")
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
-        found = _of_pieces(folder, says)
+        tokenizer = _from_sentencepiece(folder, tokenizer_config)
     else:
-        found = _by_class(folder, says)
-    found(["a"])  # some damaged settings are read when the first text is
-    special = set(getattr(found, "all_special_tokens", ()))
-    if not set(found.get_vocab()) - special:
+        tokenizer = _from_named_class(folder, tokenizer_config)
+    tokenizer(["a"])  # some damaged settings are read when the first text is
+    special = set(getattr(tokenizer, "all_special_tokens", ()))
+    if not set(tokenizer.get_vocab()) - special:
         raise ValueError(
-            f"{type(found).__name__} finds no vocabulary among {', '.join(_names(folder, VOCABULARIES))}"
+            f"{type(tokenizer).__name__} finds no vocabulary among {', '.join(_files_named(folder, VOCABULARIES))}"
         )
     template = _settings(folder, "chat_template.json").get("chat_template")
-    if template is not None and getattr(found, "chat_template", None) is None:
-        found.chat_template = template  # type: ignore[attr-defined]
-    return found
+    if template is not None and getattr(tokenizer, "chat_template", None) is None:
+        tokenizer.chat_template = template  # type: ignore[attr-defined]
+    return tokenizer
 
 
-def _by_class(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer:
-    """The tokenizer as the class that a folder names, or as its tokenizer.json where that class is remote code."""
+def _from_named_class(folder: Path, tokenizer_config: Mapping[str, object]) -> TransformersTokenizer:
+    """The tokenizer of the class that the folder names, or of tokenizer.json where that class is remote code."""
     import transformers
 
     try:
-        return _read_by(transformers.AutoTokenizer, folder)
+        return _load_with(transformers.AutoTokenizer, folder)
     except Exception as cause:
-        if "auto_map" not in says:
+        if "auto_map" not in tokenizer_config:
             raise
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(
-                f"its class {says.get('tokenizer_class')} is code of the checkpoint, which is never run, and there is "
-                "no tokenizer.json"
+                f"its class {tokenizer_config.get('tokenizer_class')} is code of the checkpoint, which is never run, "
+                "and there is no tokenizer.json"
             ) from cause
-    return _read_by(transformers.PreTrainedTokenizerFast, folder)
+    return _load_with(transformers.PreTrainedTokenizerFast, folder)
 
 
-def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer:
-    """The tokenizer of `tokenizer.model` and its settings, with the ids that SentencePiece gives plain texts.
+def _from_sentencepiece(folder: Path, tokenizer_config: Mapping[str, object]) -> TransformersTokenizer:
+    """The tokenizer of `tokenizer.model` and its settings, with the ids that SentencePiece itself gives plain texts.
 
-    The classes of transformers that such folders name (LlamaTokenizer) normalise in a way of their own, so that texts
-    with spaces, or with characters that the file rewrites, get other ids than the model was trained with. Its
-    conversion of the file itself does not, from some version on (5.9 loses the first space, 5.24 does not). Of both,
-    the first that agrees is taken. With `"legacy": false` a text that begins with a space has no other before it, as
-    transformers has it.
+    The classes of transformers that such folders name (LlamaTokenizer) have a normalisation of their own, so that texts
+    with spaces, or with characters that the file rewrites, get other ids than in training. The conversion of the file
+    by transformers is correct from some version on (5.9 loses the first space, 5.24 does not). The first of the two
+    that agrees with SentencePiece is returned. With `"legacy": false` no space is put before a text that begins with
+    one, as in transformers.
 
     Raises:
         ValueError: neither agrees.
@@ -472,29 +477,29 @@ def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenize
     try:
         plain = SentencePieceTokenizer.read(folder / "tokenizer.model")
     except ValueError:  # some files of this name are tiktoken's
-        return _by_class(folder, says)
-    if says.get("add_prefix_space") is False:  # which asks for other ids than the file's own
-        return _by_class(folder, says)
-    probes = [text.lstrip() if says.get("legacy") is False else text for text in PROBES]
-    if "auto_map" not in says:
-        found = _by_class(folder, says)
-        if _agree(found, plain, probes):
-            _check_added(found, says)
-            return found
-    begins = {} if "add_bos_token" in says else {"add_bos_token": True}  # as these classes do
-    found = _read_by(transformers.PreTrainedTokenizerFast, folder, **begins)
-    if not _agree(found, plain, probes):
+        return _from_named_class(folder, tokenizer_config)
+    if tokenizer_config.get("add_prefix_space") is False:  # which asks for other ids than the file's own
+        return _from_named_class(folder, tokenizer_config)
+    probes = [text.lstrip() if tokenizer_config.get("legacy") is False else text for text in PROBES]
+    if "auto_map" not in tokenizer_config:
+        tokenizer = _from_named_class(folder, tokenizer_config)
+        if _agree(tokenizer, plain, probes):
+            _check_added(tokenizer, tokenizer_config)
+            return tokenizer
+    begins = {} if "add_bos_token" in tokenizer_config else {"add_bos_token": True}  # as these classes do
+    tokenizer = _load_with(transformers.PreTrainedTokenizerFast, folder, **begins)
+    if not _agree(tokenizer, plain, probes):
         raise ValueError(
             f"transformers {transformers.__version__} reads tokenizer.model to other ids than SentencePiece itself; "
             "a newer version may not"
         )
-    _check_added(found, says)
-    return found
+    _check_added(tokenizer, tokenizer_config)
+    return tokenizer
 
 
-def _check_added(found: TransformersTokenizer, says: Mapping[str, object]) -> None:
-    """ValueError for an added token that has another id than the settings say; a gap between ids closes unseen."""
-    ids, added = found.get_vocab(), says.get("added_tokens_decoder")
+def _check_added(tokenizer: TransformersTokenizer, tokenizer_config: Mapping[str, object]) -> None:
+    """ValueError for an added token with another id than in the settings: transformers silently closes gaps of ids."""
+    ids, added = tokenizer.get_vocab(), tokenizer_config.get("added_tokens_decoder")
     for token, entry in added.items() if isinstance(added, Mapping) else ():
         content = entry.get("content") if isinstance(entry, Mapping) else entry
         if ids.get(str(content)) != int(token):
@@ -503,19 +508,19 @@ def _check_added(found: TransformersTokenizer, says: Mapping[str, object]) -> No
             )
 
 
-def _agree(found: TransformersTokenizer, plain: SentencePieceTokenizer, texts: Sequence[str]) -> bool:
-    """Whether both give the same ids to plain texts, those in which no added token stands."""
-    added = getattr(found, "added_tokens_encoder", {})
+def _agree(tokenizer: TransformersTokenizer, plain: SentencePieceTokenizer, texts: Sequence[str]) -> bool:
+    """Whether both tokenizers give the same ids for each text that contains no added token."""
+    added = getattr(tokenizer, "added_tokens_encoder", {})
     return all(
-        found.encode(text, add_special_tokens=False) == plain.encode(text)
+        tokenizer.encode(text, add_special_tokens=False) == plain.encode(text)
         for text in texts
         if not any(token in text for token in added)
     )
 
 
-def _read_by(kind: type, folder: Path, **settings: bool) -> TransformersTokenizer:
-    """The tokenizer that a class of transformers makes of a folder, without download or code of the checkpoint."""
-    found = kind.from_pretrained(  # type: ignore[attr-defined]
+def _load_with(kind: type, folder: Path, **settings: bool) -> TransformersTokenizer:
+    """The tokenizer that a class of transformers reads from a folder, without download or code of the checkpoint."""
+    tokenizer = kind.from_pretrained(  # type: ignore[attr-defined]
         str(folder), trust_remote_code=False, local_files_only=True, **settings
     )
-    return cast(TransformersTokenizer, found)
+    return cast(TransformersTokenizer, tokenizer)

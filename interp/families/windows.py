@@ -1,4 +1,4 @@
-"""Which layers have a sliding window, as configs say it: `sliding_window` with `layer_types`, or a family's rule."""
+"""Which layers have a sliding window, from `sliding_window` and `layer_types` in a config, or a family's rule."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def local_layers(
     """The window and the layers that have it (None and None if none does): `layer_types`, or else the family's rule.
 
     Raises:
-        ValueError: other kinds of layers, for a list of the wrong length, and for windows without a size.
+        ValueError: other kinds of layers, a list of the wrong length, or windows without a size.
     """
     kinds = settings.get("layer_types")
     if kinds is None:
@@ -48,21 +48,21 @@ def full_layers(
     Raises:
         ValueError: other kinds, or a list of the wrong length.
     """
-    given = settings.get("layer_types")
-    if given is None:
+    layer_types = settings.get("layer_types")
+    if layer_types is None:
         return [every(layer) for layer in range(n_layers)]
     if (
-        not isinstance(given, list | tuple)
-        or len(given) != n_layers
-        or any(kind not in kinds for kind in given)
+        not isinstance(layer_types, list | tuple)
+        or len(layer_types) != n_layers
+        or any(kind not in kinds for kind in layer_types)
     ):
-        raise ValueError(f"layer_types requires {n_layers} of {' and '.join(kinds)}, got {given!r}")
-    return [kind == kinds[0] for kind in given]
+        raise ValueError(f"layer_types requires {n_layers} of {' and '.join(kinds)}, got {layer_types!r}")
+    return [kind == kinds[0] for kind in layer_types]
 
 
 def from_layer(settings: Settings, n_layers: int) -> tuple[int | None, tuple[int, ...] | None]:
     """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have the window."""
     size = window_size(settings, 4096) if settings.flag("use_sliding_window", False) else None
-    settings.get("sliding_window")  # a number that does not count without use_sliding_window
+    settings.get("sliding_window")  # ignored without use_sliding_window
     first = settings.integer("max_window_layers", 28)
     return local_layers(settings, n_layers, size, lambda layer: size is not None and layer >= first)

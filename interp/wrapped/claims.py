@@ -16,21 +16,21 @@ HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_sc
 LATE = ("ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped")
 """The sites after the blocks."""
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length")
-"""Keys of configs for the longest text."""
+"""Keys of configs for the context length."""
 UNBOUNDED = 2**20
-"""Length of the longest text for a network with a config that names no limit."""
+"""Context length of a network with a config that names none."""
 
 
 @runtime_checkable
 class NetworkConfig(Protocol):
-    """Protocol of the config of a network, as far as it is read."""
+    """Protocol of a Hugging Face config: the two methods that are called here."""
 
     def to_dict(self) -> dict[str, object]:
-        """All of it."""
+        """Every entry of the config."""
         ...
 
     def get_text_config(self) -> NetworkConfig:
-        """The config of its text part."""
+        """The config of the text model, where the network also takes images or sound."""
         ...
 
 
@@ -40,7 +40,7 @@ def settings(network: nn.Module) -> NetworkConfig:
 
 
 def claimed(trees: Trees, plan: NetworkPlan, registry: str) -> ModelConfig:
-    """The config with everything that was found; `registry`: why attention cannot be replaced, empty if it can."""
+    """The config that claims every site found in `plan`; `registry`: why attention cannot be replaced, "" if it can."""
     theirs = settings(trees.plain).get_text_config()
     embedding = cast("nn.Embedding", trees.plain.get_input_embeddings()).weight  # type: ignore[operator]
     head = cast("nn.Linear", trees.plain.get_submodule(plan.head or ""))
@@ -75,9 +75,9 @@ def claimed(trees: Trees, plan: NetworkPlan, registry: str) -> ModelConfig:
 
 
 def _block(plan: NetworkPlan, registry: str, heads: tuple[int, int], before: tuple[str, ...]) -> WrappedBlock:
-    """The sublayers of the blocks, the sites outside of them, and why others are not claimed."""
+    """The record of the blocks: their sublayers, the sites outside the blocks, and why other sites are not claimed."""
     if not plan.layers:
-        return _without_blocks(plan.reasons.get("blocks", ""))
+        return _block_without_layers(plan.reasons.get("blocks", ""))
     longest = list(max(plan.layers, key=lambda layer: len(layer.writers)).writers)
     every = dict.fromkeys([*longest, *(name for layer in plan.layers for name in layer.writers)])
     outside = [
@@ -101,8 +101,8 @@ def _block(plan: NetworkPlan, registry: str, heads: tuple[int, int], before: tup
     return WrappedBlock(tuple(every), before, factors, tuple(outside), tuple(refused))
 
 
-def _without_blocks(why: str) -> WrappedBlock:
-    """The sites of a network in which no blocks were found: its final stream, and the logits that are read from it."""
+def _block_without_layers(why: str) -> WrappedBlock:
+    """The record of a network in which no blocks were found: only the final stream and the logits are sites."""
     why = f"{why}; only the final stream is known (hook_stream)"
     names = ("embed", "hook_embed", "matrices", "start", "blocks")
     return WrappedBlock((), (), (), ("hook_stream", *LATE), tuple((name, why) for name in names))
@@ -113,7 +113,7 @@ def _factor(plan: NetworkPlan, name: str) -> float:
 
 
 def _heads(plan: NetworkPlan, theirs: object) -> tuple[int, int]:
-    """How many heads and key/value heads there are: as attention was seen to have, else as the config says."""
+    """Numbers of heads and of key/value heads: those of the recorded attention calls, else those of the config."""
     for layer in plan.layers:
         if (seen := layer.attended) is not None and seen.n_heads % seen.n_kv_heads == 0:
             return seen.n_heads, seen.n_kv_heads
@@ -132,7 +132,7 @@ def _context(theirs: object, network: nn.Module, plan: NetworkPlan) -> int:
 def _mixer(
     plan: NetworkPlan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
 ) -> WrappedMixer:
-    """The properties of one block's mixer that are to be proven."""
+    """The mixer record of one block, with the sites that `prove` then tests."""
     offered = ["hook_resid_pre", "hook_resid_post"]
     same = all(abs(w.factor / _factor(plan, n) - 1) < 1e-6 for n, w in layer.writers.items())
     if same:
@@ -156,7 +156,8 @@ def _mixer(
 
 
 def _reasons(layer: Layer, registry: str, heads: tuple[int, int]) -> dict[str, str]:
-    found = dict(layer.reasons)
+    """Why sites of a block are not claimed, by the site's short name."""
+    reasons = dict(layer.reasons)
     no_heads = ""
     if registry:
         no_heads = registry
@@ -174,5 +175,5 @@ def _reasons(layer: Layer, registry: str, heads: tuple[int, int]) -> dict[str, s
             (layer.attended.n_heads, layer.attended.n_kv_heads) != heads
         )
     if no_heads:
-        found |= dict.fromkeys(HEADS, no_heads)
-    return found
+        reasons |= dict.fromkeys(HEADS, no_heads)
+    return reasons

@@ -21,7 +21,7 @@ from interp.wrapped.seams import LinearView, NormOf
 from interp.wrapped.search import COMPUTED, Call, close, norm_of
 
 APART = 1e-3
-"""Columns at unit length that are two lie further apart."""
+"""Two columns of unit length further apart than this are different columns."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeadMap:
     """Factor on the output (OPT makes its queries small before they are used)."""
 
     def of(self, block: nn.Module) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
-        """The map's matrix and bias."""
+        """The map's matrix and bias, by head; both include `factor`."""
         view = LinearView(block.get_submodule(self.path), self.transposed)
         weight, bias = view.weight[self.rows], None if view.bias is None else view.bias[self.rows]
         if self.factor == 1:
@@ -43,15 +43,15 @@ class HeadMap:
         return weight * self.factor, None if bias is None else bias * self.factor
 
     def applied(self, block: nn.Module, x: Float[Tensor, "b p d"]) -> Float[Tensor, "b p h e"]:
-        """The map's output for the normed stream."""
+        """The map's output by head for the normed stream `x`."""
         weight, bias = self.of(block)
-        made = einsum(x, weight, "b p d, h e d -> b p h e")
-        return made if bias is None else made + bias
+        output = einsum(x, weight, "b p d, h e d -> b p h e")
+        return output if bias is None else output + bias
 
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Maps by which a block's heads read the stream: the norm before (None: none), and maps by `q`, `k` and `v`."""
+    """How a block's heads read the stream: the path of the norm (None: no norm), and the maps named `q`, `k`, `v`."""
 
     norm: str | None
     kind: Norm
@@ -60,7 +60,7 @@ class StreamReading:
     """Factor on q . k."""
 
     def before(self, block: nn.Module, width: int) -> Normalize:
-        """The norm before the maps, as a norm of this package."""
+        """The norm between the stream and the maps, as a `Normalize` of this package."""
         if self.norm is None:
             return Normalize(NoNorm(), width, "ln1")
         source = block.get_submodule(self.norm)
@@ -72,18 +72,18 @@ class StreamReading:
 def reading(
     block: nn.Module, inner: Mapping[str, Call], stream: Float[Tensor, "b p d"], seen: Mapping[str, Tensor]
 ) -> StreamReading | None:
-    """The linear maps by which a block makes `q`, `k` and `v` `[b p h e]` of the stream, found from `seen`.
+    """The linear maps from the normed stream to the `q`, `k` and `v` `[b p h e]` that `seen` holds by name.
 
-    None if they are not linear maps of one norm of it. Maps that were not found are left out.
+    None if no norm of the stream is followed by such a map. A name whose map was not found is left out.
     """
-    for norm, kind, normed in _normed(block, inner, stream):
-        linear = list(_linear(block, inner, normed))
+    for norm, kind, normed in _norm_candidates(block, inner, stream):
+        linear = list(_linear_maps_of(block, inner, normed))
         maps = {}
         for name, values in seen.items():
             for path, transposed, gave in linear:
-                found = matched(gave.flatten(0, 1), values.flatten(0, 1).flatten(1))
-                if found is not None:
-                    rows, factor = found
+                match = matched(gave.flatten(0, 1), values.flatten(0, 1).flatten(1))  # [b p h e] -> [b*p h*e]
+                if match is not None:
+                    rows, factor = match
                     maps[name] = HeadMap(path, transposed, rows.unflatten(0, values.shape[2:]), factor)
                     break
         if maps:
@@ -91,10 +91,10 @@ def reading(
     return None
 
 
-def _normed(
+def _norm_candidates(
     block: nn.Module, inner: Mapping[str, Call], stream: Float[Tensor, "b p d"]
 ) -> Iterator[tuple[str | None, Norm, Float[Tensor, "b p d"]]]:
-    """The norms of the stream in a block, and the stream itself: what its linear maps may read."""
+    """Candidates for the input of q, k and v: the output of each norm of the stream, and last the stream itself."""
     for path, call in inner.items():
         if call.given is None or call.gave is None or call.given.shape != stream.shape:
             continue
@@ -105,10 +105,10 @@ def _normed(
     yield None, NoNorm(), stream
 
 
-def _linear(
-    block: nn.Module, inner: Mapping[str, Call], given: Float[Tensor, "b p d"]
+def _linear_maps_of(
+    block: nn.Module, inner: Mapping[str, Call], normed: Float[Tensor, "b p d"]
 ) -> Iterator[tuple[str, bool, Float[Tensor, "b p o"]]]:
-    """The linear maps that read this, whether they are stored `[in, out]`, and what they gave."""
+    """Path of each linear map that was given `normed`, whether its matrix is stored `[in, out]`, and its output."""
     for path, call in inner.items():
         module = block.get_submodule(path)
         weight = getattr(module, "weight", None)
@@ -119,27 +119,34 @@ def _linear(
             or weight.ndim != 2
         ):
             continue
-        if call.given.shape != given.shape or not torch.equal(call.given, given):
+        if call.given.shape != normed.shape or not torch.equal(call.given, normed):
             continue
         for transposed in (False, True):
             view = LinearView(module, transposed)
-            if view.weight.shape != (call.gave.shape[-1], given.shape[-1]):
+            if view.weight.shape != (call.gave.shape[-1], normed.shape[-1]):
                 continue
-            made = given @ view.weight.T
-            if close(made if view.bias is None else made + view.bias, call.gave, COMPUTED):
+            output = normed @ view.weight.T
+            if close(output if view.bias is None else output + view.bias, call.gave, COMPUTED):
                 yield path, transposed, call.gave
                 break
 
 
 def matched(
-    gave: Float[Tensor, "n o"], wanted: Float[Tensor, "n c"]
+    outputs: Float[Tensor, "n o"], targets: Float[Tensor, "n c"]
 ) -> tuple[Int[Tensor, "c"], float] | None:
-    """Which column of one, times one factor, is each column of the other; None if one is no column, or any of two."""
-    if gave.shape[1] < wanted.shape[1]:
+    """Index into the columns of `outputs` for each column of `targets`, and the factor: target = factor * output.
+
+    None if some target column is no column of `outputs`, or could be two of them.
+    """
+    if outputs.shape[1] < targets.shape[1]:
         return None
-    sizes = [x.double().norm(dim=0).clamp_min(torch.finfo(torch.float32).tiny) for x in (gave, wanted)]
-    gave_scaled, wanted_scaled = (x.double() / size for x, size in zip((gave, wanted), sizes, strict=True))
-    near, which = torch.cdist(wanted_scaled.T, gave_scaled.T).topk(min(2, gave.shape[1]), largest=False)
+    sizes = [x.double().norm(dim=0).clamp_min(torch.finfo(torch.float32).tiny) for x in (outputs, targets)]
+    outputs_scaled, targets_scaled = (
+        x.double() / size for x, size in zip((outputs, targets), sizes, strict=True)
+    )
+    near, which = torch.cdist(targets_scaled.T, outputs_scaled.T).topk(
+        min(2, outputs.shape[1]), largest=False
+    )
     factors = sizes[1] / sizes[0][which[:, 0]]
     factor = float(factors.median())
     same = near[:, 0] <= 5 * COMPUTED
@@ -150,11 +157,11 @@ def matched(
     return which[:, 0], 1.0 if abs(factor - 1) <= 5 * COMPUTED else factor
 
 
-def agree(made: tuple[Tensor, Tensor], rotated: tuple[Tensor, Tensor]) -> bool:
-    """Whether queries and keys `[b p h e]` of one position have the products of the rotated ones, and their lengths."""
-    group = made[0].shape[2] // made[1].shape[2]
+def agree(unrotated: tuple[Tensor, Tensor], rotated: tuple[Tensor, Tensor]) -> bool:
+    """Whether q . k at equal positions, and the norms of q and k `[b p h e]`, are equal before and after rotation."""
+    group = unrotated[0].shape[2] // unrotated[1].shape[2]
     ours, theirs = (
-        einsum(q, k.repeat_interleave(group, 2), "b p h e, b p h e -> b p h") for q, k in (made, rotated)
+        einsum(q, k.repeat_interleave(group, 2), "b p h e, b p h e -> b p h") for q, k in (unrotated, rotated)
     )
-    lengths = [(mine.norm(dim=-1), other.norm(dim=-1)) for mine, other in zip(made, rotated, strict=True)]
-    return all(close(mine, other, 5 * COMPUTED) for mine, other in ((ours, theirs), *lengths))
+    lengths = [(a.norm(dim=-1), b.norm(dim=-1)) for a, b in zip(unrotated, rotated, strict=True)]
+    return all(close(a, b, 5 * COMPUTED) for a, b in ((ours, theirs), *lengths))

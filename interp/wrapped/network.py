@@ -1,7 +1,7 @@
 """A decoder of transformers as a `Transformer`: its own code, watched, with the sites that were proven.
 
-A pass that asks for nothing is the network's own. Any other runs in a copy of its module tree on the same tensors,
-whose modules visit their sites (`interp.wrapped.seams`).
+A pass without reads or edits runs the network itself. Any other pass runs a copy of its module tree on the same
+tensors, whose modules visit their sites (`interp.wrapped.seams`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from interp.wrapped.search import NetworkPlan, Transform
 LinearMap = tuple[Tensor, Tensor | None]
 """A matrix `[h e d]` and its bias `[h e]`."""
 PASTS = ("cache", "past_key_values", "cache_params", "state")  # the first from transformers 5.24 on
-"""Names of a network's argument for the memory of the tokens before."""
+"""Names that networks give to the argument for their cache of earlier tokens."""
 
 
 def _is_padded(cache: Past) -> bool:
@@ -60,7 +60,7 @@ def _is_padded(cache: Past) -> bool:
 
 
 class KnownMaps(Attention):
-    """The mixer of a wrapped block, as far as its matrices are known: the last one, those of heads."""
+    """The attention of a wrapped block, as far as its matrices are known: W_O, and W_Q, W_K and W_V of its heads."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class KnownMaps(Attention):
 
     @property
     def out(self) -> LinearView:  # type: ignore[override]
-        """The last linear map. AttributeError where none was proven."""
+        """The output map (W_O). AttributeError where none was proven."""
         if self._out is None:
             raise AttributeError(f"layer {self.layer} of this wrapped network has no known W_O: {self._why}")
         return self._out
@@ -98,7 +98,7 @@ class KnownMaps(Attention):
 
 
 class KnownBlock(Block):
-    """A wrapped block as analyses see it: its config, its last linear map, the norms of what it adds."""
+    """A wrapped block as analyses see it: its config, its known attention matrices and its norms."""
 
     def __init__(
         self, config: ModelConfig, attn: KnownMaps, norms: Mapping[str, NormOf], before: Normalize | None
@@ -133,7 +133,7 @@ class KnownBlock(Block):
 
 
 class WrappedCache:
-    """The network's own memory of the tokens before, as a pass takes it."""
+    """The network's own cache of earlier tokens, in the form that a pass takes (`held` is the network's object)."""
 
     def __init__(self, rows: int, n_max: int) -> None:
         self.rows, self.n_max, self.length = rows, n_max, 0
@@ -153,7 +153,7 @@ class WrappedCache:
     def extended_keep(
         self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
     ) -> Bool[Tensor, "b k"] | None:
-        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        """The keep-mask `[b k]` of all cached tokens and `n` new ones; None as long as no row is padded."""
         if keep is None and self.keep is None:
             return None
         like = keep if keep is not None else self.keep
@@ -174,12 +174,12 @@ class WrappedCache:
 
 @dataclass(frozen=True)
 class Trees:
-    """Copies of a network's modules on the same tensors: one as it is, and one to be watched."""
+    """Two copies of a network's modules on the same tensors: `plain` runs unchanged, `watched` visits sites."""
 
     plain: nn.Module
     watched: nn.Module
     original: str
-    """The attention that the network has without us."""
+    """Name of the network's own attention implementation (such as "sdpa")."""
 
 
 def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
@@ -197,7 +197,7 @@ def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device |
 
 
 def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:
-    """A network and the copy of it that uses this package's attention; without `registry` the copy keeps its own."""
+    """The network and a copy of it that uses this package's attention; without `registry` the copy keeps its own."""
     register()
     watched = copy.deepcopy(plain, kept(plain) | own_tensors(plain))
     original = str(getattr(plain.config, "_attn_implementation", None) or "eager")
@@ -243,9 +243,9 @@ def install(trees: Trees, plan: NetworkPlan, config: ModelConfig) -> None:
 class Wrapped(Transformer):
     """A Hugging Face decoder under the names, questions and interventions of this package.
 
-    Its config lists the sites that were proven; `KeyError`s of the others, and `ValueError`s of options of a pass that
-    were not proven, say why. `wrapped` is the network's own module tree, which computes every pass that asks for
-    nothing.
+    Its config lists the sites that were proven. A `KeyError` for another site, and a `ValueError` for an option of a
+    pass that was not proven, say why. `wrapped` is the network's own module tree, which computes every pass without
+    reads or edits.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Wrapped(Transformer):
         self.wrapped, self.watched = trees.plain, trees.watched
         self.edits, self.files, self.devices = (), (), None
         self.leaking: list[int] | None = None
-        """While it is proven: the layers whose scores are used beside the softmax."""
+        """During the proof: the layers whose scores are used by more than the softmax; None afterwards."""
         self.output, self.type_embed, self.score_bias = None, None, None
         self._accepted = frozenset(inspect.signature(trees.plain.forward).parameters)
         self.embed = self._table(plan.embed)
@@ -276,39 +276,39 @@ class Wrapped(Transformer):
         self.eval()
 
     def _table(self, path: str | None) -> nn.Embedding:
-        """A table of embeddings, on the network's parameter; that of the tokens, if none was proven to be added."""
+        """An embedding table on the network's own parameter; the token embeddings where `path` is None."""
         module = self.wrapped.get_submodule(path) if path is not None else self.wrapped.get_input_embeddings()  # type: ignore[operator]
         weight = module.get_parameter("weight")
-        made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-        made.weight = weight
-        return made
+        table = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        table.weight = weight
+        return table
 
     def _linear(self, path: str | None) -> nn.Linear:
         assert path is not None
         module = self.wrapped.get_submodule(path)
         weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
-        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-        made.weight = weight
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        linear.weight = weight
         if isinstance(bias, nn.Parameter):
-            made.bias = bias
-        return made
+            linear.bias = bias
+        return linear
 
-    def _transform(self, found: Transform) -> MaskedHead:
-        """The map before the unembedding, on the network's parameters."""
+    def _transform(self, transform: Transform) -> MaskedHead:
+        """The map between the final stream and the unembedding, on the network's own parameters."""
         with torch.device("meta"):
-            made = MaskedHead(found.act, found.kind, 1)
-        made.dense = self._linear(found.dense)
-        made.norm = NormOf(self.wrapped.get_submodule(found.norm), found.kind, "mlm_head").module()
-        return made
+            head = MaskedHead(transform.act, transform.kind, 1)
+        head.dense = self._linear(transform.dense)
+        head.norm = NormOf(self.wrapped.get_submodule(transform.norm), transform.kind, "mlm_head").module()
+        return head
 
     def _norm(self, path: str | None, config: ModelConfig, name: str) -> Normalize:
         if path is None:
             return Normalize(NoNorm(), config.d_model, name)
         source = self.wrapped.get_submodule(path)
-        made = NormOf(source, config.norm, name).module()
-        if made.weight is not None and len(made.weight) != config.d_model:  # a norm without parameters
-            made = Normalize(config.norm, config.d_model, name).to(self.wrapped.dtype).requires_grad_(False)  # type: ignore[arg-type]
-        return made
+        norm = NormOf(source, config.norm, name).module()
+        if norm.weight is not None and len(norm.weight) != config.d_model:  # a norm without parameters
+            norm = Normalize(config.norm, config.d_model, name).to(self.wrapped.dtype).requires_grad_(False)  # type: ignore[arg-type]
+        return norm
 
     def _known_block(self, index: int) -> KnownBlock:
         layer, config = self.plan.layers[index], self.config
@@ -324,10 +324,17 @@ class Wrapped(Transformer):
             for name, w in layer.writers.items()
             if w.norm is not None and config.norm_place == "sandwich" and name in names
         }
-        how = self.readings.get(index)
-        maps = {} if how is None else {name: each.of(block) for name, each in how.maps.items()}
-        before = None if how is None else how.before(block, config.d_model).to(self.wrapped.dtype)  # type: ignore[arg-type]
-        scale = 1.0 if how is None else how.scale
+        stream_reading = self.readings.get(index)
+        maps = (
+            {}
+            if stream_reading is None
+            else {name: head_map.of(block) for name, head_map in stream_reading.maps.items()}
+        )
+        before: Normalize | None = None
+        scale = 1.0
+        if stream_reading is not None:
+            before = stream_reading.before(block, config.d_model).to(self.wrapped.dtype)  # type: ignore[arg-type]
+            scale = stream_reading.scale
         return KnownBlock(config, KnownMaps(out, index, config.n_heads, why, maps, scale), norms, before)
 
     def forward(
@@ -381,23 +388,23 @@ class Wrapped(Transformer):
 
     def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
         """As `Transformer.with_parameters`; what modules keep of their last pass is copied."""
-        memo: dict[int, object] = {id(each): each for each in (self.config, self.edits)}
+        memo: dict[int, object] = {id(shared): shared for shared in (self.config, self.edits)}
         memo |= kept(self) | own_tensors(self)
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)
 
     def ruled(self, rules: Collection[Rule]) -> Transformer:
         """As `Transformer.ruled`, by the operators that the network calls."""
-        found = super().ruled(rules)
-        assert isinstance(found, Wrapped)
-        for tree in (found.wrapped, found.watched):
+        model = super().ruled(rules)
+        assert isinstance(model, Wrapped)
+        for tree in (model.wrapped, model.watched):
             lay(rules, tree)
-        return found
+        return model
 
     def _run(
         self, run: Running, inputs: dict[str, object], cache: WrappedCache | None, n: int
     ) -> Float[Tensor, "b p d"]:
-        """The stream where the pass ends."""
+        """The residual stream at the end of the pass, from the watched copy."""
         if run.start == self.config.n_layers and run.start:
             assert run.entering is not None
             return run.entering
@@ -417,7 +424,7 @@ class Wrapped(Transformer):
     def _logits(
         self, inputs: dict[str, object], cache: Past | None, n: int, logits_at: Tensor | None
     ) -> Tensor:
-        """The network's own logits, at some columns or all."""
+        """The network's own logits, at the columns `logits_at` or at all of them."""
         only_last = logits_at is not None and logits_at.shape[1] == 1 and bool((logits_at == n - 1).all())
         if only_last and "logits_to_keep" in self._accepted:
             inputs, logits_at = {**inputs, "logits_to_keep": 1}, None
@@ -439,23 +446,23 @@ class Wrapped(Transformer):
     def _inputs(
         self, tokens: Tensor, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None
     ) -> dict[str, object]:
-        """The arguments of a call of the network. From a later block on its own ids do not matter."""
+        """The arguments for a call of the network; zeros as ids where the pass starts at a later block."""
         rows, n = tokens.shape[:2]
         past = 0 if cache is None else cache.length
-        whole = keep if cache is None else cache.extended_keep(keep, rows, n)
+        full_keep = keep if cache is None else cache.extended_keep(keep, rows, n)
         ids = tokens.new_zeros(rows, n, dtype=torch.long) if start else tokens
         inputs: dict[str, object] = {"input_ids": ids, "use_cache": cache is not None}
-        if whole is not None:
-            inputs["attention_mask"] = whole.long()
-        if (whole is not None or documents is not None) and "position_ids" in self._accepted:
-            positions = Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
+        if full_keep is not None:
+            inputs["attention_mask"] = full_keep.long()
+        if (full_keep is not None or documents is not None) and "position_ids" in self._accepted:
+            positions = Layout(full_keep, documents).positions(n, past, tokens.device).expand(rows, n)
             inputs["position_ids"] = positions + self.plan.first_position
         if isinstance(cache, WrappedCache) and cache.held is not None:
             inputs[next(name for name in PASTS if name in self._accepted)] = cache.held
         return inputs
 
     def _written_out(self, tap: Tap | None) -> bool:
-        """Whether masks must be numbers: a layer's scores are read, or some attention is its own code."""
+        """Whether masks must be numeric: `tap` reads a layer's scores, or a layer's attention is not the registry's."""
         if any(layer.attended is None for layer in self.plan.layers):
             return True
         if tap is None:
@@ -481,8 +488,8 @@ class Wrapped(Transformer):
             "left padding": keep is not None and not bool(keep[:, 0].all()),
             "right padding": keep is not None and not bool(keep[:, -1].all()),
         }
-        for name, given in requested.items():
-            if given and (why := self.config.block.why_not(name)):
+        for name, is_requested in requested.items():
+            if is_requested and (why := self.config.block.why_not(name)):
                 raise ValueError(f"this wrapped network takes no {name}: {why}")
         if gradients and (why := self.config.block.why_not("gradients")):
             raise ValueError(f"this wrapped network gives no gradients: {why}")
@@ -490,7 +497,7 @@ class Wrapped(Transformer):
             raise ValueError("a wrapped network has a cache of its own: model.new_cache(rows, n_max)")
 
     def new_cache(self, rows: int, n_max: int) -> WrappedCache:
-        """Room for the tokens of a continued text: the network's own memory, empty."""
+        """An empty cache for `rows` texts of at most `n_max` tokens: the network fills it itself."""
         return WrappedCache(rows, n_max)
 
     @property

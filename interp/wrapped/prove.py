@@ -1,8 +1,8 @@
-"""Proofs about a wrapped network: every site is read and edited, and the consequences are compared with the rest.
+"""Proofs about a wrapped network: every site is read and edited, and compared with the sites that follow from it.
 
-A site is offered where the identities that give it its meaning hold in a pass that reads everything, and hold again
-in passes that edit it (a pattern that was changed must give the z that follows from it, and so on). Options of a pass
-(a later start, padding, packed documents, a cache, gradients) are offered where both ways to the same number agree.
+A site is offered where the identities that define it (z = pattern @ v, resid_post = resid_pre + attn_out + mlp_out,
+...) hold in a pass that reads every site, and hold again in passes that edit it. Options of a pass (a later start,
+padding, packed documents, a cache, gradients) are offered where two ways to compute the same numbers agree.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from interp.wrapped.search import (
 )
 
 SUMS, LOOSE = 1e-5, 1e-4
-"""Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
+"""Relative tolerances in float32: between a sum of sites and its value, and between passes computed in two ways."""
 GRADIENT = 1e-3
-"""Allowed between two gradients of float32, relative."""
+"""Relative tolerance between two gradients in float32."""
 _HOOKED = ("hook_stream", "hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_more_out", "attn.hook_z")
-"""The sites where an ordinary hook on the network's modules stands at the same tensor."""
+"""Sites whose value is also the input or output of a module, where an ordinary PyTorch hook can read it."""
 MOST_STARTS = 6
-"""Blocks at which a later start is tried."""
+"""At most about this many blocks are tried as a later start."""
 FIRSTS = 5
-"""Positions that the first token is tried at."""
+"""Number of candidates for the network's position id of the first token: 0, 1, ..."""
 EMBEDDED = ("hook_embed", "hook_pos_embed")
 SINGLE = 24
-"""Number of texts of a single token, on which matrices of heads are found."""
+"""Number of one-token texts on which the matrices of heads are found (at one position nothing is rotated)."""
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
-"""The norm of what a sublayer adds."""
+"""Name of the norm after each sublayer, in networks that have one."""
 SiteValues = Mapping[str, Tensor]
 Law = tuple[str, Sequence[str], Callable[[], bool]]
-"""What should hold: the site that follows from others, those that lose their meaning if it does not, the comparison."""
+"""An identity: the site that it computes, the sites that are dropped if it fails, and the test."""
 Reads = tuple[Read, ...]
 
 
@@ -72,7 +72,7 @@ def some_tokens(network: nn.Module, rows: int = 2, n: int = 7) -> Int[Tensor, "b
 def wrap(
     network: nn.Module, *, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Wrapped:
-    """A Hugging Face decoder as a `Transformer`, with the sites that were proven of it.
+    """A Hugging Face decoder as a `Transformer`, with the sites that were proven for it.
 
     The network itself is not touched; its tensors are shared, unless they are cast or moved. Hooks on its modules are
     left out, and a `Note` names them. In half precision the proof runs on a copy in float32, which is freed
@@ -92,12 +92,13 @@ def wrap(
     half = next(plain.parameters()).dtype not in (torch.float32, torch.float64)
     precise = copied(plain, torch.float32, None) if half else plain
     with torch.no_grad():
-        proof, registry = _proven(precise)
+        proof, registry = _proof_of(precise)
     trees = trees_of(plain, registry=registry)
     return Wrapped(trees, proof.plan, proof.config, proof.readings).requires_grad_(False)
 
 
 def _check(network: nn.Module) -> None:
+    """ValueError unless the network is a Hugging Face decoder that gives logits of tokens."""
     config = getattr(network, "config", None)
     if config is None or not hasattr(network, "get_output_embeddings"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
@@ -109,8 +110,8 @@ def _check(network: nn.Module) -> None:
         raise UnknownNetworkError(f"{type(network).__name__} gives no logits of tokens")
 
 
-def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
-    """The proven properties, and whether this package's attention may be used."""
+def _proof_of(plain: nn.Module) -> tuple[_Proof, bool]:
+    """The finished proof, and whether the watched copy may use this package's attention."""
     tokens = some_tokens(plain)
     logits = plain(input_ids=tokens, use_cache=False).logits
     n = tokens.shape[1]
@@ -122,7 +123,7 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
     for registry in (True, False):
         trees = trees_of(plain, registry=registry)
         try:
-            plan, found = explored(trees.watched, tokens, trees.original)
+            plan, watched_logits = explored(trees.watched, tokens, trees.original)
         except UnknownNetworkError:
             raise
         except Exception as failed:
@@ -130,7 +131,7 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
                 raise
             why = f"attention through the registry fails ({type(failed).__name__})"
             continue
-        if close(found, logits, LOOSE):
+        if close(watched_logits, logits, LOOSE):
             break
         why = "attention through the registry gives other logits"
     else:
@@ -146,16 +147,16 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
 
 
 def _first_position(network: nn.Module, tokens: Int[Tensor, "b p"], logits: Tensor) -> int:
-    """The network's position of the first token: given these positions it has equal logits."""
+    """The network's position id of the first token: with ids counted from it the logits are those without ids."""
     if "position_ids" not in inspect.signature(network.forward).parameters:
         return 0
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     for first in range(FIRSTS):
         try:
-            found = network(input_ids=tokens, position_ids=places + first, use_cache=False).logits
+            shifted_logits = network(input_ids=tokens, position_ids=places + first, use_cache=False).logits
         except Exception:  # left to the options of a pass, which are refused where it fails
             return 0
-        if close(found, logits, LOOSE):
+        if close(shifted_logits, logits, LOOSE):
             return first
     return 0
 
@@ -164,7 +165,7 @@ def _first_position(network: nn.Module, tokens: Int[Tensor, "b p"], logits: Tens
 
 
 class _Proof:
-    """A network with everything that was found, from which what does not hold is taken away."""
+    """A network whose config claims every site that was found; each method drops the claims that fail."""
 
     def __init__(
         self, trees: Trees, plan: NetworkPlan, config: ModelConfig, tokens: Int[Tensor, "b p"], logits: Tensor
@@ -174,60 +175,60 @@ class _Proof:
         self.model = Wrapped(trees, plan, config)
         self.numbers = list(dict.fromkeys(numbers(settings(trees.plain).to_dict())))
         self._sinks: dict[int, Tensor] = {}
-        self._sums: dict[int, bool] = {}
-        """Of every layer, whether z was the pattern times the values when nothing was edited."""
+        self._z_additive: dict[int, bool] = {}
+        """By layer, whether z was pattern @ v in the pass without edits."""
         self._scales: dict[tuple[int, float | None], float] = {}
         self.readings: dict[int, StreamReading] = {}
-        """By layer, how its heads read the stream, where that is linear."""
+        """By layer, the linear maps from the normed stream to q, k and v, where they were found."""
 
     def sites(self) -> None:
-        """Take away every site that does not hold, until a pass that reads all the others and those that edit do."""
+        """Drop every site whose identities fail, in a pass that reads all sites or in passes that edit one kind."""
         self.model.leaking = []
-        base = self._readable()
+        base = self._values_of_all_sites()
         leaking, self.model.leaking = self.model.leaking, None
         if not close(base["logits"], self.logits, LOOSE):
             raise UnknownNetworkError("it gives other logits when everything is read")
         if not close(self.model(self.tokens, Tap([Read(final_stream(self.config))])), self.logits, LOOSE):
             raise UnknownNetworkError("it gives other logits when its stream is read")
-        self._ends(base[final_stream(self.config)])
+        self._check_read_out(base[final_stream(self.config)])
         for layer in set(leaking):
             self._drop(layer, HEADS[3:], "its scores are used beside the softmax")
-        self._shapes(base)
+        self._check_shapes(base)
         for layer in range(self.config.n_layers):
-            self._laws(layer, base, edited=None)
+            self._check_laws(layer, base, edited=None)
         kinds = dict.fromkeys(site for m in self._mixers for site in m.offered)
         for kind in kinds:
-            self._edited(kind, base)
-        self._outside()
-        self._traits(base)
+            self._test_edits(kind, base)
+        self._test_outside_sites()
+        self._set_traits(base)
 
-    def _edited(self, kind: str, base: SiteValues) -> None:
-        """Take away a site in the layers where an edit of it fails, breaks what follows from it, or changes nothing."""
+    def _test_edits(self, kind: str, base: SiteValues) -> None:
+        """Drop a site in the layers where an edit of it fails, breaks an identity or changes nothing."""
         layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
         if not layers:
             return
-        seen = self._passed([Edit(f"blocks.{i}.{kind}", _changed(kind)) for i in layers])
+        seen = self._site_values([Edit(f"blocks.{i}.{kind}", _noise_edit(kind)) for i in layers])
         for i in layers:
             if seen is None:
                 self._drop(i, [kind], "an edit of it fails")
                 continue
-            self._laws(i, seen, edited=kind)
+            self._check_laws(i, seen, edited=kind)
             if kind in self._mixers[i].offered:
-                self._matters(i, kind, base)
+                self._drop_if_without_effect(i, kind, base)
 
-    def _ends(self, stream: Tensor) -> None:
-        """Refuse a network if its logits for other final streams, put there by hand, are not those read out."""
+    def _check_read_out(self, stream: Tensor) -> None:
+        """UnknownNetworkError unless `read_out` gives the network's own logits for two other final streams."""
         noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(17)).to(stream)
         size = stream.square().mean().sqrt()
         for factor in (0.1, 4.0):
             new = factor * (stream + size * noise)
-            if not close(self.model.read_out(new), self._from_final(new), LOOSE):
+            if not close(self.model.read_out(new), self._logits_of_stream(new), LOOSE):
                 raise UnknownNetworkError(
                     "other final streams do not give the logits that are read out of them"
                 )
 
-    def _from_final(self, stream: Tensor) -> Tensor:
-        """The logits of the network's own code with this in place of its final stream, by an ordinary hook."""
+    def _logits_of_stream(self, stream: Tensor) -> Tensor:
+        """The logits of the network's own code with `stream` as its final stream, by an ordinary PyTorch hook."""
         network, plan = self.trees.plain, self.plan
         if plan.reader is not None:
             handle = network.get_submodule(plan.reader).register_forward_pre_hook(
@@ -243,8 +244,8 @@ class _Proof:
             handle.remove()
         return logits
 
-    def _traits(self, base: SiteValues) -> None:
-        """Say of each layer whether its pattern is made of shares, and whether z is the pattern times the values."""
+    def _set_traits(self, base: SiteValues) -> None:
+        """Record for each layer whether its pattern is a distribution over keys, and whether z = pattern @ v."""
         mixers = list(self._mixers)
         for layer, mixer in enumerate(mixers):
             pattern = base.get(f"blocks.{layer}.attn.hook_pattern")
@@ -253,25 +254,25 @@ class _Proof:
             )
             additive = {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= set(mixer.offered)
             mixers[layer] = replace(
-                mixer, distribution=shares, additive=additive and self._sums.get(layer, False)
+                mixer, distribution=shares, additive=additive and self._z_additive.get(layer, False)
             )
-        self._mix(mixers)
+        self._set_mixers(mixers)
 
-    def _readable(self) -> SiteValues:
-        """A pass that reads everything; the sites of heads are given up where it fails."""
-        seen = self._passed()
+    def _values_of_all_sites(self) -> SiteValues:
+        """The values of all sites in one pass; sites inside attention are dropped while that pass fails."""
+        seen = self._site_values()
         for sites in (HEADS[:3], HEADS, ("attn.hook_z", "attn.hook_result")):
             if seen is not None:
                 return seen
             for layer in range(self.config.n_layers):
                 self._drop(layer, sites, "a pass that reads it fails")
-            seen = self._passed()
+            seen = self._site_values()
         if seen is None:
             raise UnknownNetworkError("a pass that reads its stream fails")
         return seen
 
-    def _shapes(self, base: SiteValues) -> None:
-        """Heads of one count in all layers, and one row of the pattern for each token."""
+    def _check_shapes(self, base: SiteValues) -> None:
+        """Drop sites inside attention with another number of heads or another shape than `[b h q k]`, `[b p h e]`."""
         rows, n = self.tokens.shape
         for layer, mixer in enumerate(self._mixers):
             for site in mixer.offered:
@@ -286,8 +287,8 @@ class _Proof:
                 if site in mixer.offered and base[f"blocks.{layer}.{site}"].shape[:3] != (rows, n, axis):
                     self._drop(layer, HEADS[:3], "it has another number of heads than other layers")
 
-    def _laws(self, layer: int, seen: SiteValues, *, edited: str | None) -> None:
-        """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
+    def _check_laws(self, layer: int, seen: SiteValues, *, edited: str | None) -> None:
+        """Test every identity of a layer, except that for the edited site; drop the sites for which one fails."""
         laws = [*self._sums_of_the_stream(layer, seen), *self._within_attention(layer, seen)]
         if layer:
             before, after = (
@@ -304,7 +305,7 @@ class _Proof:
                 self._drop(layer, gone, f"{target} is not what follows from it{under}")
 
     def _sums_of_the_stream(self, layer: int, seen: SiteValues) -> Iterator[Law]:
-        """The stream is what it was plus what is added to it, each through its norm."""
+        """Identities of the stream: resid_mid and resid_post as sums, and each sublayer's output through its norm."""
 
         def at(site: str) -> Tensor:
             return seen[f"blocks.{layer}.{site}"]
@@ -342,60 +343,62 @@ class _Proof:
                 )
 
     def _within_attention(self, layer: int, seen: SiteValues) -> Iterator[Law]:
-        """Scores follow from queries and keys, the pattern from scores, z from it and values, the output from z."""
+        """Identities of attention: q, k -> scores -> pattern; pattern, v -> z -> attention output."""
         has = set(self._mixers[layer].offered)
         if "attn.hook_z" in has and "hook_attn_out" in has:
             normed = "ln1_post.hook_normalized" in has
             target = "ln1_post.hook_normalized" if normed else "hook_attn_out"
-            yield target, ["attn.hook_z", "attn.hook_result"], lambda: self._written(layer, seen, target)
+            sites = ["attn.hook_z", "attn.hook_result"]
+            yield target, sites, lambda: self._attention_output_follows(layer, seen, target)
         if "attn.hook_pattern" in has and "attn.hook_attn_scores" in has:
-            yield "attn.hook_pattern", HEADS[3:], lambda: self._softmaxed(layer, seen)
-        if {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= has and self._additive(layer):
-            yield "attn.hook_z", ["attn.hook_v"], lambda: self._moved(layer, seen)
+            yield "attn.hook_pattern", HEADS[3:], lambda: self._pattern_follows(layer, seen)
+        if {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= has and self._is_additive(layer):
+            yield "attn.hook_z", ["attn.hook_v"], lambda: self._z_follows(layer, seen)
         if {"attn.hook_attn_scores", *HEADS[:2]} <= has:
-            yield "attn.hook_attn_scores", HEADS[:2], lambda: self._scored(layer, seen)
+            yield "attn.hook_attn_scores", HEADS[:2], lambda: self._scores_follow(layer, seen)
 
-    def _written(self, layer: int, seen: SiteValues, target: str) -> bool:
-        """Whether what attention writes is what its heads do, and its bias, through the norm where there is one."""
+    def _attention_output_follows(self, layer: int, seen: SiteValues, target: str) -> bool:
+        """Whether attention's output is the sum of its heads' results plus the bias, through its norm if it has one."""
         out = self.model.block(layer).attn.out
         result = seen[f"blocks.{layer}.attn.hook_result"]
-        found = result.sum(2) if out.bias is None else result.sum(2) + out.bias
+        added = result.sum(2) if out.bias is None else result.sum(2) + out.bias  # [b p h d] -> [b p d]
         norm = self.model.block(layer).post_norm("attn_out")
         if norm is None:
-            found = found * self.config.factor("attn_out")
+            added = added * self.config.factor("attn_out")
         else:
-            found = norm.linear(found, seen[f"blocks.{layer}.ln1_post.hook_scale"])
-        return close(found, seen[f"blocks.{layer}.{target}"], 5 * COMPUTED)
+            added = norm.linear(added, seen[f"blocks.{layer}.ln1_post.hook_scale"])
+        return close(added, seen[f"blocks.{layer}.{target}"], 5 * COMPUTED)
 
-    def _softmaxed(self, layer: int, seen: SiteValues) -> bool:
-        """Whether the pattern is the softmax of the scores, or of them and one more score per head (a sink)."""
+    def _pattern_follows(self, layer: int, seen: SiteValues) -> bool:
+        """Whether the pattern is the softmax over keys of the scores, or of the scores and one sink score per head."""
         scores, pattern = (seen[f"blocks.{layer}.{site}"] for site in HEADS[3:])
-        sink = self._sinks.setdefault(layer, _sink(scores, pattern))
+        sink = self._sinks.setdefault(layer, _sink_scores(scores, pattern))
         more = sink[None, :, None, None].expand(*scores.shape[:3], 1)
         return close(torch.cat((scores, more), -1).softmax(-1)[..., :-1], pattern, LOOSE)
 
-    def _additive(self, layer: int) -> bool:
-        return self._sums.get(layer, True)
+    def _is_additive(self, layer: int) -> bool:
+        return self._z_additive.get(layer, True)
 
-    def _moved(self, layer: int, seen: SiteValues) -> bool:
-        """Whether z is pattern @ v; in layers where it never was, heads do not split by source."""
+    def _z_follows(self, layer: int, seen: SiteValues) -> bool:
+        """Whether z is pattern @ v; the first test of a layer (without edits) is only recorded and returns True."""
         v, pattern = seen[f"blocks.{layer}.attn.hook_v"], seen[f"blocks.{layer}.attn.hook_pattern"]
         z = seen[f"blocks.{layer}.attn.hook_z"]
         group = self.config.n_heads // self.config.kv_heads
-        found = einsum(pattern, v.repeat_interleave(group, 2), "b h q k, b k h e -> b q h e")
-        holds = found.shape == z.shape and close(found, z, LOOSE)
-        if layer not in self._sums:
-            self._sums[layer] = holds
+        v_by_head = v.repeat_interleave(group, 2)  # [b k g e] -> [b k h e]
+        expected_z = einsum(pattern, v_by_head, "b h q k, b k h e -> b q h e")
+        holds = expected_z.shape == z.shape and close(expected_z, z, LOOSE)
+        if layer not in self._z_additive:
+            self._z_additive[layer] = holds
             return True
         return holds
 
-    def _scored(self, layer: int, seen: SiteValues) -> bool:
-        """Whether scores are a factor times q . k, capped or not, where they are not masked."""
+    def _scores_follow(self, layer: int, seen: SiteValues) -> bool:
+        """Whether unmasked scores are c * q . k, or cap * tanh(c * q . k / cap) with a cap from the config."""
         scores = seen[f"blocks.{layer}.attn.hook_attn_scores"]
         q, k = (seen[f"blocks.{layer}.{site}"] for site in HEADS[:2])
         if q.shape[-1] != k.shape[-1]:
             return False
-        k = k.repeat_interleave(self.config.n_heads // self.config.kv_heads, 2)
+        k = k.repeat_interleave(self.config.n_heads // self.config.kv_heads, 2)  # [b k g e] -> [b k h e]
         raw = einsum(q, k, "b q h e, b k h e -> b h q k")
         finite = scores.isfinite()
         for cap in (None, *self.numbers):
@@ -408,100 +411,108 @@ class _Proof:
                 return True
         return False
 
-    def _matters(self, layer: int, kind: str, base: SiteValues) -> None:
-        """Drop a site of attention if its edit changes nothing and no identity says what it should change."""
-        if kind not in HEADS or (self._additive(layer) and "attn.hook_v" in self._mixers[layer].offered):
+    def _drop_if_without_effect(self, layer: int, kind: str, base: SiteValues) -> None:
+        """Drop a site inside attention if an edit of it changes nothing and no identity about z tests it."""
+        if kind not in HEADS or (self._is_additive(layer) and "attn.hook_v" in self._mixers[layer].offered):
             return
-        seen = self._passed([Edit(f"blocks.{layer}.{kind}", _changed(kind))])
+        seen = self._site_values([Edit(f"blocks.{layer}.{kind}", _noise_edit(kind))])
         after = f"blocks.{layer}.hook_resid_post"
         if seen is None or close(seen[after], base[after], LOOSE):
             self._drop(layer, [kind], "an edit of it changes nothing")
 
-    def _outside(self) -> None:
-        """Test every site outside of the blocks, and refuse those that fail.
+    def _test_outside_sites(self) -> None:
+        """Test every site outside the blocks, and refuse those that fail.
 
-        A site passes if the logits change where it is edited and the embeddings still sum to what enters block 0.
+        A site passes if an edit of it changes the logits and the embeddings still sum to the input of block 0.
         """
         for site in names(self.config, on_demand=True):
             if site.startswith("blocks."):
                 continue
-            seen = self._passed([Edit(site, _changed(site))])
+            seen = self._site_values([Edit(site, _noise_edit(site))])
             parts = [seen[s] for s in EMBEDDED if s in seen] if seen is not None else []
-            good = seen is not None and not close(seen["logits"], self.logits, LOOSE)
-            if good and seen is not None and parts:
+            holds = seen is not None and not close(seen["logits"], self.logits, LOOSE)
+            if holds and seen is not None and parts:
                 entered = sum(parts[1:], parts[0])
                 norm = self.model.ln_embed
                 if norm is not None and site != "ln_embed.hook_normalized":
                     entered = norm.linear(entered, seen["ln_embed.hook_scale"])
                 elif norm is not None:
                     entered = seen[site]
-                good = close(entered, seen["blocks.0.hook_resid_pre"], LOOSE)
-            if not good:
+                holds = close(entered, seen["blocks.0.hook_resid_pre"], LOOSE)
+            if not holds:
                 block = self.config.block
                 assert isinstance(block, WrappedBlock)
-                left = tuple(s for s in block.outside if s != site)
-                more = (*block.refused, (site, "an edit of it does not do what it says"))
-                self._use(replace(self.config, block=replace(block, outside=left, refused=more)))
+                proven = tuple(s for s in block.outside if s != site)
+                refused = (*block.refused, (site, "an edit of it does not do what it says"))
+                self._set_config(replace(self.config, block=replace(block, outside=proven, refused=refused)))
 
     # --- the matrices of heads
 
     def matrices(self) -> None:
         """Find the matrices of queries, keys and values, where they are linear maps of the normed stream alone."""
-        first = some_tokens(self.trees.plain, SINGLE, 1)
-        alone, base = self._passed(tokens=first), self._passed()
+        single_tokens = some_tokens(self.trees.plain, SINGLE, 1)
+        alone, base = self._site_values(tokens=single_tokens), self._site_values()
         if alone is None or base is None:
             return
-        calls, _ = recorded(self.trees.plain, first, Running(self.trees.original, noted=[]))
+        calls, _ = recorded(self.trees.plain, single_tokens, Running(self.trees.original, noted=[]))
         mixers = list(self._mixers)
         for layer, mixer in enumerate(mixers):
-            found = self._reading(layer, calls, alone, base)
+            stream_reading = self._stream_reading(layer, calls, alone, base)
             why = "it was not found among linear maps of the normed stream alone"
-            if found is not None:
-                self.readings[layer] = found
-            maps = {} if found is None else found.maps
+            if stream_reading is not None:
+                self.readings[layer] = stream_reading
+            maps = {} if stream_reading is None else stream_reading.maps
             mixers[layer] = replace(mixer, values="v" in maps, queries={"q", "k", "v"} <= set(maps))
             for name in "qkv":
                 if name not in maps:
                     self._refuse(f"blocks.{layer}.attn.W_{name.upper()}", why)
-        self._mix(mixers)
+        self._set_mixers(mixers)
 
-    def _reading(self, layer: int, calls: Calls, alone: SiteValues, base: SiteValues) -> StreamReading | None:
-        """The maps of a layer: found on texts of a single token, and kept if they hold at every position."""
-        wanted = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
+    def _stream_reading(
+        self, layer: int, calls: Calls, alone: SiteValues, base: SiteValues
+    ) -> StreamReading | None:
+        """The maps from the normed stream to q, k and v of a layer, found on one-token texts and tested everywhere.
+
+        `alone` has the site values of the one-token texts, `base` those of the longer ones.
+        """
+        site_of = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
         offered, root = self._mixers[layer].offered, self.plan.root(layer)
-        seen = {name: alone[f"blocks.{layer}.{site}"] for name, site in wanted.items() if site in offered}
+        seen = {name: alone[f"blocks.{layer}.{site}"] for name, site in site_of.items() if site in offered}
         stream = calls[root][0].given
         if not seen or stream is None:
             return None
         inner = {
-            path.removeprefix(f"{root}."): one[0]
-            for path, one in calls.items()
-            if path.startswith(f"{root}.") and len(one) == 1
+            path.removeprefix(f"{root}."): runs[0]
+            for path, runs in calls.items()
+            if path.startswith(f"{root}.") and len(runs) == 1
         }
         block = self.trees.plain.get_submodule(root)
-        found = reading(block, inner, stream, seen)
-        if found is None:
+        candidate = reading(block, inner, stream, seen)
+        if candidate is None:
             return None
-        before = found.before(block, stream.shape[-1]).to(stream)
+        before = candidate.before(block, stream.shape[-1]).to(stream)
         x = before(base[f"blocks.{layer}.hook_resid_pre"])
-        made = {name: each.applied(block, x) for name, each in found.maps.items()}
-        expected = {name: base[f"blocks.{layer}.{wanted[name]}"] for name in made}
+        mapped = {name: head_map.applied(block, x) for name, head_map in candidate.maps.items()}
+        expected = {name: base[f"blocks.{layer}.{site_of[name]}"] for name in mapped}
         scale = next((c for (at, _), c in self._scales.items() if at == layer), None)
-        turned = scale is not None and {"q", "k"} <= set(made)
-        turned = turned and agree((made["q"], made["k"]), (expected["q"], expected["k"]))
-        holds = {"v": "v" in made and close(made["v"], expected["v"], 5 * COMPUTED), "q": turned, "k": turned}
-        maps = {name: each for name, each in found.maps.items() if holds[name]}
-        return replace(found, maps=maps, scale=scale or 1.0) if maps else None
+        rotation_agrees = scale is not None and {"q", "k"} <= set(mapped)
+        rotation_agrees = rotation_agrees and agree(
+            (mapped["q"], mapped["k"]), (expected["q"], expected["k"])
+        )
+        v_agrees = "v" in mapped and close(mapped["v"], expected["v"], 5 * COMPUTED)
+        holds = {"v": v_agrees, "q": rotation_agrees, "k": rotation_agrees}
+        maps = {name: head_map for name, head_map in candidate.maps.items() if holds[name]}
+        return replace(candidate, maps=maps, scale=scale or 1.0) if maps else None
 
     # --- options of a pass
 
     def options(self) -> None:
-        """Refuse, by name, every option of a pass for which two ways of computing disagree."""
+        """Refuse every option of a pass (start, padding, documents, cache, gradients) that changes the numbers."""
         options: dict[str, Callable[[Reads], bool]] = {
-            "start": self._starts, "left padding": partial(self._padded, left=True),
-            "right padding": partial(self._padded, left=False), "documents": self._packed,
-            "cache": partial(self._stepwise, padded=False),
-            "cache of padded rows": partial(self._stepwise, padded=True),
+            "start": self._later_start_agrees, "left padding": partial(self._padding_agrees, left=True),
+            "right padding": partial(self._padding_agrees, left=False), "documents": self._packing_agrees,
+            "cache": partial(self._cache_agrees, padded=False),
+            "cache of padded rows": partial(self._cache_agrees, padded=True),
         }  # fmt: skip
         for name, holds in options.items():
             try:
@@ -513,7 +524,7 @@ class _Proof:
         try:
             why = (
                 ""
-                if self._differentiates()
+                if self._gradients_agree()
                 else "autograd on the network's own code was measured to give others"
             )
         except RuntimeError as failed:
@@ -523,26 +534,28 @@ class _Proof:
 
     @property
     def _last_sites(self) -> Reads:
-        """Every site of the last block: masks are written out where scores are read. Without blocks the stream."""
+        """Reads of every site of the last block, so that masks must be numeric; without blocks of the final stream."""
         if not self.config.n_layers:
             return (Read(final_stream(self.config)),)
         last = f"blocks.{self.config.n_layers - 1}."
         return tuple(Read(name) for name in names(self.config, on_demand=True) if name.startswith(last))
 
-    def _starts(self, reads: Reads) -> bool:
+    def _later_start_agrees(self, reads: Reads) -> bool:
+        """Whether passes that start at a later block, from its recorded input, give the same stream and logits."""
         n = self.config.n_layers
         step = -(-(n - 1) // MOST_STARTS) or 1
-        seen = self._passed()
+        seen = self._site_values()
         assert seen is not None
         for layer in range(1, n, step):
-            found = self.model(seen[f"blocks.{layer}.hook_resid_pre"], Tap(reads), start=layer)
+            logits = self.model(seen[f"blocks.{layer}.hook_resid_pre"], Tap(reads), start=layer)
             middle = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer, stop=layer + 1)
             ends_match = close(middle, seen[f"blocks.{layer}.hook_resid_post"], LOOSE)
-            if not (ends_match and close(found, self.logits, LOOSE)):
+            if not (ends_match and close(logits, self.logits, LOOSE)):
                 return False
         return True
 
-    def _padded(self, reads: Reads, *, left: bool) -> bool:
+    def _padding_agrees(self, reads: Reads, *, left: bool) -> bool:
+        """Whether a row with three columns of padding has the logits of the same tokens without padding."""
         n = self.tokens.shape[1] - 3
         keep = torch.ones_like(self.tokens, dtype=torch.bool)
         tokens, cut = self.tokens.clone(), slice(0, 3) if left else slice(n, None)
@@ -550,54 +563,58 @@ class _Proof:
         if left:
             tokens[0, 3:] = self.tokens[0, :n]
         alone = self.model(self.tokens[:1, :n])
-        found = self.model(tokens, Tap(reads) if reads else None, keep=keep)
-        mine = found[:1, 3:] if left else found[:1, :n]
-        return close(mine, alone, LOOSE) and close(found[1], self.logits[1], LOOSE)
+        logits = self.model(tokens, Tap(reads) if reads else None, keep=keep)
+        unpadded = logits[:1, 3:] if left else logits[:1, :n]
+        return close(unpadded, alone, LOOSE) and close(logits[1], self.logits[1], LOOSE)
 
-    def _packed(self, reads: Reads) -> bool:
+    def _packing_agrees(self, reads: Reads) -> bool:
+        """Whether two documents packed into each row have the logits that they have in passes of their own."""
         documents = (torch.arange(self.tokens.shape[1], device=self.tokens.device) >= 3).long()
-        found = self.model(
+        logits = self.model(
             self.tokens, Tap(reads) if reads else None, documents=documents.expand_as(self.tokens)
         )
         parts = [self.model(self.tokens[:, :3]), self.model(self.tokens[:, 3:])]
-        return close(found, torch.cat(parts, 1), LOOSE)
+        return close(logits, torch.cat(parts, 1), LOOSE)
 
-    def _stepwise(self, reads: Reads, *, padded: bool) -> bool:
+    def _cache_agrees(self, reads: Reads, *, padded: bool) -> bool:
+        """Whether four passes with a cache, over consecutive columns, give the logits of one pass without."""
         keep = torch.ones_like(self.tokens, dtype=torch.bool)
         keep[0, :2] = not padded
-        given = keep if padded else None
-        cache, found = self.model.new_cache(*self.tokens.shape), []
-        for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
-            mine = None if given is None or part.start else given[:, part]
+        keep_or_none = keep if padded else None
+        cache, step_logits = self.model.new_cache(*self.tokens.shape), []
+        for columns in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
+            step_keep = None if keep_or_none is None or columns.start else keep_or_none[:, columns]
             tap = Tap(reads) if reads else None
-            found.append(self.model(self.tokens[:, part], tap, keep=mine, cache=cache))
-        whole = self.model(self.tokens, keep=given)
-        return close(torch.cat(found, 1)[keep], whole[keep], LOOSE)
+            step_logits.append(self.model(self.tokens[:, columns], tap, keep=step_keep, cache=cache))
+        logits = self.model(self.tokens, keep=keep_or_none)
+        return close(torch.cat(step_logits, 1)[keep], logits[keep], LOOSE)
 
     @torch.enable_grad()
-    def _differentiates(self) -> bool:
-        """Whether gradients are autograd's on the network itself, and those of scores and pattern follow from z's."""
+    def _gradients_agree(self) -> bool:
+        """Whether gradients at sites equal those of hooks on the network, and those in attention follow from z's."""
         generator = torch.Generator().manual_seed(5)
         probe = torch.randn(self.logits.shape, generator=generator).to(self.logits)
         offered = [f"blocks.{i}.{site}" for i, mixer in enumerate(self._mixers) for site in mixer.offered]
-        wanted = [n for n in offered if n.endswith((*_HOOKED, *HEADS[2:])) and "result" not in n]
-        wanted = wanted if self.config.n_layers else [final_stream(self.config)]
-        reads = [Read(name, grad=True) for name in wanted]
-        tap = Tap([*reads, *(Read(name) for name in wanted)])
-        found = torch.autograd.grad(
+        sites = [n for n in offered if n.endswith((*_HOOKED, *HEADS[2:])) and "result" not in n]
+        sites = sites if self.config.n_layers else [final_stream(self.config)]
+        reads = [Read(name, grad=True) for name in sites]
+        tap = Tap([*reads, *(Read(name) for name in sites)])
+        gradients = torch.autograd.grad(
             (self.model(self.tokens, tap) * probe).sum(), [tap.live[r] for r in reads]
         )
-        ours = dict(zip(wanted, found, strict=True))
-        theirs = self._by_hooks([n for n in wanted if n.endswith(_HOOKED)], probe)
+        ours = dict(zip(sites, gradients, strict=True))
+        theirs = self._hook_gradients([n for n in sites if n.endswith(_HOOKED)], probe)
         same = all(close(ours[name], g.reshape(ours[name].shape), GRADIENT) for name, g in theirs.items())
         values = {read.site: value for read, value in tap.values.items()}
         inside = [
-            i for i in range(self.config.n_layers) if self._sums.get(i) and f"blocks.{i}.attn.hook_v" in ours
+            i
+            for i in range(self.config.n_layers)
+            if self._z_additive.get(i) and f"blocks.{i}.attn.hook_v" in ours
         ]
-        return same and all(self._inside_follows(i, ours, values) for i in inside)
+        return same and all(self._attention_gradients_follow(i, ours, values) for i in inside)
 
-    def _by_hooks(self, sites: Sequence[str], probe: Tensor) -> dict[str, Tensor]:
-        """Gradients at ends of blocks, at what modules add and at z, by ordinary hooks on the network itself."""
+    def _hook_gradients(self, sites: Sequence[str], probe: Tensor) -> dict[str, Tensor]:
+        """Gradients at block inputs, sublayer outputs and z, by ordinary PyTorch hooks on the network itself."""
         live: dict[str, Tensor] = {}
         network, handles, factors = self.trees.plain, [], {}
 
@@ -644,11 +661,11 @@ class _Proof:
         finally:
             for handle in handles:
                 handle.remove()
-        found = torch.autograd.grad((logits * probe).sum(), list(live.values()))
-        return {name: g / factors.get(name, 1.0) for name, g in zip(live, found, strict=True)}
+        gradients = torch.autograd.grad((logits * probe).sum(), list(live.values()))
+        return {name: g / factors.get(name, 1.0) for name, g in zip(live, gradients, strict=True)}
 
-    def _inside_follows(self, layer: int, gradients: SiteValues, values: SiteValues) -> bool:
-        """Whether the gradients of pattern, values and scores are those that z = pattern v and a softmax give them."""
+    def _attention_gradients_follow(self, layer: int, gradients: SiteValues, values: SiteValues) -> bool:
+        """Whether the gradients of pattern, v and scores follow from that of z = softmax(scores) @ v."""
         (v, scores, pattern), z = (
             (f"blocks.{layer}.{site}" for site in HEADS[2:]),
             f"blocks.{layer}.attn.hook_z",
@@ -659,7 +676,9 @@ class _Proof:
         p = values[pattern]
         of_scores = p * (of_pattern - (p * of_pattern).sum(-1, keepdim=True))
         pairs = ((pattern, of_pattern), (v, of_v), (scores, of_scores))
-        return all(name not in gradients or close(gradients[name], found, LOOSE) for name, found in pairs)
+        return all(
+            name not in gradients or close(gradients[name], expected, LOOSE) for name, expected in pairs
+        )
 
     # --- bookkeeping
 
@@ -667,8 +686,10 @@ class _Proof:
     def _mixers(self) -> tuple[WrappedMixer, ...]:
         return self.config.mixers  # type: ignore[return-value]
 
-    def _passed(self, edits: Sequence[Edit] = (), tokens: Tensor | None = None) -> dict[str, Tensor] | None:
-        """Every site of a pass under these edits, and its logits; None if the network fails."""
+    def _site_values(
+        self, edits: Sequence[Edit] = (), tokens: Tensor | None = None
+    ) -> dict[str, Tensor] | None:
+        """The value of every site, and "logits", in a pass with these edits; None if the network raises an error."""
         tap = Tap([Read(name) for name in names(self.config, on_demand=True)], edits)
         try:
             logits = self.model(self.tokens if tokens is None else tokens, tap)
@@ -677,7 +698,7 @@ class _Proof:
         return {read.site: value for read, value in tap.values.items()} | {"logits": logits}
 
     def _drop(self, layer: int, sites: Sequence[str], why: str) -> None:
-        """Take sites of a layer away, with the reason."""
+        """Remove sites from the claims about a layer, with the reason."""
         mixers, block = list(self._mixers), self.config.block
         assert isinstance(block, WrappedBlock)
         gone = set(sites) & set(mixers[layer].offered)
@@ -687,32 +708,32 @@ class _Proof:
             mixers[layer], offered=tuple(s for s in mixers[layer].offered if s not in gone)
         )
         refused = (*block.refused, *((f"blocks.{layer}.{site}", why) for site in sorted(gone)))
-        self._use(replace(self.config, mixer=tuple(mixers), block=replace(block, refused=refused)))
+        self._set_config(replace(self.config, mixer=tuple(mixers), block=replace(block, refused=refused)))
 
     def _refuse(self, name: str, why: str) -> None:
         block = self.config.block
         assert isinstance(block, WrappedBlock)
-        self._use(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
+        self._set_config(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
 
-    def _mix(self, mixers: Sequence[WrappedMixer]) -> None:
-        """Say of each layer what was found of it; a network without blocks has none to say it of."""
+    def _set_mixers(self, mixers: Sequence[WrappedMixer]) -> None:
+        """Put the mixer record of each layer into the config; nothing for a network without blocks."""
         if mixers:
-            self._use(replace(self.config, mixer=tuple(mixers)))
+            self._set_config(replace(self.config, mixer=tuple(mixers)))
 
-    def _use(self, config: ModelConfig) -> None:
+    def _set_config(self, config: ModelConfig) -> None:
         self.config = self.model.config = config
 
 
-def _sink(scores: Tensor, pattern: Tensor) -> Tensor:
-    """The score of what takes the rest of each row's attention, by head; -inf where nothing is left."""
-    rest = 1 - pattern.double().sum(-1)
-    found = scores.double().logsumexp(-1) + (rest / (1 - rest)).clamp_min(0).log()
-    found = torch.where(rest < 1e-5, torch.full_like(found, -torch.inf), found)
-    return found.mean((0, 2)).to(scores.dtype)
+def _sink_scores(scores: Tensor, pattern: Tensor) -> Tensor:
+    """The sink score of each head, from the attention that each row of the pattern lacks to 1; -inf without a sink."""
+    missing = 1 - pattern.double().sum(-1)
+    sink_scores = scores.double().logsumexp(-1) + (missing / (1 - missing)).clamp_min(0).log()
+    sink_scores = torch.where(missing < 1e-5, torch.full_like(sink_scores, -torch.inf), sink_scores)
+    return sink_scores.mean((0, 2)).to(scores.dtype)
 
 
-def _changed(kind: str) -> Callable[[Tensor], Tensor]:
-    """A change of a site that nothing else makes: noise of its own size; factors, where it is positive."""
+def _noise_edit(kind: str) -> Callable[[Tensor], Tensor]:
+    """The edit that adds random noise of the site's own size; positive sites are multiplied by random factors."""
 
     def change(cells: Tensor) -> Tensor:
         noise = torch.rand(cells.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(

@@ -16,18 +16,18 @@ _site = partial(Site, before="attn.hook_attn_scores")
 
 @dataclass(frozen=True)
 class WrappedMixer(Mixer):
-    """The mixer of positions of one wrapped block, and the sites of that block that were proven."""
+    """The attention (or other mixer of positions) of one wrapped block, and the proven sites of that block."""
 
     offered: tuple[str, ...] = ()
     """The sites of the block by their short names (`attn.hook_z`)."""
     distribution: bool = False
-    """Whether rows of the pattern were seen to be shares."""
+    """Whether each row of the pattern was seen to be nonnegative with a sum of at most 1."""
     additive: bool = False
     """Whether z is the pattern times the values and nothing after it."""
     values: bool = False
     """Whether values are a known linear map of the normed stream."""
     queries: bool = False
-    """Whether queries and keys are, and scores a factor times their product at each position."""
+    """Whether queries and keys are too, and each score is a constant factor times q . k."""
 
     own_sites = (
         _site("attn.hook_rot_q", "b p h e", "wrapped queries as scores are made of them: normed and rotated"),
@@ -54,24 +54,24 @@ class WrappedMixer(Mixer):
 
 @dataclass(frozen=True)
 class WrappedMLP(AnyMLP):
-    """The terms of a wrapped block besides those of its mixer."""
+    """What a wrapped block adds to the stream besides its attention: the MLP, of which only this is known."""
 
     d_mlp: int = 0
-    """Columns that its last linear map reads, where there is one; 0 where that is not known."""
+    """Input width of its last linear map; 0 where that is not known."""
     mixes: bool = False
-    """Whether it sees other positions too."""
+    """Whether its output at one position depends on other positions."""
 
     words = "an MLP inside a wrapped network"
     no_matrices = "an MLP inside a wrapped network, whose matrices are not proven"
 
     @property
     def pointwise(self) -> bool:  # type: ignore[override]
-        """Whether every token is mapped by itself."""
+        """Whether its output at each position depends on that position alone."""
         return not self.mixes
 
     @property
     def width(self) -> int:
-        """Multiplications of one token, in units of d_model, if it is gated."""
+        """Multiplications for one token in units of d_model, counted as for a gated MLP (three matrices)."""
         return 3 * self.d_mlp
 
 
@@ -107,11 +107,11 @@ class WrappedBlock(UsualBlock):
         return {name: "hook_resid_mid" if name in self.before else "hook_resid_post" for name in self.added}
 
     def factor(self, sublayer: str, config: ModelConfig) -> float:
-        """The factor that was found."""
+        """The factor on a sublayer's output before it is added to the stream."""
         return self.factors[self.added.index(sublayer)]
 
     def offers(self, name: str, config: ModelConfig) -> bool:
-        """Whether a site was proven, in any of the layers that the config speaks of."""
+        """Whether a site was proven, outside the blocks or in at least one layer."""
         return name in self.outside or any(
             isinstance(mixer, WrappedMixer) and name in mixer.offered for mixer in config.mixers
         )

@@ -34,11 +34,11 @@ ACTIVATIONS = frozenset(
         "clip",
     }
 )
-"""Functions of one number, by their names in torch."""
+"""Elementwise functions, by their names in torch."""
 
 
 class RuleMode(TorchFunctionMode):
-    """Gives the operators of a pass the derivatives of the four rules under which a model is linear."""
+    """Replaces the derivatives of operators in a forward pass by those of the four rules that make a model linear."""
 
     def __torch_function__(
         self,
@@ -55,7 +55,9 @@ class RuleMode(TorchFunctionMode):
         x = args[0] if args else named.get("input")
         if not isinstance(x, Tensor):
             return func(*args, **named)
-        by = args[1] if len(args) > 1 else named.get("other", named.get("exponent"))
+        by = (
+            args[1] if len(args) > 1 else named.get("other", named.get("exponent"))
+        )  # second factor, divisor, power
         if name in QUOTIENTS and isinstance(by, Tensor) and by.requires_grad:
             return func(x, by.detach(), *args[2:], **{n: v for n, v in named.items() if n != "other"})
         value = func(*args, **named)
@@ -68,29 +70,32 @@ class RuleMode(TorchFunctionMode):
         if name in POWERS and isinstance(by, int | float) and by < 0:
             return value.detach()
         if name in ACTIVATIONS or name in POWERS:
-            f = partial(_of_first, func, args[1:], {n: v for n, v in named.items() if n != "input"})
+            f = partial(_value_of_first, func, args[1:], {n: v for n, v in named.items() if n != "input"})
             return secant(f, x, {"activation"}, value.detach())
-        return _normed(name, x, args[1:], named, value)
+        return _norm_with_constant_divisor(name, x, args[1:], named, value)
 
 
-def _of_first(
-    func: Callable[..., ModuleValue], rest: Sequence[ModuleValue], named: Mapping[str, ModuleValue], x: Tensor
+def _value_of_first(
+    func: Callable[..., ModuleValue],
+    arguments: Sequence[ModuleValue],
+    named: Mapping[str, ModuleValue],
+    x: Tensor,
 ) -> Tensor:
-    value = func(x, *rest, **named)
+    value = func(x, *arguments, **named)
     assert isinstance(value, Tensor)
     return value
 
 
-def _normed(
-    name: str, x: Tensor, rest: Sequence[ModuleValue], named: Mapping[str, ModuleValue], value: Tensor
+def _norm_with_constant_divisor(
+    name: str, x: Tensor, arguments: Sequence[ModuleValue], named: Mapping[str, ModuleValue], value: Tensor
 ) -> Tensor:
-    """The output of a fused norm with a constant divisor; of any other module as it is."""
+    """The output of a fused norm, with its divisor a constant in the gradient; `value` for any other operator."""
     if name not in ("layer_norm", "rms_norm"):
         return value
-    given = dict(zip(("normalized_shape", "weight", "bias", "eps"), rest, strict=False)) | dict(named)
+    by_name = dict(zip(("normalized_shape", "weight", "bias", "eps"), arguments, strict=False)) | dict(named)
     if name == "rms_norm":
-        given = dict(zip(("normalized_shape", "weight", "eps"), rest, strict=False)) | dict(named)
-    shape, weight, bias, eps = (given.get(n) for n in ("normalized_shape", "weight", "bias", "eps"))
+        by_name = dict(zip(("normalized_shape", "weight", "eps"), arguments, strict=False)) | dict(named)
+    shape, weight, bias, eps = (by_name.get(n) for n in ("normalized_shape", "weight", "bias", "eps"))
     assert isinstance(shape, tuple | list)
     dims = tuple(range(-len(shape), 0))
     small = eps if isinstance(eps, float) else 1e-5 if name == "layer_norm" else torch.finfo(x.dtype).eps
@@ -101,7 +106,7 @@ def _normed(
 
 
 class SecantSeam:
-    """An activation's module, under the activation rule."""
+    """The forward of an activation module under the activation rule."""
 
     def __init__(self, inner: Callable[[Tensor], Tensor]) -> None:
         self.inner = inner
@@ -112,7 +117,7 @@ class SecantSeam:
 
 
 def lay(rules: Collection[Rule], tree: nn.Module) -> None:
-    """Put the activation rule into every module of a watched tree that is a function of one number."""
+    """Put the activation rule into every elementwise module of a network."""
     if "activation" in rules:
         for module in tree.modules():
             if _is_elementwise(module):
@@ -120,14 +125,14 @@ def lay(rules: Collection[Rule], tree: nn.Module) -> None:
 
 
 def _is_elementwise(module: nn.Module) -> bool:
-    """Whether a module without parameters and parts makes each number of that number only."""
+    """Whether a module is elementwise: no parameters, no submodules, each output a function of one input number."""
     if any(True for _ in (*module.children(), *module.parameters(), *module.buffers())):
         return False
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(5))
     try:
-        whole, part, turned = module(x), module(x[1:3, 2:5].contiguous()), module(x.flip(0, 1))
+        full, corner, flipped = module(x), module(x[1:3, 2:5].contiguous()), module(x.flip(0, 1))
     except Exception:
         return False
-    if not isinstance(whole, Tensor) or whole.shape != x.shape:
+    if not isinstance(full, Tensor) or full.shape != x.shape:
         return False
-    return torch.allclose(whole[1:3, 2:5], part) and torch.allclose(whole.flip(0, 1), turned)
+    return torch.allclose(full[1:3, 2:5], corner) and torch.allclose(full.flip(0, 1), flipped)

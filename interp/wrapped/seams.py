@@ -1,7 +1,7 @@
-"""How a pass of a wrapped network is watched: its modules and its attention ask one context variable for the pass.
+"""How a pass of a wrapped network is watched: replaced forwards look up the running pass in one context variable.
 
-The watched modules are a copy of the network's module tree on the same tensors; nothing is stored on them that a pass
-could leave behind. What they visit are the sites of `interp.model.sites`, in the order in which their values arise.
+The watched modules are a copy of the network's module tree on the same tensors; a pass stores nothing on them. They
+visit the sites of `interp.model.sites` in the order in which the values are computed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HEAD_SITES = (
     "attn.hook_attn_scores",
     "attn.hook_pattern",
 )
-"""Sites inside attention, which is written out only where one of them is read or edited."""
+"""Sites inside attention; where one is read or edited, attention runs in its eager (unfused) form."""
 ModuleValue = object
 """The input or output of a module."""
 
 
 class EndOfPass(Exception):  # noqa: N818  # no error: it carries the stream out of a pass that needs no more
-    """Ends a pass from inside the network; `stream` is the residual stream there."""
+    """Ends a pass from inside the network; `stream` is the residual stream at that point."""
 
     def __init__(self, stream: Tensor) -> None:
         super().__init__("the pass ended where it was asked to")
@@ -49,10 +49,10 @@ class Attended:
     n_heads: int
     n_kv_heads: int
     softmaxes: int
-    """How many softmaxes over keys its written-out form takes; 0 where it has none."""
+    """Number of softmaxes over keys in its eager (unfused) form; 0 where it has no such form."""
     calls: int = 1
     explained: bool = False
-    """Whether what it gives is its pattern times the values, and whether a change of its scores is that of its mask."""
+    """Whether its output is pattern @ v, and adding a tensor to its scores acts as adding the same to its mask."""
 
 
 @dataclass
@@ -60,33 +60,33 @@ class Running:
     """One pass under way: its reads and edits, the blocks it runs, and the terms of the present block so far."""
 
     original: str
-    """The attention that the network has without us."""
+    """Name of the network's own attention implementation (such as "sdpa")."""
     tap: Tap | None = None
     start: int = 0
     stop: int | None = None
-    """The block before which the pass ends; None: it goes to the end."""
+    """The block before which the pass ends; None: the pass runs through the whole network."""
     rows: int = 1
     entering: Tensor | None = None
-    """The stream that enters block `start`, where that is not the first."""
+    """The stream that enters block `start`, where `start` is not 0."""
     written_out: bool = False
-    """Whether some layer's scores or pattern are read or edited, so that masks must be numbers."""
+    """Whether some layer's scores or pattern are read or edited, so that masks must be numeric."""
     scope: Scope | None = None
     """Reads and edits of the present block."""
     stream: Tensor | None = None
     """The stream that entered the present block."""
     added: dict[str, Tensor] = field(default_factory=dict)
-    """The terms of the present block so far, by sublayer."""
+    """What the sublayers of the present block have added to the stream so far, by name."""
     final: Tensor | None = None
     """The stream that left the last block that ran."""
     layer: int = 0
-    """The block at hand."""
+    """Index of the present block."""
     leaking: list[int] | None = None
-    """The layers in which scores have other uses than the softmax, while that is examined."""
+    """Layers whose scores are used by more than the softmax, collected during the proof; None: not collected."""
     noted: list[Attended] | None = None
-    """Calls of attention, while a network is explored."""
+    """Calls of attention, recorded while a network is explored; None: not recorded."""
 
     def outside(self) -> Scope | None:
-        """Reads and edits before the first block."""
+        """Reads and edits of the sites outside the blocks; None where the pass starts at a later block."""
         return None if self.tap is None or self.start else self.tap.scope()
 
 
@@ -94,20 +94,20 @@ RUNNING: ContextVar[Running | None] = ContextVar("interp_wrapped_pass", default=
 
 
 def first_tensor(value: ModuleValue) -> Tensor | None:
-    """The tensor that a module gave, or the first of several things; None if that is none."""
+    """The output of a module if it is a tensor, or its first element if that is one; else None."""
     first = value[0] if isinstance(value, tuple | list) and value else value
     return first if isinstance(first, Tensor) else None
 
 
 def with_first(value: ModuleValue, new: Tensor) -> ModuleValue:
-    """Arguments with another first tensor."""
+    """The output of a module with its (first) tensor replaced by `new`."""
     if isinstance(value, tuple | list):
         return type(value)([new, *value[1:]])
     return new
 
 
 def stream_key(args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue]) -> int | str | None:
-    """Where among its arguments a module is given its first tensor of numbers."""
+    """Index or keyword of a module's first floating-point tensor argument; None if there is none."""
     if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
         return 0
     named = [k for k, v in kwargs.items() if isinstance(v, Tensor) and v.is_floating_point() and v.ndim >= 2]
@@ -115,16 +115,16 @@ def stream_key(args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue]) -
 
 
 def given_to(args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue]) -> Tensor | None:
-    """The first tensor of numbers that a module was given."""
+    """The first floating-point tensor among a module's arguments; None if there is none."""
     key = stream_key(args, kwargs)
-    found = None if key is None else args[0] if key == 0 else kwargs[str(key)]
-    return found if isinstance(found, Tensor) else None
+    value = None if key is None else args[0] if key == 0 else kwargs[str(key)]
+    return value if isinstance(value, Tensor) else None
 
 
 def replaced(
     args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue], new: Tensor
 ) -> tuple[tuple[ModuleValue, ...], dict[str, ModuleValue]]:
-    """The arguments with another first tensor."""
+    """The arguments with their first floating-point tensor replaced by `new`."""
     key = stream_key(args, kwargs)
     if key == 0:
         return (new, *args[1:]), dict(kwargs)
@@ -138,7 +138,7 @@ class Seam:
         self.inner = inner
 
     def __call__(self, *args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
-        """The output of the module: its own, or what the pass under way makes of it."""
+        """The output of the module: its own, or that of `run` if a pass is under way."""
         run = RUNNING.get()
         if run is None:
             return self.inner(*args, **kwargs)
@@ -150,7 +150,7 @@ class Seam:
 
 
 class BlockSeam(Seam):
-    """A block: skipped before `start`, given another stream there, its two ends visited, the last before `stop`."""
+    """A block: it is skipped before `start`, visits the stream at its two ends, and ends the pass before `stop`."""
 
     def __init__(
         self, inner: Callable[..., ModuleValue], layer: int, *, in_tuple: bool, embeds: bool
@@ -188,7 +188,7 @@ class BlockSeam(Seam):
         return out
 
     def _embedded(self, run: Running, stream: Tensor) -> Tensor:
-        """The stream that enters the first block, a site where the embeddings are not told apart."""
+        """The stream that enters the first block, after `hook_embed` where no embedding module visits that site."""
         return visited(run.outside(), "hook_embed", stream) if self.embeds else stream
 
     @staticmethod
@@ -198,7 +198,7 @@ class BlockSeam(Seam):
 
 
 class ReaderSeam(Seam):
-    """The final norm of a network in which no blocks were found: the pass ends here, unless it has a cache to fill."""
+    """The reader of the final stream where no blocks were found: a pass ends here unless it fills a cache."""
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """The output of the module in this pass."""
@@ -212,15 +212,15 @@ class ReaderSeam(Seam):
 
 
 def visited(scope: Scope | None, name: str, value: Tensor) -> Tensor:
-    """The value after a site: a copy where it was read, since modules may write into their inputs."""
+    """The value after the reads and edits of a site; a copy where there are some, since modules may write in place."""
     return value if scope is None or not scope.wants(name) else at(scope, name, value).clone()
 
 
 class WriterSeam(Seam):
-    """A module that adds its output to the stream, times a factor; `norm` where the module is a norm itself.
+    """A module that adds its output, times a factor, to the stream; `norm` where the module is a norm itself.
 
-    The stream after attention is not a tensor that every family gives a module: it is the sum of what entered the
-    block and what was added, and a change of it is added to what the last of `middle` adds.
+    `hook_resid_mid` is computed as the block's input plus the outputs of the sublayers in `middle`, since not every
+    family passes that sum to a module. An edit of it is added to the output of the last sublayer in `middle`.
     """
 
     def __init__(
@@ -236,15 +236,15 @@ class WriterSeam(Seam):
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """The output of the module in this pass."""
-        scope, part = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
-        scale, normalized = f"{part}.hook_scale", f"{part}.hook_normalized"
+        scope, norm_name = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
+        scale, normalized = f"{norm_name}.hook_scale", f"{norm_name}.hook_normalized"
         wants_mid = scope is not None and self.name in self.middle and scope.wants("hook_resid_mid")
         if scope is None or not (wants_mid or scope.wants(f"hook_{self.name}", scale, normalized)):
             return self.inner(*args, **kwargs)
         out = self.inner(*args, **kwargs)
         before, stream = first_tensor(out), run.stream
         assert before is not None and stream is not None
-        value = before if self.norm is None else normed(scope, part, self.norm, args, kwargs, before)
+        value = before if self.norm is None else normed(scope, norm_name, self.norm, args, kwargs, before)
         value = value.reshape(stream.shape)
         added = value if self.factor == 1 else value * self.factor
         changed = visited(scope, f"hook_{self.name}", added)
@@ -279,24 +279,24 @@ class NormSeam(Seam):
 
 def normed(
     scope: Scope,
-    part: str,
+    norm_name: str,
     norm: NormOf,
     args: tuple[ModuleValue, ...],
     kwargs: dict[str, ModuleValue],
     out: Tensor,
 ) -> Tensor:
-    """The output of a norm after its two sites, which begin with `part`."""
-    scale = f"{part}.hook_scale"
+    """The output of a norm after its two sites, `{norm_name}.hook_scale` and `{norm_name}.hook_normalized`."""
+    scale = f"{norm_name}.hook_scale"
     if scope.wants(scale):
-        given, ours = given_to(args, kwargs), norm.module()
-        assert given is not None
-        divisor = at(scope, scale, ours.scale(given))
-        out = ours.linear(given, divisor) if scope.alters(scale) else out
-    return visited(scope, f"{part}.hook_normalized", out)
+        norm_input, ours = given_to(args, kwargs), norm.module()
+        assert norm_input is not None
+        divisor = at(scope, scale, ours.scale(norm_input))
+        out = ours.linear(norm_input, divisor) if scope.alters(scale) else out
+    return visited(scope, f"{norm_name}.hook_normalized", out)
 
 
 class OutputSeam(Seam):
-    """The last linear map of what mixes positions: its input is z, head by head; results on demand."""
+    """The output map (W_O) of attention: its input is z of all heads; `hook_result` is computed on demand."""
 
     def __init__(self, inner: Callable[..., ModuleValue], n_heads: int, weights: LinearView) -> None:
         super().__init__(inner)
@@ -304,24 +304,25 @@ class OutputSeam(Seam):
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """The output of the module in this pass."""
-        scope, given = run.scope, given_to(args, kwargs)
+        scope, flat_z = run.scope, given_to(args, kwargs)
         if scope is None or not scope.wants("attn.hook_z", "attn.hook_result"):
             return self.inner(*args, **kwargs)
-        assert given is not None and run.stream is not None
-        z = given.reshape(*run.stream.shape[:2], self.n_heads, -1)
+        assert flat_z is not None and run.stream is not None
+        z = flat_z.reshape(*run.stream.shape[:2], self.n_heads, -1)  # [b p h*e] -> [b p h e]
         z = visited(scope, "attn.hook_z", z)
-        args, kwargs = replaced(args, kwargs, z.reshape(given.shape))
+        args, kwargs = replaced(args, kwargs, z.reshape(flat_z.shape))
         if scope.wants("attn.hook_result"):
-            weight, bias = self.weights.weight.unflatten(1, (self.n_heads, -1)), self.weights.bias
+            weight = self.weights.weight.unflatten(1, (self.n_heads, -1))  # [d h*e] -> [d h e]
+            bias = self.weights.bias
             result = at(scope, "attn.hook_result", einsum(z, weight, "b p h e, d h e -> b p h d"))
             if scope.alters("attn.hook_result"):
                 summed = result.sum(2) if bias is None else result.sum(2) + bias
-                return summed.reshape(*given.shape[:-1], -1)
+                return summed.reshape(*flat_z.shape[:-1], -1)
         return self.inner(*args, **kwargs)
 
 
 class EmbeddingSeam(Seam):
-    """A module with an output that is, times a factor, one of the embeddings that sum to the stream."""
+    """An embedding module (of tokens or positions): its output times a factor is added to the stream."""
 
     def __init__(self, inner: Callable[..., ModuleValue], name: str, factor: float) -> None:
         super().__init__(inner)
@@ -344,7 +345,7 @@ class EmbeddingSeam(Seam):
 
 
 class MixerSeam(Seam):
-    """A mixer of positions with attention in its own code rather than in the registry."""
+    """An attention module (or another mixer of positions) that does not use the attention registry of transformers."""
 
     def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """The output of the mixer in this pass."""
@@ -359,9 +360,9 @@ class MixerSeam(Seam):
 
 
 class SoftmaxMode(TorchFunctionMode):
-    """Visits scores and pattern of the one softmax over keys that runs inside.
+    """Visits scores and pattern at the one softmax over keys that runs in this context.
 
-    Where a column that is no token's is put beside the scores first (a sink), the scores are what stood there before.
+    Where a sink's column is concatenated to the scores before the softmax, the site has the scores without that column.
     """
 
     def __init__(self, scope: Scope | None, shift: Tensor | None = None, *, counts: bool = False) -> None:
@@ -369,9 +370,9 @@ class SoftmaxMode(TorchFunctionMode):
         self.scope, self.shift, self.count, self.sunk = scope, shift, 0, False
         self.pattern: Tensor | None = None
         self.seen: list[Tensor] | None = [] if counts else None
-        """Every `[b h q k]` that a function was given, while a network is explored."""
+        """Every 4-dimensional argument of a torch function, recorded during the proof; None: not recorded."""
         self.leaks = False
-        """Whether something else than the softmax was given the scores."""
+        """Whether a function besides the softmax was given the scores."""
 
     def __torch_function__(
         self,
@@ -396,7 +397,7 @@ class SoftmaxMode(TorchFunctionMode):
         return func(*args, **named)
 
     def _scores(self, scores: Tensor) -> Tensor:
-        """Scores as a site has them, -inf where they are masked, and back."""
+        """The scores after their site, where masked scores are -inf; `shift` is added instead if it is given."""
         if self.shift is not None:
             return scores + self.shift
         if self.scope is None or not self.scope.wants("attn.hook_attn_scores"):
@@ -414,25 +415,26 @@ class SoftmaxMode(TorchFunctionMode):
         args: tuple[ModuleValue, ...],
         named: dict[str, ModuleValue],
     ) -> Tensor:
+        """The softmax of the scores over keys, with the pattern after its site."""
         self.count += 1
         if self.seen is not None:
-            self.leaks = sum(each is scores for each in self.seen) > 1
+            self.leaks = sum(x is scores for x in self.seen) > 1
         if not self.sunk:
             scores = self._scores(scores)
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        whole = F.softmax(scores, -1, dtype=dtype)
-        pattern = self.pattern = whole[..., :-1] if self.sunk else whole
+        shares = F.softmax(scores, -1, dtype=dtype)
+        pattern = self.pattern = shares[..., :-1] if self.sunk else shares
         if self.scope is not None and self.scope.wants("attn.hook_pattern"):
             pattern = visited(self.scope, "attn.hook_pattern", pattern.to(scores.dtype))
-            whole = torch.cat((pattern, whole[..., -1:].to(pattern.dtype)), -1) if self.sunk else pattern
-        return whole
+            shares = torch.cat((pattern, shares[..., -1:].to(pattern.dtype)), -1) if self.sunk else pattern
+        return shares
 
 
 _SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 def _joins_sink(args: tuple[ModuleValue, ...], named: Mapping[str, ModuleValue]) -> bool:
-    """Whether scores `[b h q k]` get one more column."""
+    """Whether a concatenation adds one column (a sink) to scores `[b h q k]`."""
     parts, dim = args[0] if args else None, named.get("dim", args[1] if len(args) > 1 else 0)
     if (
         not isinstance(parts, tuple | list)
@@ -445,19 +447,19 @@ def _joins_sink(args: tuple[ModuleValue, ...], named: Mapping[str, ModuleValue])
 
 
 class NormOf:
-    """A norm of the network as a norm of this package, on the same tensors."""
+    """A norm module of the network as a `Normalize` of this package, on the same parameters."""
 
     def __init__(self, source: nn.Module, kind: Norm, name: str) -> None:
         self.source, self.kind, self.name = source, kind, name
 
     def module(self) -> Normalize:
-        """Ours; gamma is 1 and beta 0 where the network's has none."""
+        """The `Normalize`; gamma is 1 and beta 0 where the network's norm has none."""
         width = next((len(p) for p in self.source.parameters(recurse=False)), 1)
-        made = Normalize(self.kind, width, self.name).requires_grad_(False)
+        norm = Normalize(self.kind, width, self.name).requires_grad_(False)
         for name in ("weight", "bias"):
             if isinstance(theirs := getattr(self.source, name, None), nn.Parameter):
-                setattr(made, name, theirs)
-        return made
+                setattr(norm, name, theirs)
+        return norm
 
 
 class LinearView:
@@ -468,13 +470,13 @@ class LinearView:
 
     @property
     def weight(self) -> Tensor:
-        """W with `x W^T + b`."""
+        """The matrix W `[out, in]` in `x W^T + b`."""
         weight = self.source.get_parameter("weight")
         return weight.T if self.transposed else weight
 
     @property
     def bias(self) -> Tensor | None:
-        """b."""
+        """The bias b in `x W^T + b`; None where the map has none."""
         bias = getattr(self.source, "bias", None)
         return bias if isinstance(bias, Tensor) else None
 
@@ -482,7 +484,7 @@ class LinearView:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: ModuleValue
 ) -> ModuleValue:
-    """Attention of a watched network: its own, or the family's written-out form with its parts as sites."""
+    """Attention of a watched network: its own, or the family's eager form where a site inside is read or edited."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     run, written = RUNNING.get(), eager_of(module)
@@ -502,23 +504,23 @@ def attention(
     with SoftmaxMode(scope) as mode:
         out = written(module, q, k, v, mask, **options)
     if run.noted is not None:
-        holds = mode.count == 1 and _explained(written, module, (q, k, v, mask), options, mode.pattern)
+        holds = mode.count == 1 and _is_explained(written, module, (q, k, v, mask), options, mode.pattern)
         run.noted.append(Attended(query.shape[1], key.shape[1], mode.count, explained=holds))
     return out
 
 
-def _explained(
+def _is_explained(
     written: Callable[..., ModuleValue],
     module: nn.Module,
-    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
     options: Mapping[str, ModuleValue],
     pattern: Tensor | None,
 ) -> bool:
-    """Whether attention gives its pattern times the values, and reacts to its scores as to its mask.
+    """Whether attention's output is pattern @ v, and a tensor added to its scores acts as the same added to its mask.
 
-    A change of the softmax's input must act like a change of the mask: some networks use their scores twice.
+    The second fails for networks that use their scores twice.
     """
-    q, k, v, mask = given
+    q, k, v, mask = inputs
     shift = torch.randn(*q.shape[:3], k.shape[2], generator=torch.Generator().manual_seed(13)).to(q)
     with SoftmaxMode(None, shift):
         ours = first_tensor(written(module, q, k, v, mask, **options))
@@ -531,16 +533,16 @@ def _explained(
 
 
 def eager_of(module: nn.Module) -> Callable[..., ModuleValue] | None:
-    """The written-out attention of the file that an attention module is defined in."""
+    """The `eager_attention_forward` of the Python module that defines an attention class; None if there is none."""
     for kind in type(module).__mro__:
-        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
     return None
 
 
 def mask(*args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
-    """The mask of a pass: as the network's own attention takes it, or in numbers where scores are written out."""
+    """The mask of a pass: in the form of the network's own attention, or numeric where attention runs eagerly."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     run = RUNNING.get()

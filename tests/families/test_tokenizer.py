@@ -394,7 +394,7 @@ def test_a_conversion_that_gives_other_ids_than_sentencepiece_is_refused(
 ) -> None:
     """As transformers 5.9 does, which loses the space before the first word."""
     folder = write(tmp_path, {"tokenizer.model": as_llama(), "tokenizer_config.json": LLAMA})
-    monkeypatch.setattr("interp.families.tokenizer._read_by", lambda *_, **__: gpt2_tokenizer())
+    monkeypatch.setattr("interp.families.tokenizer._load_with", lambda *_, **__: gpt2_tokenizer())
     with pytest.raises(ValueError, match=r"transformers \S+ reads tokenizer.model to other ids"):
         tokenizer_of(folder)
 
