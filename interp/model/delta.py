@@ -220,6 +220,7 @@ def gated_delta(
     right = torch.cat((v, k * since_start), -1) * strength[..., None]
     system = (k @ k.mT) * decay * strength[..., None]
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    # u = own - earlier @ S: [b n chunk c f] and [b n chunk c r]
     own, earlier = solved[..., :width], solved[..., width:]
     scores, q = (q @ k.mT) * decay, q * since_start
     k, step = k * (total[..., -1:] - total).exp()[..., None], since_start[..., -1:, :]

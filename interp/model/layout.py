@@ -74,7 +74,7 @@ class PerRow:
 
 
 Places = int | Sequence[int] | PerRow
-"""Which tokens of every row are meant: one, several, or one per row."""
+"""Positions of tokens in every row: one, several, or one per row."""
 
 
 def _is_place(value: object) -> bool:

@@ -217,9 +217,9 @@ class Edge:
 
 
 def place_of(name: object) -> tuple[int | None, int | None, str | None]:
-    """Layer, head and kind of a part by its name; of several joined by "+" the layer they share, and "set".
+    """Layer, head and kind of a part by its name; for parts joined by "+" the layer they share, None and "set".
 
-    All None for what names no part.
+    All are None for a text that names no part.
 
     Example:
         >>> place_of("L3H5"), place_of("L0.mlp"), place_of("embed"), place_of("L1H0+L1.mlp")
@@ -262,7 +262,7 @@ def _is_index(value: object) -> bool:
 
 
 def is_part(given: object) -> TypeGuard[PartName]:
-    """Whether a value can only mean one part: a name, a `Part`, or the layer and head of a head."""
+    """Whether a value is one part (a name, a `Part`, or a pair of layer and head) instead of a sequence of parts."""
     numbers = (
         isinstance(given, tuple) and len(given) == 2 and not any(isinstance(i, str | Part) for i in given)
     )
@@ -287,7 +287,7 @@ def as_part(given: PartName, config: ModelConfig) -> Part:
 def as_parts(
     given: PartName | Sequence[PartName], config: ModelConfig, kinds: Sequence[str], such: str
 ) -> list[Part]:
-    """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
+    """The parts that one or several names mean, all of `kinds`; `such` names these kinds in errors, "a head (L1H2)".
 
     Raises:
         ValueError: as `as_part`; none, or a part of another kind.
@@ -301,7 +301,7 @@ def as_parts(
 
 
 def as_site(given: Part | str, config: ModelConfig) -> str:
-    """The full name of the site that is meant: a site of this model by name, or a part that is a whole one, `L1.resid`.
+    """The full name of a site, given by its name or by a part that is a whole site, such as `L1.resid`.
 
     Raises:
         KeyError: a name that the model lacks.

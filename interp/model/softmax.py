@@ -310,7 +310,7 @@ class SoftmaxAttention(Attention):
     def _smeared_keys(
         self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: PassState
     ) -> Float[Tensor, "b p g e"]:
-        """s k_j + (1 - s) k_{j-1}, s = sigmoid(alpha), per key head; the first key of a text as it is.
+        """s k_j + (1 - s) k_{j-1}, s = sigmoid(alpha), per key head; the first key of a text is unchanged.
 
         Olsson et al. 2022, "Smeared keys". k_{j-1} is the key of the kept token before, from the cache if need be.
         """
@@ -377,7 +377,7 @@ class SoftmaxAttention(Attention):
         self, q: Float[Tensor, "b q h e"], k: Float[Tensor, "b k g e"], mask: Mask, tap: Scope | None
     ) -> Float[Tensor, "b h q k"]:
         """The softmax of the scores, which are a site."""
-        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)  # [b k g e] -> [b k h e]
         factor = self._factor(visible_keys(mask, q.shape[1], k.shape[1], q.device), q)
         if self.score is None:
             scores = halves(einsum(q * factor * self.scale, k, "b q h e, b k h e -> b h q k"), self.rules)
@@ -391,7 +391,7 @@ class SoftmaxAttention(Attention):
     def _weighted(
         self, pattern_bhqk: Float[Tensor, "b h q k"], v: Float[Tensor, "b k g e"], tap: Scope | None
     ) -> Float[Tensor, "b q h e"]:
-        v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)
+        v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)  # [b k g e] -> [b k h e]
         weights = at(tap, "attn.hook_pattern", constant_pattern(pattern_bhqk, self.rules))
         return halves(einsum(weights, v, "b h q k, b k h e -> b q h e"), self.rules)
 
@@ -486,6 +486,7 @@ class RowAttention(nn.Module):
         """The refined pattern at the columns `only` (None: all), from the first pattern of all columns of this pass."""
         n, total = pattern.shape[2:]
         places = shared.made_once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
+        # a_i and b_i: [b h q k] [b h k e] -> [b h q e]
         left, right = (pattern @ table[:, places].movedim(1, 0) for table in (self.query, self.key))
         if self.kind == "stochastic":
             left = right = torch.cat((left, (F.elu(right) + 1).sqrt()), -1)

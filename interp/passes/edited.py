@@ -49,7 +49,7 @@ def of_columns(model: Transformer) -> list[Edit]:
 
 
 def _treats_columns_alike(edit: Edit) -> bool:
-    """Whether an edit surely does the same whatever column a token stands in."""
+    """Whether an edit surely acts on a token in the same way in every column."""
     if isinstance(edit.change, Zero | Scale | Project | Detach):
         return True
     ndim, axes = getattr(getattr(edit.change, "values", None), "ndim", 0), len(axes_of(edit.site).split())

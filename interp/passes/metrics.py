@@ -401,7 +401,7 @@ def _choice_difference(
     outcome: Outcome, options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]
 ) -> Float[Tensor, "r"]:
     device = outcome.stream.device
-    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]  # [r n v] -> [r v] -> [r c]
     signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
     return (share * signs.to(share)).sum(1)
 
@@ -411,6 +411,7 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     if outcome.batch.forced is None:
         return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
     tokens, present = (x.to(answers.device) for x in outcome.batch.answer_tokens())
+    # [r n v] -> [(r n) v] -> one loss per token of an answer, [r n]
     losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
     return -(losses.view_as(tokens) * present).sum(1)
 

@@ -52,7 +52,7 @@ class NotFiniteError(ValueError):
 
 @runtime_checkable
 class Askable(Protocol):
-    """Protocol of whatever `run` can answer: a `Question`, or one that is bound to a model."""
+    """Protocol of what `run` can answer: a `Question`, or a `ByRow` (a question bound to a model)."""
 
     @property
     def name(self) -> str:

@@ -45,11 +45,11 @@ ROUNDING, AT_MOST = 200, 0.2
 where that precision is low.
 """
 Rules = str | Sequence[str]
-"""Backward rules: the name of a preset, or the rules one by one; none of them for the gradient as it is."""
+"""Backward rules: the name of a preset, or a sequence of rules; an empty one for the ordinary gradient."""
 
 
 def as_rules(given: Rules) -> tuple[Rule, ...]:
-    """The rules that are meant, in their order.
+    """The rules that a preset's name or a sequence of rules means, in the order of `Rule`.
 
     Raises:
         ValueError: an unknown name, and for `half` beside `pattern`, which both speak of attention.

@@ -382,7 +382,7 @@ class SweepPass:
     def _run_last_block(self, stream: Tensor, at: Int[Tensor, "b n"]) -> Float[Tensor, "r n d"]:
         """The final stream at the columns `at`; without edits in the last block, others stop at keys and values."""
         last = self.model.config.n_layers - 1
-        by_variant = stream.unflatten(0, (-1, len(self.batch)))
+        by_variant = stream.unflatten(0, (-1, len(self.batch)))  # [(v b) p d] -> [v b p d]
         busy = (
             set()
             if self.common
@@ -443,7 +443,7 @@ class SweepPass:
 
     def _write_read(self, read: Read, value: Tensor, into: Tensor) -> None:
         """Write the value `[(variant example), ...]` of one read into `into`, from the pack's first column on."""
-        value = value.unflatten(0, (-1, len(self.batch)))
+        value = value.unflatten(0, (-1, len(self.batch)))  # [(v b) *axes] -> [v b *axes]
         which = to_device(self.pack.variants[: len(value)], into.device)
         axes = sites.axes_of(read.site).split()
         place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
@@ -762,4 +762,4 @@ class MetricOfVariants:
             batch = self.batch if all_at_once else self.batch.rows(examples)
             outcome = Outcome(self.model, rows, batch, reference_rows, self.reference, self.reference_model)
             values.append(upcast(self.metric.of(outcome)))
-        return torch.cat(values).unflatten(0, (copies, len(self.batch)))
+        return torch.cat(values).unflatten(0, (copies, len(self.batch)))  # [(copies b)] -> [copies b]

@@ -318,6 +318,7 @@ def _write_wave(
 ) -> None:
     """Carry out one wave on `cells` by one index assignment; column 0 of `cells` is column `start` of the examples."""
     device, n = cells.device, cells.shape[1]
+    # both [n 1]: the variant that each edit belongs to, and its first row in the values
     slots, firsts = to_device([list(pair) for pair in zip(wave.slots, wave.firsts, strict=True)], device).mT[
         ..., None
     ]
@@ -336,6 +337,7 @@ def _write_wave(
             reached = place >= first
             covered = reached if covered is None else covered & reached
         into.append(place - first)
+    # `into` indexes cells [copies examples *axes] -> [n examples *cells]
     new_values = _values_of_wave(wave, letters, start, into[2:], firsts, examples)
     if covered is not None and not bool(covered.all()):
         _write_where_present(cells, wave, into, new_values, covered)

@@ -19,7 +19,7 @@ from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
 SHOWN = 12
-"""How many unfit words an error message spells out."""
+"""Number of unsuitable words that an error message lists with their tokens."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class TaskPairs:
     changes: tuple[str, ...]
     """The roles at which clean and corrupted prompts differ."""
     groups: tuple[str, ...]
-    """The template of each row, and whatever else moves columns."""
+    """The template of each row, and everything else that decides the columns of its words."""
     options: Int[Tensor, "c"] | None = None
     """Where the answer is a set: every token that is right or wrong for some row."""
     right: Bool[Tensor, "n c"] | None = None
