@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
-    """The entries of `x` at some columns of each row."""
+    """The entries of `x` at `columns[b]` of each row b."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 
@@ -45,7 +45,7 @@ bytes (one thread, AVX-512).
 
 @dataclass(frozen=True)
 class Mask:
-    """What each query may see, and what is added to its scores, in the cheapest form that says it."""
+    """Which keys each query may see, and the bias of its scores, in the cheapest form for the kernel."""
 
     causal: bool
     """Whether the mask is the plain triangle, which the fused kernel knows without a matrix; then `allowed` is None.
@@ -65,11 +65,11 @@ class Mask:
 
     @cached_property
     def blind(self) -> Bool[Tensor, "b 1 q 1"] | None:
-        """Queries that may see nothing, whose attention is 0; None where there cannot be any."""
+        """True at queries that may see no key, whose z is 0; None if there cannot be any."""
         return None if self.allowed is None else ~self.allowed.any(-1, keepdim=True)
 
     def with_bias(self, bias: Float[Tensor, "b h q k"]) -> "Mask":
-        """This mask with an addition to the scores, as one matrix that hides what the mask hides.
+        """This mask with a bias of the scores, as one matrix that is -inf where the mask hides a key.
 
         Blind queries keep finite scores (their attention is set to 0 afterwards), for the sake of the gradients.
         """
@@ -79,16 +79,17 @@ class Mask:
         return Mask(causal=False, allowed=allowed, bias=bias)
 
     def queries(self, columns: Int[Tensor, "b n"], n_query: int, n_key: int) -> "Mask":
-        """This mask for some queries of each row."""
+        """This mask for the queries at `columns[b]` of each row b alone."""
         rows = columns[:, None, :, None]
-        given = (self.matrix(n_query, n_key, columns.device), self.bias)
+        unpicked = (self.matrix(n_query, n_key, columns.device), self.bias)
         allowed, bias = (
-            None if x is None else x.expand(len(columns), -1, -1, -1).take_along_dim(rows, 2) for x in given
+            None if x is None else x.expand(len(columns), -1, -1, -1).take_along_dim(rows, 2)
+            for x in unpicked
         )
         return Mask(causal=False, allowed=allowed, bias=bias)
 
     def rows(self, rows: slice) -> "Mask":
-        """This mask for some of its rows."""
+        """This mask for a slice of the batch rows."""
         allowed, bias = (x if x is None or len(x) == 1 else x[rows] for x in (self.allowed, self.bias))
         return Mask(self.causal, allowed, bias)
 
@@ -152,13 +153,13 @@ def attend(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b p h e] -> [b h p e]
     observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
     if observed or softcap is not None:
-        z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
+        z = _explicit_attention(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
     else:
-        z = _fused(q, k, v, mask, scale, sinks, rules)
+        z = _fused_attention(q, k, v, mask, scale, sinks, rules)
     return z.transpose(1, 2)  # [b h q e] -> [b q h e]
 
 
-def _fused(
+def _fused_attention(
     q: Float[Tensor, "b h q r"],
     k: Float[Tensor, "b g k r"],
     v: Float[Tensor, "b g k e"],
@@ -167,7 +168,7 @@ def _fused(
     sinks: Float[Tensor, "h"] | None,
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
-    """Attention by torch's fused kernel, which never holds scores or a pattern whole."""
+    """z by torch's fused kernel, which never stores the whole `[b h q k]` scores or pattern."""
     q, k = (constant_pattern(halves(x, rules), rules) for x in (q, k))
     if sinks is not None:
         k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])  # one key more
@@ -194,7 +195,7 @@ def _with_sink(
     sinks: Float[Tensor, "h"],
     n_query: int,
 ) -> tuple[Tensor, Tensor, Mask]:
-    """Keys, values and mask with one column more, a key and value of zeros whose score is the sink's."""
+    """Keys, values and mask with one more key of zeros and value of zeros, whose score is the sink's."""
     allowed = mask.matrix(n_query, k.shape[2], k.device)
     bias = k.new_zeros(1, 1, n_query, k.shape[2]) if mask.bias is None else mask.bias
     if allowed is not None:
@@ -206,7 +207,7 @@ def _with_sink(
     return k, v, Mask(causal=False, allowed=None, bias=bias)
 
 
-def _explicit(
+def _explicit_attention(
     q: Float[Tensor, "b h q r"],
     k: Float[Tensor, "b g k r"],
     v: Float[Tensor, "b g k e"],
@@ -218,7 +219,7 @@ def _explicit(
     sinks: Float[Tensor, "h"] | None,
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
-    """Attention whose scores and pattern are sites, some rows of the batch at a time if all reads of them allow it."""
+    """z with scores and pattern as sites, computed for some batch rows at a time if all reads allow it."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))  # [b g k e] -> [b h k e]
@@ -246,9 +247,9 @@ def attend_scores(
     sinks: Float[Tensor, "h"] | None = None,
     rules: frozenset[Rule] = NO_RULES,
 ) -> Float[Tensor, "b h q e"]:
-    """softmax(scores + bias + mask) v with scores and pattern as sites, from raw scores however they were made.
+    """softmax(scores + bias + mask) v with scores and pattern as sites, from given raw scores `[b h q k]`.
 
-    The scores are the caller's own tensor and are written to.
+    The scores are overwritten in place.
     """
     site = f"{name}.hook_attn_scores"
     scores_bhqk = at(tap, site, hidden_scores(scores_bhqk, mask, softcap))
@@ -261,7 +262,7 @@ def attend_scores(
 def hidden_scores(
     scores_bhqk: Float[Tensor, "b h q k"], mask: Mask, softcap: float | None = None
 ) -> Float[Tensor, "b h q k"]:
-    """Capped scores with their bias, -inf where the mask forbids; the caller's own tensor, which is written to."""
+    """Soft-capped scores plus bias, -inf where the mask hides a key; the given scores may be overwritten in place."""
     if softcap is not None:
         scores_bhqk = softcap * (scores_bhqk / softcap).tanh()
     if mask.bias is not None:
@@ -282,7 +283,7 @@ def row_softmax(
     """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing.
 
     Args:
-        spent: the scores are not needed any more, so that the pattern may be written over them.
+        spent: whether the scores may be overwritten with the pattern.
     """
     if mask.blind is None:
         return _softmax(scores_bhqk, sinks, spent)
@@ -322,7 +323,7 @@ class View:
 
 @dataclass(frozen=True)
 class Memory:
-    """The final states of an encoder, which cross-attention reads, and which of them are real."""
+    """The final states `[b s d]` of an encoder, which cross-attention reads, and their mask of real tokens."""
 
     states: Float[Tensor, "b s d"]
     keep: Bool[Tensor, "b s"] | None = None
@@ -350,7 +351,7 @@ class PassState:
     positions: Int[Tensor, "#b p"] | None = None
     """Positions of the columns of this pass."""
     left: dict[int | tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)
-    """States that mixers leave at the end of the pass, when the cache takes them over."""
+    """States of stateful mixers after the last column of the pass, which are then stored in the cache."""
     _made: dict[Hashable, object] = field(default_factory=dict)
 
     def made_once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -360,7 +361,7 @@ class PassState:
         return self._made[key]  # type: ignore[return-value]
 
     def to(self, device: torch.device) -> "PassState":
-        """The shared values on another device; the cache keeps each layer where it is."""
+        """The shared values on another device; the cache, which has its layers on their own devices, is not moved."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
         return replace(
@@ -400,10 +401,10 @@ class Attention(nn.Module):
         return config.mixers[self.layer].z_width(config)
 
     def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
-        found = config.mixers[self.layer].qk_norm(config)
-        if found is None:
+        norm_and_kind = config.mixers[self.layer].qk_norm(config)
+        if norm_and_kind is None:
             return None
-        norm, kind = found
+        norm, kind = norm_and_kind
         return HeadNorm(norm, self.heads["qk".index(part)], self.d_head, f"{self.name}.{part}_norm", kind)
 
     def _build(self, config: ModelConfig) -> None:
@@ -421,7 +422,7 @@ class Attention(nn.Module):
         """z W_O + b_O. `source` is the residual stream and the norm that `x` came from, for the split inputs.
 
         Args:
-            only: the columns of each row whose output is wanted.
+            only: the columns of each row at which the output is computed; None: all.
         """
         return self._output(*self._normed(x, source, tap), x, shared, tap, only)
 
@@ -435,7 +436,7 @@ class Attention(nn.Module):
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n d"]:
-        """z W_O + b_O, from queries, keys and values as `_normed` gives them; `x` is what queries were made from."""
+        """z W_O + b_O, from queries, keys and values before rotation; `x` is the normed stream they were made from."""
         view = shared.local if self.local else shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
@@ -445,7 +446,7 @@ class Attention(nn.Module):
     def _finished(
         self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n *h d"], tap: Scope | None
     ) -> Float[Tensor, "b n h e"]:
-        """z as it is written, after any norm or gate; `x` is what the queries were made from."""
+        """z after a norm or gate of the mixer, if it has one; `x` is the normed stream."""
         return z
 
     def _placed(
@@ -456,7 +457,7 @@ class Attention(nn.Module):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated to their positions, where positions are rotations and the mixer has them."""
+        """Queries and keys rotated to their positions; unchanged without rotary positions."""
         if view.rotation is None or not self.rotated:
             return q, k
         q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
@@ -472,7 +473,7 @@ class Attention(nn.Module):
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
-        """z of the wanted columns, from queries, keys and values of this pass and what the cache keeps of earlier ones.
+        """z at the columns `only` (None: all), from queries, keys and values of this pass and those in the cache.
 
         The one method that a mixer other than softmax attention must have.
         """
@@ -490,19 +491,19 @@ class Attention(nn.Module):
         )  # fmt: skip
 
     def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
-        """The factor that turns products q . k into raw scores, for queries that see so many keys."""
+        """The factor from q . k to the raw score, for queries that see `seen` keys."""
         return like.new_full((1, 1), self.scale)
 
     def _with_earlier(
         self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: PassState
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values with those of the columns that the cache keeps before them."""
+        """The cached keys and values of earlier columns, followed by these."""
         return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)
 
     def _normed(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values `[b p h|g e]`, queries and keys after their norms where there are any."""
+        """Queries, keys and values `[b p h|g e]`, queries and keys normed in models with a QK norm."""
         q, k, v = self._project(x, source, tap)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, tap), self.k_norm(k, tap)
@@ -513,11 +514,11 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
         if tap is not None and all(tap.alters(site) for site in SPLIT_INPUTS.values()):
-            # each of q, k, v is made of its own input below: zeros without memory stand for the product
+            # `_from_split` recomputes q, k and v below: an expanded zero (no memory) replaces the fused product
             fused = x.new_zeros(()).expand(*x.shape[:2], len(self.qkv.weight))
         else:
             fused = self.qkv(x)  # [b p d] -> [b p (n e)], n heads of q, then k, then v
-        # flatten and its inverse, where einops is an eighth of what a step of generation adds to the products
+        # unflatten and split instead of einops, which costs an eighth of the overhead of a generation step
         parts = fused.unflatten(2, (-1, self.d_head)).split(self.heads, 2)  # [b p (n e)] -> [b p h|g e] each
         heads = dict(zip("qkv", parts, strict=True))
         if tap is not None:
@@ -528,7 +529,7 @@ class Attention(nn.Module):
     def _from_split(
         self, part: str, x: Float[Tensor, "b p h e"], resid: Tensor, norm: Normalize, tap: Scope
     ) -> Float[Tensor, "b p h e"]:
-        """Recompute one of q, k, v from per-head copies of the residual, if those are edited or differentiated."""
+        """q, k or v, recomputed from per-head copies of the residual if those are edited or differentiated."""
         site = SPLIT_INPUTS[part]
         if not tap.wants(site):
             return x

@@ -192,12 +192,12 @@ class Block(nn.Module):
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """The residual stream after the block; without the MLP's part where the pass may end after attention.
+        """The residual stream after the block; before its MLP if the tap needs nothing after attention.
 
         Args:
-            only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
+            only: the columns of each row that are returned (None: all); at others only keys and values are computed.
         """
-        if only is not None and not self.config.pointwise:  # the MLP reads the columns before them
+        if only is not None and not self.config.pointwise:  # such an MLP reads earlier columns too
             return picked(self(resid, shared, tap), only)
         resid = self._before_attention(at(tap, "hook_resid_pre", resid), tap)
         if tap is not None and tap.finished:
@@ -225,7 +225,7 @@ class Block(nn.Module):
         return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None, None)
 
     def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """The stream that attention reads, from what enters the block."""
+        """The stream that attention reads, from the stream that enters the block."""
         return resid
 
     def _attention_input(self, resid: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
@@ -275,7 +275,7 @@ class Block(nn.Module):
         return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
 
     def _added(self, sublayer: str, out: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """The term that a sublayer adds to the stream: its output, normed and scaled in some families; a site."""
+        """The term that a sublayer adds to the stream (a site): its output, normed and scaled in some families."""
         norm = self.post_norm(sublayer)
         if norm is not None:
             out = norm(out, tap)
@@ -285,6 +285,7 @@ class Block(nn.Module):
         return at(tap, f"hook_{sublayer}", out)
 
     def _before_mlp(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
+        """The stream between the last attention of the block and the MLP (a site), normed in post-norm blocks."""
         crossed = self.cross_attn is not None
         x = at(tap, "hook_resid_mid_cross" if crossed else "hook_resid_mid", x)
         return self._summed(self.ln_cross if crossed else self.ln1, x, tap)
@@ -297,10 +298,11 @@ class Block(nn.Module):
         return self.ln1(read) if tap is not None and tap.alters("hook_mlp_in") else normed
 
     def _summed(self, norm: Normalize | None, x: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """The stream after a sublayer was added: normed in post-norm blocks, as it is in the others."""
+        """The stream after a sublayer was added: normed in post-norm blocks, unchanged in others."""
         return x if norm is None or self.config.norm_place != "post" else norm(x, tap)
 
     def _last_norm(self) -> Normalize:
-        found = self.sum_norm(self.config.sublayers[-1])
-        assert found is not None
-        return found
+        """The norm after the last sublayer of a post-norm block."""
+        norm = self.sum_norm(self.config.sublayers[-1])
+        assert norm is not None
+        return norm

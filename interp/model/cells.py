@@ -1,4 +1,4 @@
-"""How an edit is carried out on the value of a site: which cells are in a pass, where, and what is written there.
+"""How an edit is carried out on the value of a site: the cells that a pass computes, their indices, the new values.
 
 Positions are found by the layout of the pass; where every row has them in one column, a cell is a plain index.
 """
@@ -22,7 +22,7 @@ from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, Text
 
 @dataclass(frozen=True)
 class Span:
-    """The columns that a pass computes, and the tokens in them: `past` before it are known."""
+    """The columns that a pass computes, which follow `past` cached ones, and the layout of tokens in them."""
 
     past: int = 0
     layout: Layout = field(default_factory=Layout, compare=False)
@@ -30,7 +30,7 @@ class Span:
     source: Layout = field(default_factory=Layout, compare=False)
     """Layout of the rows that cross-attention reads."""
     only: Int[Tensor, "b n"] | None = field(default=None, compare=False)
-    """The columns of the pass that sites after the blocks hold; None = all."""
+    """Columns of each row at which sites after the blocks are computed; None = all."""
     width: int = 0
     """Number of columns, those before the pass included."""
     memory: dict[str, object] = field(default_factory=dict, compare=False)
@@ -46,21 +46,21 @@ def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
         ValueError: a change that returns another shape, or stands for values that were not looked up.
         RuntimeError: from whatever a function raises.
     """
-    if _differs_by_row(edit, span):
+    if _columns_differ_by_row(edit, span):
         return _edited_tokens(edit, value, span)
     index = index_of(edit, value.shape, span)
     if index is None:
         return value
     rows = None if edit.rows is None else _row_index(edit, value)
-    part = value.clone() if rows is None else value.index_select(0, rows)
+    new_value = value.clone() if rows is None else value.index_select(0, rows)
     for cell in index:
-        part = _written(edit, part, cell, span)
-    part = part.to(value.dtype)
-    return part if rows is None else value.index_copy(0, rows, part)
+        new_value = _write_cells(edit, new_value, cell, span)
+    new_value = new_value.to(value.dtype)
+    return new_value if rows is None else value.index_copy(0, rows, new_value)
 
 
-def _differs_by_row(edit: Edit, span: Span) -> bool:
-    """Whether the cells may stand in other columns of every row, or some of them in no column of this pass."""
+def _columns_differ_by_row(edit: Edit, span: Span) -> bool:
+    """Whether the cells' columns may differ by row, or some cells may not be in this pass."""
     named = [axis for axis in POSITIONS if axis in edit.cells]
     if not named:
         return False
@@ -70,34 +70,34 @@ def _differs_by_row(edit: Edit, span: Span) -> bool:
     return per_row or trimmed or not layout.uniform or layout.ends_early
 
 
-def _written(edit: Edit, part: Tensor, index: CellIndex, span: Span) -> Tensor:
-    """The private copy with some of its cells changed."""
-    whole = len(index) == 1
-    cells = part if whole else part[index].clone()
-    values = own_values(edit, part.shape, index, span)
-    new = _changed(edit, cells, values, span)
-    if whole:
+def _write_cells(edit: Edit, new_value: Tensor, index: CellIndex, span: Span) -> Tensor:
+    """`new_value`, a private copy of the site's value, with the cells at `index` changed in place."""
+    all_cells = len(index) == 1
+    cells = new_value if all_cells else new_value[index].clone()
+    values = own_values(edit, new_value.shape, index, span)
+    new = _changed_cells(edit, cells, values, span)
+    if all_cells:
         return new.clone() if isinstance(edit.change, Set) else new
-    part[index] = new.to(part.dtype)
-    return part
+    new_value[index] = new.to(new_value.dtype)
+    return new_value
 
 
-def _changed(edit: Edit, cells: Tensor, values: Tensor | None, span: Span) -> Tensor:
-    """The new values of some cells, as the change makes them; values: those that it brings for them."""
+def _changed_cells(edit: Edit, cells: Tensor, values: Tensor | None, span: Span) -> Tensor:
+    """The new values of some cells; `values` are those that the change brings for these cells, if any."""
     change = edit.change
     if isinstance(change, Ready):
-        return _fitting(edit, lambda: change(cells, values), cells)
+        return _checked_values(edit, lambda: change(cells, values), cells)
     if isinstance(change, Mean | Resample):
         raise ValueError(
             f"{type(change).__name__}() at {edit.name} stands for values that only a model and reference prompts give: "
             "hand it to model.edited(...) or an analysis, which look them up"
         )
     function = change.at_site(edit.site, span.memory) if isinstance(change, SiteAware) else change
-    return _fitting(edit, lambda: function(cells), cells)
+    return _checked_values(edit, lambda: function(cells), cells)
 
 
 CellIndex = tuple[slice | int | Tensor, ...]
-"""An index into a value of a site, the rows' slice first."""
+"""An index into a value of a site; its first entry is the slice of batch rows."""
 
 
 def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[CellIndex] | None:
@@ -107,42 +107,46 @@ def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[CellIndex] | 
         IndexError: an index outside the site.
     """
     letters = _letters(edit, shape)
-    found: list[list[int] | None] = []
+    indices: list[list[int] | None] = []
     for axis, size in zip(letters, shape[1:], strict=True):
         if axis not in edit.cells:
-            found.append(None)
+            indices.append(None)
             continue
-        kept = _present(edit, axis, size, span)
-        if not kept:
+        present = _indices_in_pass(edit, axis, size, span)
+        if not present:
             return None
-        found.append(kept)
-    if sum(each is not None and len(each) > 1 for each in found) > 1:
-        named = [each if each is not None else [None] for each in found]
+        indices.append(present)
+    if sum(axis_indices is not None and len(axis_indices) > 1 for axis_indices in indices) > 1:
+        named = [axis_indices if axis_indices is not None else [None] for axis_indices in indices]
         return [(slice(None), *(slice(None) if i is None else i for i in cell)) for cell in product(*named)]
-    return [(slice(None), *(_entry(each) for each in found))] if any(found) else [(slice(None),)]
+    return (
+        [(slice(None), *(_axis_index(axis_indices) for axis_indices in indices))]
+        if any(indices)
+        else [(slice(None),)]
+    )
 
 
 def _letters(edit: Edit, shape: Sequence[int]) -> list[str]:
-    """The axes of the site but the rows'. ValueError for a value of another shape."""
+    """The axis letters of the site after the batch row. ValueError for a value with another number of axes."""
     letters = sites.axes_of(own_name(edit.site)).split()[1:]
     if len(shape) != len(letters) + 1:
         raise ValueError(f"{edit.name} holds {describe(' '.join(('b', *letters)))}, got {shape_text(shape)}")
     return letters
 
 
-def _entry(indices: list[int] | None) -> slice | int | Tensor:
+def _axis_index(indices: list[int] | None) -> slice | int | Tensor:
     if indices is None:
         return slice(None)
     return indices[0] if len(indices) == 1 else torch.tensor(indices)
 
 
-def _present(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
-    """The indices along an axis that are in this pass, counted in it, where they are the same for all rows."""
-    given = edit.cells[axis]
-    assert not isinstance(given, PerRow | str)
-    every = (given,) if isinstance(given, int) else given
+def _indices_in_pass(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
+    """The indices along an axis that this pass computes, counted from its first column; equal for all rows."""
+    named = edit.cells[axis]
+    assert not isinstance(named, PerRow | str)
+    every = (named,) if isinstance(named, int) else named
     past = span.past if axis in COLUMNS else 0
-    total, kept = past + size, []
+    total, present = past + size, []
     for i in every:
         place = i + total if i < 0 else i
         if not 0 <= place < total:
@@ -151,8 +155,8 @@ def _present(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
                 PositionError(f"{what}: row 0 has {total} tokens") if axis in POSITIONS else IndexError(what)
             )
         if place >= past:
-            kept.append(place - past)
-    return kept
+            present.append(place - past)
+    return present
 
 
 # --- cells that stand in other columns of every row ------------------------------------------------------------------
@@ -160,65 +164,76 @@ def _present(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
 
 @dataclass(frozen=True)
 class _Cells:
-    """Some cells of every text, along each axis of the site that the edit names: at most one axis has several."""
+    """Cells of every text, by their indices along each axis of the site; at most one axis has several indices."""
 
     rows: Tensor
     """The row of each text, `[t]`."""
     columns: tuple[Tensor | None, ...]
-    """Columns that are meant, by axis, `[t or 1, n]` as the pass counts them; None: all of an axis."""
+    """Per axis, the cells' indices `[t or 1, n]` in the value of this pass; None: the whole axis."""
     batch_columns: tuple[Tensor | None, ...]
-    """Columns that are meant, as whole values of the batch count them."""
+    """Per axis, the cells' indices in a value of all columns of the batch."""
     places: tuple[Tensor | None, ...]
-    """Columns that are meant, as whole values of a single row count them: by the tokens before."""
+    """Per axis, the cells' indices in a value of a single row without padding: the number of tokens before."""
     kept: tuple[int, ...]
-    """Axes that the cells keep, even where a single index is meant."""
+    """Axes that the cells keep even with a single index along them."""
     present: Tensor
     """True where a cell is in this pass, `[t, n or 1]`."""
 
     def mesh(
         self, columns: Sequence[Tensor | None], rows: Tensor, shape: Sequence[int]
     ) -> tuple[Tensor, ...]:
-        """Index tensors for a tensor of this shape, up to the last axis that is named: `[t, *axes]`."""
-        last = max(i for i, each in enumerate(columns) if each is not None)
+        """Index tensors that broadcast to `[t, *axes]`, up to the last axis with an index."""
+        last = max(i for i, axis_columns in enumerate(columns) if axis_columns is not None)
         index = [rows.view(-1, *[1] * (last + 1))]
-        for i, each in enumerate(columns[: last + 1]):
+        for i, axis_columns in enumerate(columns[: last + 1]):
             where = (
-                torch.arange(shape[i + 1], device=rows.device)[None] if each is None else each.to(rows.device)
+                torch.arange(shape[i + 1], device=rows.device)[None]
+                if axis_columns is None
+                else axis_columns.to(rows.device)
             )
             index.append(where.view(len(where), *[1] * i, -1, *[1] * (last - i)))
         return tuple(index)
 
     @property
     def squeezed(self) -> tuple[int, ...]:
-        """The axes of the block that the cells do not keep."""
+        """The axes of length 1 that are squeezed before the change sees the cells."""
         return tuple(
             i + 1
-            for i, each in enumerate(self.columns)
-            if each is not None and each.shape[1] == 1 and i not in self.kept
+            for i, axis_columns in enumerate(self.columns)
+            if axis_columns is not None and axis_columns.shape[1] == 1 and i not in self.kept
         )
 
 
 def _edited_tokens(edit: Edit, value: Tensor, span: Span) -> Tensor:
-    """The value after an edit of tokens, wherever they stand in their rows."""
-    part = value.clone()
+    """The value after an edit at positions whose columns differ by row."""
+    new_value = value.clone()
     for cells in _token_cells(edit, value.shape, span):
         if bool(cells.present.any()):
-            part = _write_tokens(edit, part, cells, span)
-    return part.to(value.dtype)
+            new_value = _write_tokens(edit, new_value, cells, span)
+    return new_value.to(value.dtype)
 
 
-def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor:
-    """The private copy with these cells changed, those that are not there left as they are."""
-    device = part.device
-    index = cells.mesh(cells.columns, to_device(cells.rows, device), part.shape)
-    block = part[index]
-    values = _own_of_tokens(edit, part.shape, cells, span)
-    new = _changed(edit, block.squeeze(cells.squeezed), values, span).to(part.dtype).reshape(block.shape)
+def _write_tokens(edit: Edit, new_value: Tensor, cells: _Cells, span: Span) -> Tensor:
+    """`new_value`, a private copy, with these cells changed in place where they are present."""
+    device = new_value.device
+    index = cells.mesh(cells.columns, to_device(cells.rows, device), new_value.shape)
+    block = new_value[index]
+    values = _values_of_tokens(edit, new_value.shape, cells, span)
+    new = (
+        _changed_cells(edit, block.squeeze(cells.squeezed), values, span)
+        .to(new_value.dtype)
+        .reshape(block.shape)
+    )
     if bool(cells.present.all()):
-        part[index] = new
-        return part
+        new_value[index] = new
+        return new_value
     axis = next(
-        (i + 1 for i, each in enumerate(cells.columns) if each is not None and each.shape[1] > 1), None
+        (
+            i + 1
+            for i, axis_columns in enumerate(cells.columns)
+            if axis_columns is not None and axis_columns.shape[1] > 1
+        ),
+        None,
     )
     for j in range(
         cells.present.shape[1]
@@ -226,21 +241,23 @@ def _write_tokens(edit: Edit, part: Tensor, cells: _Cells, span: Span) -> Tensor
         texts = to_device(cells.present[:, j].nonzero()[:, 0], device)
         if not len(texts):
             continue
-        one = slice(None) if cells.present.shape[1] == 1 or axis is None else slice(j, j + 1)
-        some = tuple(x[texts if len(x) > 1 else slice(None)][_along(axis, one, x)] for x in index)
-        part[some] = new[texts][_along(axis, one, new)]
-    return part
+        position = slice(None) if cells.present.shape[1] == 1 or axis is None else slice(j, j + 1)
+        cell = tuple(
+            x[texts if len(x) > 1 else slice(None)][_position_index(axis, position, x)] for x in index
+        )
+        new_value[cell] = new[texts][_position_index(axis, position, new)]
+    return new_value
 
 
-def _along(axis: int | None, one: slice, x: Tensor) -> tuple[slice, ...]:
-    """Index that takes one position of a tensor with an axis of positions."""
+def _position_index(axis: int | None, position: slice, x: Tensor) -> tuple[slice, ...]:
+    """Index that takes a slice of positions along `axis`; all, where the tensor has length 1 there."""
     if axis is None or x.shape[axis] == 1:
         return (slice(None),)
-    return (*[slice(None)] * axis, one)
+    return (*[slice(None)] * axis, position)
 
 
-def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) -> Tensor | None:
-    """The values that a change brings for these cells; None for one that brings none."""
+def _values_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) -> Tensor | None:
+    """The values of a change such as `Set`, cut to these cells; None for a change without values."""
     values = getattr(edit.change, "values", None)
     if values is None:
         return None
@@ -253,11 +270,12 @@ def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) 
         (cells.places if len(values) == 1 else cells.batch_columns),
         _value_rows(edit, values, shape[0])[cells.rows],
     )
-    named = [each is not None for each in columns]
+    named = [axis_columns is not None for axis_columns in columns]
     sizes = zip(letters, values.shape[1:], shape[1:], named, strict=True)
     beyond = [
-        each is not None and bool((each.expand(cells.present.shape)[cells.present] >= size).any())
-        for each, size in zip(columns, values.shape[1:], strict=True)
+        axis_columns is not None
+        and bool((axis_columns.expand(cells.present.shape)[cells.present] >= size).any())
+        for axis_columns, size in zip(columns, values.shape[1:], strict=True)
     ]
     wide = [
         size >= span.past * (axis in COLUMNS) + n
@@ -275,19 +293,23 @@ def _own_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Span) 
             f"{shape_text(shape)} (or one row of it) or broadcast against its cells, got {shape_text(values.shape)}"
         )
     filled = [
-        torch.arange(n)[None] + span.past * (axis in COLUMNS) if each is None else each.clamp_max(size - 1)
-        for axis, each, n, size in zip(letters, columns, shape[1:], values.shape[1:], strict=True)
+        torch.arange(n)[None] + span.past * (axis in COLUMNS)
+        if axis_columns is None
+        else axis_columns.clamp_max(size - 1)
+        for axis, axis_columns, n, size in zip(letters, columns, shape[1:], values.shape[1:], strict=True)
     ]
     last = max(i for i, known in enumerate(named) if known)
-    kept = [
-        each if i <= last or axis in POSITIONS else None
-        for i, (axis, each) in enumerate(zip(letters, filled, strict=True))
+    mesh_columns = [
+        axis_columns if i <= last or axis in POSITIONS else None
+        for i, (axis, axis_columns) in enumerate(zip(letters, filled, strict=True))
     ]
-    return values[cells.mesh(kept, to_device(rows, values.device), values.shape)].squeeze(cells.squeezed)
+    return values[cells.mesh(mesh_columns, to_device(rows, values.device), values.shape)].squeeze(
+        cells.squeezed
+    )
 
 
 def _value_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
-    """The row of a whole value for every row of the pass."""
+    """For every row of the pass, the row of `values` that belongs to it."""
     if len(values) == 1:
         return torch.zeros(rows, dtype=torch.long)
     first = getattr(edit.change, "first", 0)
@@ -298,23 +320,25 @@ def _value_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
         raise ValueError(
             f"values for {edit.name} are required for 1 or {len(concerned)} rows, got {len(values)}"
         )
-    found = torch.zeros(rows, dtype=torch.long)
-    found[list(concerned)] = torch.arange(first, first + len(concerned))
-    return found
+    value_rows = torch.zeros(rows, dtype=torch.long)
+    value_rows[list(concerned)] = torch.arange(first, first + len(concerned))
+    return value_rows
 
 
 def _token_cells(edit: Edit, shape: Sequence[int], span: Span) -> list[_Cells]:
-    """The cells of every text, one entry per combination where several axes name several."""
-    letters, found = _letters(edit, shape), dict[str, TextTokens | list[int]]()
+    """The cells of every text; one entry per combination of indices if several axes name several."""
+    letters, indices = _letters(edit, shape), dict[str, TextTokens | list[int]]()
     for axis, size in zip(letters, shape[1:], strict=True):
         if axis in edit.cells:
-            found[axis] = _tokens(edit, axis, (shape[0], size), span)
-    texts = next(each.rows for each in found.values() if isinstance(each, TextTokens))
-    chosen = _texts(edit, shape[0], texts)
-    many = [axis for axis, each in found.items() if _count(each) > 1]
-    combined = product(*(range(_count(found[axis])) for axis in many)) if len(many) > 1 else [()]
+            indices[axis] = _token_indices(edit, axis, (shape[0], size), span)
+    texts = next(index.rows for index in indices.values() if isinstance(index, TextTokens))
+    chosen = _chosen_texts(edit, shape[0], texts)
+    many = [axis for axis, index in indices.items() if _count(index) > 1]
+    combined = product(*(range(_count(indices[axis])) for axis in many)) if len(many) > 1 else [()]
     return [
-        _cells(edit, letters, found, dict(zip(many, combination, strict=False)), (texts, chosen), span)
+        _cells_of_texts(
+            edit, letters, indices, dict(zip(many, combination, strict=False)), (texts, chosen), span
+        )
         for combination in combined
     ]
 
@@ -323,68 +347,76 @@ def _count(index: TextTokens | list[int]) -> int:
     return index.columns.shape[1] if isinstance(index, TextTokens) else len(index)
 
 
-def _cells(
+def _cells_of_texts(
     edit: Edit,
     letters: Sequence[str],
-    found: Mapping[str, TextTokens | list[int]],
-    one: Mapping[str, int],
+    indices: Mapping[str, TextTokens | list[int]],
+    chosen_index: Mapping[str, int],
     texts: tuple[Tensor, Tensor],
     span: Span,
 ) -> _Cells:
-    """The cells of some texts; one: which of several are meant, by axis."""
+    """The cells of the chosen texts.
+
+    Args:
+        chosen_index: axis -> number of the index taken, for axes with several indices; other axes take all.
+        texts: the row of each text, and the numbers of the chosen texts.
+    """
     rows, chosen = texts
-    kept = tuple(i for i, axis in enumerate(letters) if edit.cells.get(axis) == NEW)
+    kept_axes = tuple(i for i, axis in enumerate(letters) if edit.cells.get(axis) == NEW)
     all_present = torch.ones(len(chosen), 1, dtype=torch.bool)
-    each: list[
+    by_axis: list[
         tuple[Tensor | None, Tensor | None, Tensor | None]
     ] = []  # columns here, in the batch, and places
     for i, axis in enumerate(letters):
-        index, which = found.get(axis), slice(one[axis], one[axis] + 1) if axis in one else slice(None)
+        index, which = (
+            indices.get(axis),
+            slice(chosen_index[axis], chosen_index[axis] + 1) if axis in chosen_index else slice(None),
+        )
         if index is None:
-            each.append((None, None, None))
+            by_axis.append((None, None, None))
         elif isinstance(index, TextTokens):
             batch_columns = index.columns[chosen][:, which]
             pass_columns, present = _within_pass(edit.site, axis, batch_columns, rows[chosen], span)
             present = present if index.present is None else present & index.present[chosen][:, which]
             place = index.places[chosen][:, which]
-            if i in kept:  # of the tokens that are generated, those that this pass computes
-                mine = present.any(0)
+            if i in kept_axes:  # "new": only the generated tokens that this pass computes
+                computed = present.any(0)
                 pass_columns, batch_columns, place, present = (
-                    x[:, mine] for x in (pass_columns, batch_columns, place, present)
+                    x[:, computed] for x in (pass_columns, batch_columns, place, present)
                 )
             all_present = all_present & present
-            each.append((pass_columns, batch_columns, place))
+            by_axis.append((pass_columns, batch_columns, place))
         else:
             same = torch.tensor(index)[None, which]
-            each.append((same, same, same))
-    columns, owns, places = zip(*each, strict=True)
-    return _Cells(rows[chosen], columns, owns, places, kept, all_present)
+            by_axis.append((same, same, same))
+    columns, owns, places = zip(*by_axis, strict=True)
+    return _Cells(rows[chosen], columns, owns, places, kept_axes, all_present)
 
 
-def _tokens(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTokens | list[int]:
-    """The indices along one axis: tokens of every text, or the same for all."""
-    given, past = edit.cells[axis], span.past if axis in COLUMNS else 0
+def _token_indices(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTokens | list[int]:
+    """The indices of an edit along one axis: tokens of each text, or a list that is equal for all rows."""
+    pos, past = edit.cells[axis], span.past if axis in COLUMNS else 0
     layout = span.source if axis == "s" else span.layout
     width = past + shape[1]
     if axis in COLUMNS and span.only is not None and sites.is_late(edit.site):
         width = span.width
     if axis not in POSITIONS or (axis == "k" and layout.keep is not None and layout.keep.shape[1] != width):
-        return _present(edit, axis, shape[1], span)
-    if isinstance(given, PerRow) and edit.rows is not None:
+        return _indices_in_pass(edit, axis, shape[1], span)
+    if isinstance(pos, PerRow) and edit.rows is not None:
         by_row: list[int | None] = [None] * shape[0]
-        if len(given) != len(edit.rows):
-            raise ValueError(f"one position for each of {len(edit.rows)} rows is required, got {len(given)}")
-        for row, place in zip(edit.rows, given.places, strict=True):
+        if len(pos) != len(edit.rows):
+            raise ValueError(f"one position for each of {len(edit.rows)} rows is required, got {len(pos)}")
+        for row, place in zip(edit.rows, pos.places, strict=True):
             by_row[row] = place
-        given = PerRow(by_row)
+        pos = PerRow(by_row)
     try:
-        return layout.find(given, (shape[0], width))
+        return layout.find(pos, (shape[0], width))
     except PositionError as cause:
         raise PositionError(f"the edit of {edit.name}: {cause}") from cause
 
 
-def _texts(edit: Edit, rows: int, texts: Tensor) -> Tensor:
-    """The texts concerned, in the order in which the edit names their rows."""
+def _chosen_texts(edit: Edit, rows: int, texts: Tensor) -> Tensor:
+    """Numbers of the texts in the rows of the edit, in the order of its `rows`."""
     if edit.rows is None:
         return torch.arange(len(texts))
     _check_rows(edit, rows)
@@ -392,7 +424,7 @@ def _texts(edit: Edit, rows: int, texts: Tensor) -> Tensor:
 
 
 def _within_pass(site: str, axis: str, columns: Tensor, rows: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    """Columns as this pass counts them at the site, and which it computes; some column stands for the others."""
+    """Columns as indices into this pass's value of the site, and True where it computes them (else any valid index)."""
     if axis not in COLUMNS:
         return columns, torch.ones_like(columns, dtype=torch.bool)
     if span.only is None or not sites.is_late(site):
@@ -403,21 +435,21 @@ def _within_pass(site: str, axis: str, columns: Tensor, rows: Tensor, span: Span
 
 
 def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
-    """A site's value at some tokens of every text, in place of its columns: `[t n ...]`, or `[t h n k]`.
+    """A site's value at the positions `pos` of every text, `[t n ...]`, or `[t h n k]` for scores and patterns.
 
     Raises:
         PositionError: tokens that a row lacks.
-        ValueError: those that this pass does not compute.
+        ValueError: a position that this pass does not compute.
     """
     axes = sites.axes_of(own_name(site)).split()
     axis = next(i for i, letter in enumerate(axes) if letter in COLUMNS)
     trimmed = span.only is not None and sites.is_late(site)
     width = span.width if trimmed else span.past + value.shape[axis]
-    found = span.layout.find(several(pos), (len(value), width))
-    columns, present = _within_pass(site, axes[axis], found.columns, found.rows, span)
-    if found.present is not None or not bool(present.all()):
+    tokens = span.layout.find(several(pos), (len(value), width))
+    columns, present = _within_pass(site, axes[axis], tokens.columns, tokens.rows, span)
+    if tokens.present is not None or not bool(present.all()):
         raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}")
-    index = [to_device(found.rows, value.device).view(-1, *[1] * axis)]
+    index = [to_device(tokens.rows, value.device).view(-1, *[1] * axis)]
     index += [
         torch.arange(n, device=value.device).view(*[1] * i, -1, *[1] * (axis - i))
         for i, n in enumerate(value.shape[1:axis], 1)
@@ -427,7 +459,7 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
 
 
 def own_values(edit: Edit, shape: Sequence[int], index: CellIndex, span: Span) -> Tensor | None:
-    """The values that a change brings for these cells; None for one that brings none."""
+    """The values of a change such as `Set`, cut to these cells; None for a change without values."""
     values = getattr(edit.change, "values", None)
     if values is None:
         return None
@@ -435,7 +467,7 @@ def own_values(edit: Edit, shape: Sequence[int], index: CellIndex, span: Span) -
         return torch.tensor(values)
     if values.ndim < len(shape):
         return values
-    values = _rows_of(edit, values, shape[0])
+    values = _values_of_rows(edit, values, shape[0])
     letters = sites.axes_of(own_name(edit.site)).split()[1:]
     for place, axis in enumerate(letters, 1):
         if axis in COLUMNS and span.past:
@@ -450,7 +482,7 @@ def own_values(edit: Edit, shape: Sequence[int], index: CellIndex, span: Span) -
     return values[tuple(i.to(values.device) if isinstance(i, Tensor) else i for i in index)]
 
 
-def _rows_of(edit: Edit, values: Tensor, rows: int) -> Tensor:
+def _values_of_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
     if len(values) == 1:
         return values.expand(rows, *values.shape[1:])
     first = getattr(edit.change, "first", 0)
@@ -461,8 +493,8 @@ def _rows_of(edit: Edit, values: Tensor, rows: int) -> Tensor:
     return values[first : first + rows]
 
 
-def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
-    """The values that a change makes of the cells, checked to have their shape."""
+def _checked_values(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
+    """The result of `make`, checked to have the shape of the cells."""
     try:
         new = make()
     except Exception as cause:

@@ -171,7 +171,7 @@ class ModelConfig(ConfigRecord):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        requires(self._given, f"a mixer or several, got {self.mixer!r}")
+        requires(self._mixer_choices, f"a mixer or several, got {self.mixer!r}")
         if self.d_head is None:
             requires(self.n_heads >= 1, f"n_heads >= 1, got {self.n_heads}")
             requires(
@@ -198,7 +198,7 @@ class ModelConfig(ConfigRecord):
         fits = self.n_heads % self.kv_heads == 0
         requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
-        most = max(mixer.query_width(self) for mixer in self._given)
+        most = max(mixer.query_width(self) for mixer in self._mixer_choices)
         for rotary in (self.position, self.local_position):
             if isinstance(rotary, Rotary):
                 rotated = self.head_width if rotary.dim is None else rotary.dim
@@ -206,7 +206,7 @@ class ModelConfig(ConfigRecord):
                     rotated % 2 == 0 and 0 < rotated <= most,
                     f"an even rotary dim in [2, {most}], got {rotated}",
                 )
-        for mixer in self._given:
+        for mixer in self._mixer_choices:
             self._check_mixer(mixer)
         self._check_combinations()
 
@@ -264,25 +264,25 @@ class ModelConfig(ConfigRecord):
         requires(self.causal or not traits.ordered, f"a causal model under {name}")
 
     @property
-    def _given(self) -> tuple[Mixer, ...]:
+    def _mixer_choices(self) -> tuple[Mixer, ...]:
         return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
     @property
     def records(self) -> tuple[ConfigRecord, ...]:
         """The records that say something of a block or the output: its form, its mixers, its MLP, the output layer."""
         mlp = () if self.mlp is None else (self.mlp,)
-        return (self.block, *self._given, *mlp, self.output)
+        return (self.block, *self._mixer_choices, *mlp, self.output)
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixer of every layer."""
-        return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
+        return tuple(self._mixer_choices[layer % len(self._mixer_choices)] for layer in range(self.n_layers))
 
     @property
     def qk_norms(self) -> frozenset[NormedHeads]:
         """The kinds of norm of queries and keys, of the layers that have them."""
-        found = [mixer.qk_norm(self) for mixer in self.mixers]
-        return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
+        norms = [mixer.qk_norm(self) for mixer in self.mixers]
+        return frozenset(norm[1] for norm in norms if norm is not None and not isinstance(norm[0], NoNorm))
 
     def at_layer(self, layer: int) -> ModelConfig:
         """This config with the mixer and the MLP of one layer in all layers; itself where they do not differ."""
@@ -294,7 +294,7 @@ class ModelConfig(ConfigRecord):
     @property
     def stateful(self) -> bool:
         """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
-        return not self.pointwise or any(mixer.traits.stateful for mixer in self._given)
+        return not self.pointwise or any(mixer.traits.stateful for mixer in self._mixer_choices)
 
     @property
     def pointwise(self) -> bool:

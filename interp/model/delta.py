@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 EPS = 1e-6
-"""Added to the squared length that queries and keys are divided by the root of."""
+"""Added to the squared length of queries and keys before its root divides them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GatedDelta(Mixer):
     key_heads: int
     """Heads of queries and keys; value head n reads key head n // (value_heads / key_heads)."""
     value_heads: int
-    """Memories. Together they are as wide as the config's heads: head h of `z` is a run of neighbouring value heads."""
+    """Number of memories. Head h of `z` is a run of neighbouring value heads: both have the same total width."""
     d_key: int
     d_value: int
     kernel: int = 4
@@ -75,8 +75,8 @@ class GatedDelta(Mixer):
         requires(
             width == theirs, f"value_heads * d_value = n_heads * d_head = {theirs} under {self}, got {width}"
         )
-        whole = config.head_width % self.d_value == 0
-        requires(whole, f"d_value to divide d_head = {config.head_width} under {self}, got {self.d_value}")
+        divides = config.head_width % self.d_value == 0
+        requires(divides, f"d_value to divide d_head = {config.head_width} under {self}, got {self.d_value}")
         fits = self.value_heads % self.key_heads == 0
         requires(fits, f"key_heads to divide value_heads under {self}")
 
@@ -151,7 +151,7 @@ class GatedDeltaMixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> Float[Tensor, "b p n f"]:
-        """The outputs of the memories."""
+        """S_i^T q_i / sqrt(d_key) of each value head's memory S_i, at every token i."""
         wide = torch.promote_types(x.dtype, torch.float32)
         strength, step = self.rates(x).chunk(2, -1)
         strength = at(tap, "attn.hook_strength", strength.sigmoid()).to(wide)
@@ -165,7 +165,7 @@ class GatedDeltaMixer(Attention):
         same = None if documents is None else documents[:, :, None] == documents[:, None, :]
         group = self.kind.value_heads // self.kind.key_heads
         with torch.autocast(x.device.type, enabled=False):
-            q, k = (_unit(part.to(wide)).repeat_interleave(group, 2).transpose(1, 2) for part in (q, k))
+            q, k = (_unit(heads.to(wide)).repeat_interleave(group, 2).transpose(1, 2) for heads in (q, k))
             read, after = gated_delta(
                 q * self.kind.d_key**-0.5, k, v.to(wide).transpose(1, 2), strength.transpose(1, 2),
                 decay.transpose(1, 2), chunk=self.kind.chunk, state=state, same=same,
@@ -201,7 +201,7 @@ def gated_delta(
     then S_i = e^(c_i) S + sum_(j<=i) e^(c_i - c_j) k_j u_j^T (Yang et al. 2024, section 3.3).
 
     Args:
-        same: which pairs of columns are of one text, where rows pack several; all is one chunk then, and there is no
+        same: True at pairs of columns of one text, for packed rows; then all columns are one chunk, and there is no
             state.
     """
     n = q.shape[2]
@@ -209,22 +209,25 @@ def gated_delta(
     fill = -n % c
     q, k, v = (F.pad(x, (0, 0, 0, fill)).unflatten(2, (-1, c)) for x in (q, k, v))
     strength, log_decay = (F.pad(x, (0, fill)).unflatten(2, (-1, c)) for x in (strength, log_decay))
-    total = log_decay.cumsum(-1)
+    total = log_decay.cumsum(-1)  # c_i, [b n chunk c]
     later = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1)
-    left = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+    decay = (
+        (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+    )  # e^(c_i - c_j), j <= i
     if same is not None:
-        left = left * same[:, None, None]
-    grown, width = total.exp()[..., None], v.shape[-1]
-    right = torch.cat((v, k * grown), -1) * strength[..., None]
-    system = (k @ k.mT) * left * strength[..., None]
+        decay = decay * same[:, None, None]
+    since_start, width = total.exp()[..., None], v.shape[-1]  # e^(c_i)
+    right = torch.cat((v, k * since_start), -1) * strength[..., None]
+    system = (k @ k.mT) * decay * strength[..., None]
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    # u = own - earlier @ S: [b n chunk c f] and [b n chunk c r]
     own, earlier = solved[..., :width], solved[..., width:]
-    scores, q = (q @ k.mT) * left, q * grown
-    k, step = k * (total[..., -1:] - total).exp()[..., None], grown[..., -1:, :]
+    scores, q = (q @ k.mT) * decay, q * since_start
+    k, step = k * (total[..., -1:] - total).exp()[..., None], since_start[..., -1:, :]
     memory = torch.zeros_like(k[:, :, 0].mT @ v[:, :, 0]) if state is None else state
-    found = []
+    outputs = []
     for t in range(q.shape[2]):
         u = own[:, :, t] - earlier[:, :, t] @ memory
-        found.append(scores[:, :, t] @ u + q[:, :, t] @ memory)
+        outputs.append(scores[:, :, t] @ u + q[:, :, t] @ memory)
         memory = step[:, :, t] * memory + k[:, :, t].mT @ u
-    return torch.cat(found, 2)[:, :, :n], memory
+    return torch.cat(outputs, 2)[:, :, :n], memory

@@ -1,12 +1,8 @@
 """Interventions as data: what is changed where, in one record that every pass understands.
 
-An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what
-they touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
-printed as Python. Any function of the cells is a change too; it cannot be planned, so it runs where it is put.
-
 An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what they
 touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
-printed as Python. Any function of the cells is a change too; nobody can plan it, so it runs where it is put.
+printed as Python. Any function of the cells is a change too; it cannot be planned, so it runs where it is put.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ COLUMNS = ("p", "q")
 POSITIONS = (*COLUMNS, "k", "s")
 """The axes along which an index is a position: a token of its own row, and not a column."""
 ANSWERS = "answers"
-"""Key of a pass's memory under which the answers to its reads so far stand, by `Read`."""
+"""Key of a pass's memory for the values read so far, a dict by `Read`."""
 
 
 @public()
@@ -64,7 +60,7 @@ class Set(Brief):
 
 @dataclass(frozen=True)
 class Zero:
-    """Put 0 in place of the cells: also the part's mean is gone (of a whole sublayer: its bias)."""
+    """Put 0 in place of the cells, which removes the part's mean too (of a whole sublayer also its bias)."""
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """Zeros."""
@@ -171,7 +167,7 @@ class Swap(Brief):
         object.__setattr__(self, "_basis", orthonormal(self.directions))
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
-        """The cells with the values' part in the subspace."""
+        """cells + (values - cells) Q^T Q."""
         assert own is not None
         return cells + onto(own.to(cells) - cells, self._basis)  # type: ignore[attr-defined]
 
@@ -276,8 +272,8 @@ class Edit(Brief):
     @property
     def cells(self) -> Mapping[str, PositionIndex]:
         """The indices by axis letter, the part's own included."""
-        found: Mapping[str, PositionIndex] = self._cells  # type: ignore[attr-defined]
-        return found
+        indices: Mapping[str, PositionIndex] = self._cells  # type: ignore[attr-defined]
+        return indices
 
     @property
     def planned(self) -> bool:
@@ -286,11 +282,11 @@ class Edit(Brief):
 
     @property
     def of_rows(self) -> bool:
-        """Whether the edit tells the rows of a batch apart, so that it has a meaning in that batch alone."""
+        """Whether the edit names rows, or one position per row, so that it applies to one batch only."""
         return self.rows is not None or any(isinstance(i, PerRow) for i in self.cells.values())
 
     def singly(self) -> list[Edit]:
-        """This edit as several that name one index per axis, or one for each row."""
+        """This edit as several edits, each of which names one index per axis (or one position per row)."""
         many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
         if not many:
             return [self]
@@ -298,26 +294,26 @@ class Edit(Brief):
         return [replace(self, at={**self.at, **dict(zip(many, cell, strict=True))}) for cell in cells]
 
     def _named_cells(self) -> dict[str, PositionIndex]:
-        """The indices by axis, checked as far as that takes no model."""
-        given = dict(self.where.at) if isinstance(self.where, Part) else {}
-        found: dict[str, PositionIndex] = dict(given)
+        """The indices by axis letter, checked as far as possible without a model."""
+        of_part = dict(self.where.at) if isinstance(self.where, Part) else {}
+        indices: dict[str, PositionIndex] = dict(of_part)
         if not self.at:
-            return found
+            return indices
         axes = sites.axes_of(own_name(self.site)).split()[1:]
         possible = {sites.WORDS[axis]: axis for axis in axes if axis in sites.WORDS}
         for dim, index in self.at.items():
-            if dim not in possible or possible[dim] in given:
-                left = [word for word, axis in possible.items() if axis not in given]
+            if dim not in possible or possible[dim] in of_part:
+                free_dims = [word for word, axis in possible.items() if axis not in of_part]
                 raise KeyError(
-                    f"{self.name} has the dims {', '.join(left)}, not {dim!r}; {nearest(dim, left)}"
+                    f"{self.name} has the dims {', '.join(free_dims)}, not {dim!r}; {nearest(dim, free_dims)}"
                 )
-            found[possible[dim]] = _checked_index(dim, index)
-        object.__setattr__(self, "at", {dim: found[possible[dim]] for dim in self.at})
-        return found
+            indices[possible[dim]] = _checked_index(dim, index)
+        object.__setattr__(self, "at", {dim: indices[possible[dim]] for dim in self.at})
+        return indices
 
 
-def _is_index(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 SIDES = ("encoder.", "decoder.")
@@ -325,7 +321,7 @@ SIDES = ("encoder.", "decoder.")
 
 
 def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
-    """Rows that span what the directions span, in float64. ValueError if that is nothing, or not finite."""
+    """An orthonormal basis of the directions' span, in float64. ValueError if all are 0, or not finite."""
     if not directions.numel():
         raise ValueError(
             f"directions of at least one number are required, got shape {shape_text(directions.shape)}"
@@ -352,13 +348,13 @@ def _checked_index(dim: str, index: object) -> PositionIndex:
     if of_positions and index == NEW:
         return NEW
     if isinstance(index, Sequence | Tensor | range) and not isinstance(index, str):
-        found = tuple(int(i) for i in index)
-        if found and len(set(found)) == len(found):
-            return found[0] if len(found) == 1 else found
+        indices = tuple(int(i) for i in index)
+        if indices and len(set(indices)) == len(indices):
+            return indices[0] if len(indices) == 1 else indices
     more = ', PerRow([...]) with one for each row, or "new"' if of_positions else ""
     raise ValueError(f"{dim!r} requires an index, or several that differ{more}, got {index!r}")
 
 
 def own_name(site: str) -> str:
-    """The name of a site inside its stack."""
+    """The name of a site without the prefix `encoder.` or `decoder.`."""
     return site.split(".", 1)[1] if site.startswith(SIDES) else site

@@ -65,11 +65,11 @@ class EncoderDecoder(nn.Module):
             ValueError: ids, masks or lengths that do not fit.
             KeyError: sites without a side.
         """
-        taps = {side: None if tap is None else _side(tap, side) for side in SIDES}
+        taps = {side: None if tap is None else _tap_of_side(tap, side) for side in SIDES}
         memory = self.encode(source, taps["encoder"], keep=source_keep)
         logits = self.decode(target, memory, taps["decoder"], keep=target_keep)
         if tap is not None:
-            _gather(tap, taps)
+            _gather_answers(tap, taps)
         return logits
 
     def encode(
@@ -144,7 +144,7 @@ def names(config: EncoderDecoderConfig, *, on_demand: bool = False) -> tuple[str
 
 
 def edits_of(edits: Iterable[Edit], side: str) -> tuple[Edit, ...]:
-    """The edits of one side, without the side in their names.
+    """The edits of one side, their sites without the prefix of the side.
 
     Raises:
         KeyError: an edit that names no side.
@@ -161,23 +161,23 @@ def _check_sides(items: Iterable[Read | Edit]) -> None:
         raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {bad[0]!r}")
 
 
-def _side(tap: Tap, side: str) -> Tap:
-    """The part of a tap that concerns one side, without the side in its names."""
+def _tap_of_side(tap: Tap, side: str) -> Tap:
+    """A tap with the reads and edits of one side, their sites without the prefix of the side."""
     _check_sides(tap.reads)
     prefix = f"{side}."
     reads = [replace(r, site=r.site.removeprefix(prefix)) for r in tap.reads if r.site.startswith(prefix)]
     return Tap(reads, edits_of(tap.edits, side))
 
 
-def _gather(tap: Tap, taps: dict[str, Tap | None]) -> None:
-    """Put the answers of both sides under the reads of the whole."""
+def _gather_answers(tap: Tap, taps: dict[str, Tap | None]) -> None:
+    """Copy the values read on both sides into the tap of the whole model."""
     tap.values, tap.live = {}, {}
     for read in tap.reads:
         side, _, name = read.site.partition(".")
-        part = taps[side]
-        assert part is not None
+        side_tap = taps[side]
+        assert side_tap is not None
         inner = replace(read, site=name)
-        if inner in part.values:
-            tap.values[read] = part.values[inner]
-        if inner in part.live:
-            tap.live[read] = part.live[inner]
+        if inner in side_tap.values:
+            tap.values[read] = side_tap.values[inner]
+        if inner in side_tap.live:
+            tap.live[read] = side_tap.live[inner]

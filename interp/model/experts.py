@@ -131,8 +131,8 @@ class MoE(AnyMLP):
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
         rule = self.router
-        size, rest = divmod(self.n_experts, rule.groups)
-        if rest or (rule.groups > 1 and (rule.best > size or self.top_k > rule.top_groups * size)):
+        size, remainder = divmod(self.n_experts, rule.groups)
+        if remainder or (rule.groups > 1 and (rule.best > size or self.top_k > rule.top_groups * size)):
             raise ValueError(
                 f"MoE requires groups that divide {self.n_experts} experts, hold {rule.best} each and {self.top_k} "
                 f"in {rule.top_groups} of them, got {rule.groups} groups"
@@ -190,15 +190,15 @@ class MoE(AnyMLP):
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """Rows in the order of their experts, so that the rows of one expert are neighbours.
+    """Token rows sorted by their expert, so that the rows of one expert are consecutive.
 
-    One stop for the host, or none.
+    The host waits for the device at most once (`sizes`).
     """
 
     expert: Int[Tensor, "n"]
     """Number of each row's expert, ascending."""
     ends: Int[Tensor, "x"]
-    """Where the rows of every expert end."""
+    """For every expert, one past its last row."""
 
     @classmethod
     def of(cls, expert: Int[Tensor, "n"], n_experts: int) -> ExpertGroups:
@@ -208,7 +208,7 @@ class ExpertGroups:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Number of rows of every expert, for the host."""
+        """Number of rows of every expert, on the host."""
         ends = [0, *self.ends.tolist()]
         return [end - start for start, end in pairwise(ends)]
 
@@ -222,15 +222,15 @@ class ExpertGroups:
         to rounding.
         """
         record = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        whole = all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])
+        aligned = all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])
         values = len(x) > 0 and not x.is_meta
-        if values and whole and not record and x.dtype == weight.dtype and x.dtype in GROUPED:
-            found = F.grouped_mm(x, weight.mT, offs=self.ends)
+        if values and aligned and not record and x.dtype == weight.dtype and x.dtype in GROUPED:
+            out = F.grouped_mm(x, weight.mT, offs=self.ends)
         else:
             parts = zip(x.split(self.sizes), weight.unbind(), strict=True)
             none = x.new_zeros(0, weight.shape[1])
-            found = torch.cat([none, *(F.linear(rows, matrix) for rows, matrix in parts if len(rows))])
-        return found if bias is None else found + bias[self.expert]
+            out = torch.cat([none, *(F.linear(rows, matrix) for rows, matrix in parts if len(rows))])
+        return out if bias is None else out + bias[self.expert]
 
 
 class Experts(nn.Module):
@@ -285,7 +285,7 @@ class Experts(nn.Module):
         """The weight of every expert, 0 for those not chosen; scores are computed in float32 at least."""
         rule, wide = self.kind.router, logits.to(torch.promote_types(logits.dtype, torch.float32))
         scores = wide.sigmoid() if rule.scores == "sigmoid" else wide.softmax(-1)
-        chosen = self._chosen(wide if rule.monotone else scores)
+        chosen = self._chosen_experts(wide if rule.monotone else scores)
         if not self.kind.renormalise:
             share = scores.gather(-1, chosen)
         elif rule.scores == "softmax":
@@ -295,8 +295,8 @@ class Experts(nn.Module):
             share = share / (share.sum(-1, keepdim=True) + 1e-20)
         return torch.zeros_like(wide).scatter(-1, chosen, share * rule.factor).to(logits.dtype)
 
-    def _chosen(self, rank: Float[Tensor, "b p x"]) -> Int[Tensor, "b p k"]:
-        """The `top_k` experts of the highest rank, in the groups of the highest."""
+    def _chosen_experts(self, rank: Float[Tensor, "b p x"]) -> Int[Tensor, "b p k"]:
+        """The `top_k` experts of highest rank within the `top_groups` best groups."""
         rule = self.kind.router
         rank = rank if self.correction is None else rank + self.correction
         if rule.groups > 1:
@@ -316,23 +316,23 @@ class Experts(nn.Module):
                 [self._weighted(i, x, weights[..., i, None]) for i in range(self.kind.n_experts)], 2
             )
             return at(tap, out_site, outs.to(x.dtype)).sum(2)
-        flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
+        flat, shares = x.flatten(0, 1), weights.flatten(0, 1)  # [b p d] -> [token d], [b p x] -> [token x]
         chosen = shares.topk(self.kind.top_k, -1).indices.sort(-1).values
         order = chosen.flatten().argsort(stable=True)
         weight = shares.gather(-1, chosen).flatten()[order, None]
         groups = ExpertGroups.of(chosen.flatten()[order], self.kind.n_experts)
-        found = self._grouped(flat[order // self.kind.top_k], weight, groups).to(x.dtype)
-        back = torch.empty_like(found).index_copy(0, order, found)
+        out = self._grouped(flat[order // self.kind.top_k], weight, groups).to(x.dtype)
+        back = torch.empty_like(out).index_copy(0, order, out)  # by expert -> [(token k) d]
         return back.view(*x.shape[:2], self.kind.top_k, x.shape[2]).sum(2)
 
     def _grouped(
         self, x: Float[Tensor, "n d"], weight: Float[Tensor, "n 1"], groups: ExpertGroups
     ) -> Float[Tensor, "n d"]:
-        """The weighted outputs for rows in the order of their experts."""
+        """The weighted outputs of token rows sorted by expert."""
         inside = self.kind.router.weighs == "input"
         hidden = groups.product((x * weight).to(x.dtype) if inside else x, self.into, self.into_bias)
-        found = groups.product(self._gated(hidden), self.out, self.out_bias)
-        return found if inside else found * weight
+        out = groups.product(self._gated_neurons(hidden), self.out, self.out_bias)
+        return out if inside else out * weight
 
     def _weighted(
         self, i: int, x: Float[Tensor, "*b d"], weight: Float[Tensor, "*b 1"]
@@ -344,10 +344,12 @@ class Experts(nn.Module):
 
     def expert(self, i: int, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The output of one expert, unweighted."""
-        post = self._gated(F.linear(x, self.into[i], None if self.into_bias is None else self.into_bias[i]))
+        post = self._gated_neurons(
+            F.linear(x, self.into[i], None if self.into_bias is None else self.into_bias[i])
+        )
         return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])
 
-    def _gated(self, hidden: Float[Tensor, "*b m2"]) -> Float[Tensor, "*b m"]:
+    def _gated_neurons(self, hidden: Float[Tensor, "*b m2"]) -> Float[Tensor, "*b m"]:
         """The activations of the experts' neurons: the activated gate times the linear branch."""
         gate, linear = hidden.chunk(2, -1)
         most, offset = self.kind.clamp, self.kind.linear_offset

@@ -16,14 +16,14 @@ from interp.core.stats import upcast
 from interp.model.transformer import Transformer
 
 SAMPLED = 16
-"""Numbers of each parameter that tell one model from another."""
+"""How many numbers of each parameter identify a model."""
 
 
 @contextmanager
 def fitted_file(
     path: Path | str, what: str, form: str, device: torch.device
 ) -> Iterator[tuple[Mapping[str, str], dict[str, Tensor]]]:
-    """Header and tensors of a file of something that was fitted to one model (`what`, in the format `form`).
+    """Header and tensors of a safetensors file of format `form`; `what` names its content in errors.
 
     Raises:
         ValueError: a file of another format, a damaged one, or one in which the body of the `with` misses something.
@@ -46,11 +46,11 @@ def fitted_file(
 @torch.no_grad()
 def sample_of(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
-    picked = []
+    samples = []
     for _, parameter in sorted(model.named_parameters()):
         where = _spread(parameter.numel(), parameter.device)
-        picked.append(upcast(parameter.flatten()[where].to(model.device)))
-    return torch.cat(picked)
+        samples.append(upcast(parameter.flatten()[where].to(model.device)))
+    return torch.cat(samples)
 
 
 def _spread(n: int, device: torch.device | None = None) -> Int[Tensor, "s"]:
@@ -59,7 +59,7 @@ def _spread(n: int, device: torch.device | None = None) -> Int[Tensor, "s"]:
 
 
 def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:
-    """Whether a sample is of this model, in its dtype or a narrower one."""
+    """Whether the stored numbers (`sample_of`) are those of this model, in its dtype or a narrower one."""
     theirs = sample_of(model)
     ours = sample.to(theirs.device, model.dtype).to(theirs.dtype)
     return ours.shape == theirs.shape and torch.equal(ours, theirs)

@@ -21,7 +21,7 @@ class Past(Protocol):
     length: int
     """Number of tokens before the pass."""
     prompt: int | None
-    """Number of columns of the first pass, which is taken for the prompts; None before it."""
+    """Number of columns of the first pass, which holds the prompts; None before it."""
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
     states: dict[int | tuple[int, str], tuple[Tensor, ...]]
@@ -76,9 +76,9 @@ class KVCache:
         self.keys, self.values = (
             [
                 torch.empty((rows, n, config.kv_heads, width), device=where, dtype=dtype)
-                for n, width, where in zip(tokens, each, devices, strict=True)
+                for n, width, where in zip(tokens, layer_widths, devices, strict=True)
             ]
-            for each in widths
+            for layer_widths in widths
         )
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
@@ -124,29 +124,31 @@ class KVCache:
         def rows(x: Tensor) -> Tensor:
             return x[index.to(x.device)]
 
-        found = self._with(*([rows(x) for x in each] for each in (self.keys, self.values)))
-        found.keep = None if self.keep is None else rows(self.keep)
-        found.crossed = {layer: (rows(k), rows(v)) for layer, (k, v) in self.crossed.items()}
-        found.states = {key: tuple(rows(x) for x in state) for key, state in self.states.items()}
-        return found
+        cache = self._with_tensors(*([rows(x) for x in tensors] for tensors in (self.keys, self.values)))
+        cache.keep = None if self.keep is None else rows(self.keep)
+        cache.crossed = {layer: (rows(k), rows(v)) for layer, (k, v) in self.crossed.items()}
+        cache.states = {key: tuple(rows(x) for x in state) for key, state in self.states.items()}
+        return cache
 
     @classmethod
     def joined(cls, parts: Sequence[KVCache]) -> KVCache:
-        """The keys and values of several caches of equal length, one below the other."""
+        """One cache with the rows of several caches of equal length."""
         both = ([part.keys for part in parts], [part.values for part in parts])
-        return parts[0]._with(*([torch.cat(each) for each in zip(*which, strict=True)] for which in both))
+        return parts[0]._with_tensors(
+            *([torch.cat(each) for each in zip(*which, strict=True)] for which in both)
+        )
 
-    def _with(self, keys: list[Tensor], values: list[Tensor]) -> KVCache:
-        found = copy.copy(self)
-        found.keys, found.values, found.rows = keys, values, len(keys[0])
-        return found
+    def _with_tensors(self, keys: list[Tensor], values: list[Tensor]) -> KVCache:
+        cache = copy.copy(self)
+        cache.keys, cache.values, cache.rows = keys, values, len(keys[0])
+        return cache
 
 
 class Prefix:
-    """The first `length` columns of a finished run, from which any number of variants of its rows go on.
+    """Keys and values of the first `length` columns of a finished run, which variants of its rows continue.
 
-    The rows of a pass are `copies` times the run's rows in order. Nothing is kept of what a pass appends, so every
-    block may be run by itself.
+    The rows of a pass are `copies` times the run's rows in order. What a pass appends is not stored, so each block
+    can be run separately.
     """
 
     def __init__(
@@ -177,10 +179,10 @@ class Prefix:
     def append(
         self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
     ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
-        """The prefix's keys and values followed by these."""
-        return self._joined(self._run.keys[layer], k), self._joined(self._run.values[layer], v)
+        """The run's keys and values of the prefix, repeated for each copy, followed by these."""
+        return self._after_prefix(self._run.keys[layer], k), self._after_prefix(self._run.values[layer], v)
 
-    def _joined(self, before: Float[Tensor, "run p g e"], new: Float[Tensor, "b n g e"]) -> Tensor:
+    def _after_prefix(self, before: Float[Tensor, "run p g e"], new: Float[Tensor, "b n g e"]) -> Tensor:
         known = before[:, : self.length].expand(self.copies, -1, -1, -1, -1)
         return torch.cat((known, new.unflatten(0, (self.copies, -1))), 2).flatten(0, 1)
 

@@ -126,8 +126,8 @@ class LatentAttention(Attention):
         q = rearrange(self.q(low), "b p (h r) -> b p h r", h=n)
         latent, turned = self.kv_into(x).split([kind.rank, self.width - kind.content], -1)
         latent = self.kv_latent_norm(at(tap, "attn.hook_kv_latent", latent), tap)
-        both = rearrange(self.kv(latent), "b p (h n) -> b p h n", h=n)
-        content, v = both.split([kind.content, self.d_head], -1)
+        content_and_v = rearrange(self.kv(latent), "b p (h n) -> b p h n", h=n)
+        content, v = content_and_v.split([kind.content, self.d_head], -1)
         k = torch.cat((content, turned[:, :, None].expand(-1, -1, n, -1)), -1)
         return at(tap, "attn.hook_q", q), at(tap, "attn.hook_k", k), at(tap, "attn.hook_v", v)
 
@@ -139,12 +139,12 @@ class LatentAttention(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys, their last dimensions rotated to their positions."""
+        """Queries and keys with their dimensions after `content` rotated to their positions."""
         rotation = view.rotation
         if rotation is None:
             return q, k
         start = self.kind.content
-        q, k = (torch.cat((part[..., :start], rotation.apply(part[..., start:])), -1) for part in (q, k))
+        q, k = (torch.cat((x[..., :start], rotation.apply(x[..., start:])), -1) for x in (q, k))
         return at(tap, "attn.hook_rot_q", q), at(tap, "attn.hook_rot_k", k)
 
     def part(self, name: str) -> tuple[Tensor, Tensor | None]:

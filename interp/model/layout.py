@@ -1,4 +1,4 @@
-"""Which columns of a batch hold which tokens: the one place where positions become columns.
+"""Which columns of a batch hold which tokens, and the conversion of positions to columns.
 
 A position is a token of its own row: 0 is the first real one, -1 the last, whatever padding, batch and cache; in packed
 rows it is the text's own. `Layout` says how the rows of a pass are laid out, and finds the columns of positions.
@@ -49,13 +49,13 @@ class PerRow:
 
     def __post_init__(self) -> None:
         several = isinstance(self.places, Sequence) and not isinstance(self.places, str)
-        given = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else self.places
-        given = list(given) if several or isinstance(given, list) else []
-        if not given or not all(each is None or _is_place(each) for each in given):
+        places = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else self.places
+        places = list(places) if several or isinstance(places, list) else []
+        if not places or not all(place is None or _is_place(place) for place in places):
             raise ValueError(
                 f"one position for every row is required, such as [3, 4], got {value_text(self.places)}"
             )
-        object.__setattr__(self, "places", tuple(None if each is None else int(each) for each in given))
+        object.__setattr__(self, "places", tuple(None if place is None else int(place) for place in places))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -65,30 +65,32 @@ class PerRow:
 
     def of(self, rows: Iterable[int]) -> PerRow:
         """The positions of some rows. ValueError for a row without one."""
-        wanted = list(rows)
-        if max(wanted) >= len(self.places):
-            raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {max(wanted)}")
-        return PerRow([self.places[row] for row in wanted])
+        numbers = list(rows)
+        if max(numbers) >= len(self.places):
+            raise ValueError(
+                f"one position per prompt is required, got {len(self)} for prompt {max(numbers)}"
+            )
+        return PerRow([self.places[row] for row in numbers])
 
 
 Places = int | Sequence[int] | PerRow
-"""Which tokens of every row are meant: one, several, or one per row."""
+"""Positions of tokens in every row: one, several, or one per row."""
 
 
-def _is_place(given: object) -> bool:
-    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+def _is_place(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def several(pos: Places) -> tuple[int, ...] | PerRow:
-    """Positions as a tuple, or one for each row as they are. ValueError for none, or one that comes twice."""
+    """Positions as a tuple; a `PerRow` unchanged. ValueError for no position, or one given twice."""
     if isinstance(pos, PerRow):
         return pos
-    found = (pos,) if isinstance(pos, int) else tuple(pos)
-    if not found or len(set(found)) < len(found) or not all(map(_is_place, found)):
+    positions = (pos,) if isinstance(pos, int) else tuple(pos)
+    if not positions or len(set(positions)) < len(positions) or not all(map(_is_place, positions)):
         raise ValueError(
             f"a position, several that differ, or PerRow([...]) with one for each row is required, got {pos!r}"
         )
-    return tuple(map(int, found))
+    return tuple(map(int, positions))
 
 
 def one_position(pos: object, name: str = "pos") -> None:
@@ -101,7 +103,7 @@ def one_position(pos: object, name: str = "pos") -> None:
 
 
 def each_position(lengths: Int[Tensor, "b"], width: int) -> list[int | PerRow]:
-    """All positions of a map by position; rows that are shorter have no token there."""
+    """Positions 0 to width - 1, as `PerRow` with None for rows that are shorter."""
     counts = lengths.tolist()
     return [p if p < min(counts) else PerRow([p if p < n else None for n in counts]) for p in range(width)]
 
@@ -113,9 +115,9 @@ class TextTokens:
     rows: Int[Tensor, "t"]
     """The row of each text."""
     columns: Int[Tensor, "t n"]
-    """The column of each token; of one that is not there, some column of the row."""
+    """The column of each token; where a token does not exist, any column of the row."""
     places: Int[Tensor, "t n"]
-    """Number of tokens of the text before each."""
+    """The position of each token: the number of tokens of its text before it."""
     present: Bool[Tensor, "t n"] | None = None
     """True where the token exists; None: all do."""
 
@@ -131,10 +133,10 @@ class Layout:
     prompt: int | None = None
     """Number of columns of the prompts, while text is generated; None: all tokens are there."""
     numbers: Int[Tensor, "t"] | None = None
-    """Number of each text among the prompts, by which an error names it; None: its place."""
+    """Number of the prompt that each text is, for errors; None: texts are prompts 0, 1, 2, ..."""
     forced: Int[Tensor, "t"] | None = None
-    """Number of each text's last tokens that are the first of its answer: negative positions are counted from before
-    them. None: none.
+    """How many of each text's last tokens belong to its answer; negative positions are counted from the prompt's end.
+    None: 0.
     """
 
     def to(self, device: torch.device) -> Layout:
@@ -144,7 +146,7 @@ class Layout:
 
     @property
     def ends_early(self) -> bool:
-        """Whether negative positions are counted from another column than the last real one."""
+        """Whether negative positions are counted from the prompt's end instead of the last real column."""
         return self.prompt is not None or self.forced is not None
 
     @property
@@ -153,20 +155,20 @@ class Layout:
         return self.keep is None and self.documents is None
 
     def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
-        """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
+        """Position of the last `n` columns: the number of real tokens of the same text before each."""
         if self.keep is None and self.documents is None:
             return torch.arange(past, past + n, device=device)[None]
         if self.documents is None:
             assert self.keep is not None
             return (self.keep.cumsum(1) - 1).clamp_min(0)[:, past:]
-        kept = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
-        before = kept.cumsum(1) - kept
+        real = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
+        before = real.cumsum(1) - real
         starts = torch.ones_like(self.documents, dtype=torch.bool)
         starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
         return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
 
     def texts(self, real: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
-        """The number of the text that each column belongs to, counted row by row; -1 where it is not real."""
+        """Number of the text that each column belongs to, counted over all rows; -1 at padding."""
         if self.documents is None:
             number = torch.arange(len(real), device=real.device)[:, None].expand_as(real)
         else:
@@ -183,30 +185,30 @@ class Layout:
                 the position. While text is generated a later position is one that is not there yet.
             ValueError: another number of positions than rows, or "new" where nothing is generated.
         """
-        rows, lengths, starts, flat = self._texts(shape)
-        ends = self._prompts(shape, lengths)
+        rows, lengths, starts, flat = self._text_spans(shape)
+        ends = self._counting_ends(shape, lengths)
         if pos == NEW:
-            return self._new(shape)
+            return self._generated_tokens(shape)
         if isinstance(pos, PerRow):
             if len(pos) != len(rows):
                 raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
-            none = [each is None for each in pos.places]
-            wanted = torch.tensor([0 if each is None else each for each in pos.places])[:, None]
+            none = [place is None for place in pos.places]
+            named = torch.tensor([0 if place is None else place for place in pos.places])[:, None]
             present = ~torch.tensor(none)[:, None]
         else:
-            wanted = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
-            present = torch.ones(wanted.shape, dtype=torch.bool)
-        places = torch.where(wanted < 0, ends[:, None] + wanted, wanted)
+            named = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
+            present = torch.ones(named.shape, dtype=torch.bool)
+        places = torch.where(named < 0, ends[:, None] + named, named)
         short = places >= lengths[:, None]
         wrong = present & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
         if bool(wrong.any()):
-            _refuse(wrong, wanted, ends, self.numbers)
+            _raise_missing(wrong, named, ends, self.numbers)
         present = present & ~short
         places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
         columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
         return TextTokens(rows, columns, places, None if bool(present.all()) else present)
 
-    def _new(self, shape: tuple[int, int]) -> TextTokens:
+    def _generated_tokens(self, shape: tuple[int, int]) -> TextTokens:
         """The generated tokens."""
         if self.prompt is None:
             raise ValueError(
@@ -217,8 +219,8 @@ class Layout:
         present, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
         return TextTokens(torch.arange(shape[0]), columns, places, None if bool(present.all()) else present)
 
-    def _texts(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The row and length of each text, where its tokens begin among all, and the place of each in the batch."""
+    def _text_spans(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Row and length of each text, its first index into `flat`, and `flat`: row * width + column of real tokens."""
         keep, documents = self._on_host
         real = torch.ones(shape, dtype=torch.bool) if keep is None else keep
         flat = real.flatten().nonzero()[:, 0]
@@ -229,8 +231,8 @@ class Layout:
             rows = flat[lengths.cumsum(0) - lengths] // shape[1]
         return rows, lengths, lengths.cumsum(0) - lengths, flat
 
-    def _prompts(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
-        """Number of tokens from which negative positions are counted back: the prompt's, where an answer follows."""
+    def _counting_ends(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
+        """Number of tokens of each text from whose end negative positions are counted: those of its prompt."""
         if self.prompt is None:
             return lengths if self.forced is None else lengths - self.forced.cpu()
         keep = self._on_host[0]
@@ -240,12 +242,12 @@ class Layout:
 
     @cached_property
     def _on_host(self) -> tuple[Tensor | None, Tensor | None]:
-        """The mask and the documents on the host, where columns are looked up."""
+        """`keep` and `documents`, copied to the host."""
         keep, documents = (None if x is None else x.cpu() for x in (self.keep, self.documents))
         return keep, documents
 
 
-def _refuse(
+def _raise_missing(
     wrong: Bool[Tensor, "t n"],
     places: Int[Tensor, "t n"],
     ends: Int[Tensor, "t"],

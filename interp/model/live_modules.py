@@ -16,11 +16,11 @@ LIBRARIES = ("transformers.", "accelerate.", "peft.", "torch.")
 
 def hooks_of(network: nn.Module) -> list[str]:
     """The names of the modules with forward hooks that no library put there."""
-    return [name for name, _ in _foreign(network)]
+    return [name for name, _ in _foreign_hooks(network)]
 
 
 def note_hooks(network: nn.Module) -> None:
-    """Warn that the hooks on a network are no part of what is made of it."""
+    """Show a `Note` if the network has hooks, which our copy of it will not have."""
     if hooked := hooks_of(network):
         note(
             f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
@@ -32,24 +32,24 @@ def bare_copy(network: nn.Module, tensors: dict[int, object]) -> nn.Module:
     """Copies of the modules of a network, in eval mode, without hooks and without compiled modules inside.
 
     Args:
-        tensors: what takes the place of parameters and buffers, by their identity: themselves, to share them.
+        tensors: id of a parameter or buffer -> the tensor that replaces it; itself, to share it.
     """
     hooks: dict[int, object] = {
-        id(hook): hook for _, hook in _foreign(network)
+        id(hook): hook for _, hook in _foreign_hooks(network)
     }  # not copied: they may hold anything
-    found = copy.deepcopy(network, kept(network) | hooks | tensors).eval()
-    for name, module in list(found.named_modules()):
+    copied_network = copy.deepcopy(network, kept(network) | hooks | tensors).eval()
+    for name, module in list(copied_network.named_modules()):
         for table in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in table.items() if id(hook) in hooks]:
                 del table[key]
         if name and isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):  # torch.compile
             parent, _, last = name.rpartition(".")
-            setattr(found.get_submodule(parent), last, inner)
-    return found
+            setattr(copied_network.get_submodule(parent), last, inner)
+    return copied_network
 
 
 def own_tensors(network: nn.Module) -> dict[int, object]:
-    """The parameters and buffers of a network by their identity, for a copy that shares them."""
+    """id -> tensor of the parameters and buffers of a network, for a copy that shares them."""
     return {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
 
 
@@ -59,26 +59,36 @@ def copied(network: nn.Module) -> nn.Module:
 
 
 def kept(network: nn.Module) -> dict[int, object]:
-    """Copies of the tensors that modules keep of their last pass, or computed from parameters, by identity.
+    """id -> detached copy, of tensors that modules store as attributes (of their last pass, or made of parameters).
 
-    For a copy of the network; adapters of tied embeddings compute such tensors.
+    `copy.deepcopy` needs them as its memo, since it cannot copy such tensors.
     """
     attributes = [vars(module) for module in network.modules()]
-    found = [value for each in attributes for value in each.values() if isinstance(value, Tensor)]
-    found += [value for each in attributes for value in _tensors(each) if not value.is_leaf]
-    return {id(value): value.detach().clone() for value in found}
+    values = [
+        value
+        for module_attributes in attributes
+        for value in module_attributes.values()
+        if isinstance(value, Tensor)
+    ]
+    values += [
+        value
+        for module_attributes in attributes
+        for value in _tensors_in(module_attributes)
+        if not value.is_leaf
+    ]
+    return {id(value): value.detach().clone() for value in values}
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in what a module keeps, in dicts of dicts too."""
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors in a value or a dict, nested dicts included."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
+        for entry in value.values():
+            yield from _tensors_in(entry)
 
 
-def _foreign(network: nn.Module) -> Iterator[tuple[str, object]]:
+def _foreign_hooks(network: nn.Module) -> Iterator[tuple[str, object]]:
     for name, module in network.named_modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             if not str(getattr(hook, "__module__", None)).startswith(LIBRARIES):

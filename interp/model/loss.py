@@ -105,9 +105,9 @@ def next_token_loss_of(
     if not model.config.unembed:
         raise ValueError("a loss requires logits; this model ends in its residual stream")
     model.config.require_tokens("a next-token loss")
-    wanted = (*tokens.shape, model.config.d_model)
-    if stream.shape != wanted:
-        raise ValueError(f"stream must have the shape {shape_text(wanted)}, got {shape_text(stream.shape)}")
+    shape = (*tokens.shape, model.config.d_model)
+    if stream.shape != shape:
+        raise ValueError(f"stream must have the shape {shape_text(shape)}, got {shape_text(stream.shape)}")
     if stream.dtype != model.dtype:
         raise ValueError(f"stream must be of the model's dtype {model.dtype}, got {stream.dtype}")
     if model.output is None:

@@ -36,7 +36,7 @@ class Mamba2(Mixer):
     key_heads: int
     """Groups: heads of B and C; value head n reads group n // (value_heads / key_heads)."""
     value_heads: int
-    """States. Head h of `z` is a run of neighbouring value heads, as many in each."""
+    """Number of states. Head h of `z` is a run of value_heads / n_heads neighbouring value heads."""
     d_key: int
     """Width of B and C, the state size N of the paper."""
     d_value: int
@@ -88,8 +88,10 @@ class Mamba2(Mixer):
 
     def check(self, config: ModelConfig) -> None:
         """ValueError unless heads are runs of value heads, and groups too."""
-        whole = self.value_heads % config.n_heads == 0
-        requires(whole, f"n_heads = {config.n_heads} to divide value_heads = {self.value_heads} under Mamba2")
+        divides = self.value_heads % config.n_heads == 0
+        requires(
+            divides, f"n_heads = {config.n_heads} to divide value_heads = {self.value_heads} under Mamba2"
+        )
         fits = self.value_heads % self.key_heads == 0
         requires(
             fits, f"key_heads = {self.key_heads} to divide value_heads = {self.value_heads} under Mamba2"
@@ -177,7 +179,7 @@ class Mamba2Mixer(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> Float[Tensor, "b p n f"]:
-        """The outputs of the states, plus D x."""
+        """y_i = S_i^T C_i + D x_i of each value head at every token i."""
         wide = torch.promote_types(x.dtype, torch.float32)
         step = F.softplus(self.rates(x).to(wide) + self.step.to(wide))
         step = at(tap, "attn.hook_step", step.clamp(self.kind.step_min, self.kind.step_max))
@@ -185,9 +187,9 @@ class Mamba2Mixer(Attention):
         keep, documents, cache = shared.layout.keep, shared.layout.documents, shared.cache
         if keep is not None:
             keep = keep[:, -x.shape[1] :]
-            step, decay = (part.masked_fill(~keep[..., None], 0) for part in (step, decay))
+            step, decay = (rates.masked_fill(~keep[..., None], 0) for rates in (step, decay))
         if documents is not None:
-            decay = decay.masked_fill(_begins(documents, keep)[..., None], -torch.inf)
+            decay = decay.masked_fill(_text_starts(documents, keep)[..., None], -torch.inf)
         state = None if cache is None else next(iter(cache.states.get(self.layer, ())), None)
         with torch.autocast(x.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
@@ -205,13 +207,13 @@ class Mamba2Mixer(Attention):
         raise AttributeError(f"Mamba-2 has no matrix of {name!r}: a convolution follows it")
 
 
-def _begins(documents: Int[Tensor, "b p"], keep: Bool[Tensor, "b p"] | None) -> Bool[Tensor, "b p"]:
-    """Whether a column is the first kept one of another text than the kept column before it."""
-    kept = torch.ones_like(documents, dtype=torch.bool) if keep is None else keep
+def _text_starts(documents: Int[Tensor, "b p"], keep: Bool[Tensor, "b p"] | None) -> Bool[Tensor, "b p"]:
+    """True at the first real column of each text but the first of the row."""
+    real = torch.ones_like(documents, dtype=torch.bool) if keep is None else keep
     columns = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    last = columns.masked_fill(~kept, -1).cummax(1).values
+    last = columns.masked_fill(~real, -1).cummax(1).values
     before = F.pad(last[:, :-1], (1, 0), value=-1)
-    return kept & (before >= 0) & (documents != documents.gather(1, before.clamp_min(0)))
+    return real & (before >= 0) & (documents != documents.gather(1, before.clamp_min(0)))
 
 
 def state_space(
@@ -227,8 +229,8 @@ def state_space(
 
     Within a chunk that begins with the state S, with c_ij the sum of log a from j + 1 to i,
         S_i^T q_i = sum_(j<=i) e^(c_ij) (q_i . k_j) v_j + e^(c_i) S^T q_i
-    (Dao & Gu 2024, section 6). Sums c_ij are made without differences, so that a log a of -inf, where a text begins,
-    forgets all that was before.
+    (Dao & Gu 2024, section 6). Sums c_ij are computed without differences, so that log a = -inf, where a text begins,
+    clears the state.
     """
     n, groups = q.shape[2], q.shape[1]
     c = min(chunk, n)
@@ -238,14 +240,14 @@ def state_space(
     log_decay = F.pad(log_decay, (0, fill)).unflatten(2, (-1, c)).unflatten(1, (groups, -1))
     later = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1)
     diagonal = torch.eye(c, dtype=torch.bool, device=q.device)
-    sums = log_decay[..., None].masked_fill(later | diagonal, 0).cumsum(-2)
-    left = sums.masked_fill(later, -torch.inf).exp()
-    within = ((q @ k.mT) * left) @ v
-    written = k.mT @ (v * left[..., -1, :, None])
-    grown = log_decay.cumsum(-1).exp()[..., None]
+    sums = log_decay[..., None].masked_fill(later | diagonal, 0).cumsum(-2)  # c_ij
+    decay = sums.masked_fill(later, -torch.inf).exp()  # e^(c_ij), j <= i
+    within = ((q @ k.mT) * decay) @ v
+    written = k.mT @ (v * decay[..., -1, :, None])
+    since_start = log_decay.cumsum(-1).exp()[..., None]
     memory = torch.zeros_like(written[:, :, :, 0]) if state is None else state.unflatten(1, (groups, -1))
-    found = []
+    outputs = []
     for t in range(q.shape[3]):
-        found.append(within[:, :, :, t] + grown[:, :, :, t] * (q[:, :, :, t] @ memory))
-        memory = grown[:, :, :, t, -1:] * memory + written[:, :, :, t]
-    return torch.cat(found, 3).flatten(1, 2)[:, :, :n], memory.flatten(1, 2)
+        outputs.append(within[:, :, :, t] + since_start[:, :, :, t] * (q[:, :, :, t] @ memory))
+        memory = since_start[:, :, :, t, -1:] * memory + written[:, :, :, t]
+    return torch.cat(outputs, 3).flatten(1, 2)[:, :, :n], memory.flatten(1, 2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class FileState:
-    """Identity of a file, and when and how long it was last written."""
+    """Identity of a file, its size and the time of its last write."""
 
     inode: int
     size: int
@@ -26,8 +26,8 @@ class FileState:
     @classmethod
     def of(cls, path: Path) -> "FileState":
         """The state of a file now. OSError if it is not there."""
-        found = path.stat()
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+        stat = path.stat()
+        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -88,5 +88,5 @@ class FileMap:
     def file_of(self, parameters: Iterable[tuple[str, Tensor]]) -> MappedFile | None:
         """The file as it was when it was mapped, with those of the parameters that are views; None without any."""
         inside = range(self._address, self._address + len(self._bytes))
-        mine = {name: value.data_ptr() for name, value in parameters if value.data_ptr() in inside}
-        return MappedFile(self.path, self.state, self._address, mine) if mine else None
+        places = {name: value.data_ptr() for name, value in parameters if value.data_ptr() in inside}
+        return MappedFile(self.path, self.state, self._address, places) if places else None

@@ -94,7 +94,7 @@ class Normalize(nn.Module):
         return at(tap, f"{self.name}.hook_normalized", self.divided(x, tap))
 
     def divided(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """The normalised input, with the scale as the only site."""
+        """The normalised input; of its two sites only `hook_scale` is visited here."""
         if tap is None:
             return self._fused(x)
         scale_site = f"{self.name}.hook_scale"
@@ -116,16 +116,16 @@ class Normalize(nn.Module):
 
     def _fused(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         assert not isinstance(self.kind, NoNorm)
-        gamma, each = self.gamma, self.heads is not None
-        fused = None if each else gamma  # the kernel takes one gamma for all heads
+        gamma, per_head = self.gamma, self.heads is not None
+        fused = None if per_head else gamma  # the kernel takes one gamma for all heads
         if isinstance(self.kind, LayerNorm):
-            fused, beta = (None if each is None else each.to(x.dtype) for each in (fused, self.bias))
+            fused, beta = (None if vector is None else vector.to(x.dtype) for vector in (fused, self.bias))
             normed = F.layer_norm(x, (self.width,), fused, beta, self.kind.eps)
         else:
             wide = x if gamma is None else x.to(torch.promote_types(x.dtype, gamma.dtype))
             fused = None if fused is None else fused.to(wide.dtype)
             normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
-        normed = (normed * gamma if each and gamma is not None else normed).to(x.dtype)
+        normed = (normed * gamma if per_head and gamma is not None else normed).to(x.dtype)
         if "norm" not in self.rules or not x.requires_grad:
             return normed
         return kept(normed, self.linear(x, self.scale(x).detach()))

@@ -122,7 +122,7 @@ class Part:
         if isinstance(given, Part):
             return given
         if isinstance(given, str):
-            return _parsed(given)
+            return _part_named(given)
         if _is_pair(given):
             layer, head = (operator.index(i) for i in given)
             return cls("head", layer, head)
@@ -217,16 +217,16 @@ class Edge:
 
 
 def place_of(name: object) -> tuple[int | None, int | None, str | None]:
-    """Layer, head and kind of a part by its name; of several joined by "+" the layer they share, and "set".
+    """Layer, head and kind of a part by its name; for parts joined by "+" the layer they share, None and "set".
 
-    All None for what names no part.
+    All are None for a text that names no part.
 
     Example:
         >>> place_of("L3H5"), place_of("L0.mlp"), place_of("embed"), place_of("L1H0+L1.mlp")
         ((3, 5, 'head'), (0, None, 'mlp'), (None, None, 'embed'), (1, None, 'set'))
     """
     try:
-        parts = [Part.of(each) for each in str(name).split("+")]
+        parts = [Part.of(part_name) for part_name in str(name).split("+")]
     except (KeyError, ValueError):
         return None, None, None
     if len(parts) > 1:
@@ -239,30 +239,30 @@ def place_of(name: object) -> tuple[int | None, int | None, str | None]:
 PLACE_OF["part"] = place_of
 
 
-def _no_part(given: object) -> str | None:
-    """None for what may name a part: which parts there are, the model knows."""
-    return None if isinstance(given, str | Part) or _is_pair(given) else ""
+def _no_part(value: object) -> str | None:
+    """None for a value that may name a part (not checked against a model); else ""."""
+    return None if isinstance(value, str | Part) or _is_pair(value) else ""
 
 
 PartName = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
 """Names of a part: a `Part`, its text, or the layer and head of a head."""
 
 
-def _is_pair(given: object) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
-    """Whether these are the layer and head of a head, of whatever kind of whole number."""
-    return isinstance(given, tuple) and len(given) == 2 and all(map(_is_index, given))
+def _is_pair(value: object) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
+    """Whether a value is a tuple of two whole numbers of any type: layer and head."""
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_index, value))
 
 
-def _is_index(given: object) -> bool:
+def _is_index(value: object) -> bool:
     try:
-        operator.index(given)  # type: ignore[arg-type]
+        operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return False
-    return not isinstance(given, bool)
+    return not isinstance(value, bool)
 
 
 def is_part(given: object) -> TypeGuard[PartName]:
-    """Whether a value can only mean one part: a name, a `Part`, or the layer and head of a head."""
+    """Whether a value is one part (a name, a `Part`, or a pair of layer and head) instead of a sequence of parts."""
     numbers = (
         isinstance(given, tuple) and len(given) == 2 and not any(isinstance(i, str | Part) for i in given)
     )
@@ -287,13 +287,13 @@ def as_part(given: PartName, config: ModelConfig) -> Part:
 def as_parts(
     given: PartName | Sequence[PartName], config: ModelConfig, kinds: Sequence[str], such: str
 ) -> list[Part]:
-    """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
+    """The parts that one or several names mean, all of `kinds`; `such` names these kinds in errors, "a head (L1H2)".
 
     Raises:
         ValueError: as `as_part`; none, or a part of another kind.
     """
     every = [given] if is_part(given) else list(given)  # type: ignore[arg-type]  # a tuple of two may be either
-    parts = [as_part(each, config) for each in every]  # type: ignore[arg-type]
+    parts = [as_part(name, config) for name in every]  # type: ignore[arg-type]
     wrong = [str(part) for part in parts if part.kind not in kinds]
     if wrong or not parts:
         raise ValueError(f"{such} is required, or several, got {wrong[0] if wrong else 'none'}")
@@ -301,7 +301,7 @@ def as_parts(
 
 
 def as_site(given: Part | str, config: ModelConfig) -> str:
-    """The full name of the site that is meant: a site of this model by name, or a part that is a whole one, `L1.resid`.
+    """The full name of a site, given by its name or by a part that is a whole site, such as `L1.resid`.
 
     Raises:
         KeyError: a name that the model lacks.
@@ -340,16 +340,17 @@ _WHOLE = {kind.site: name for name, kind in KINDS.items() if kind.axis is None a
 _ANY_SITE = re.compile(r"(?:L|blocks\.)(\d+)\.(.+)")
 
 
-def _parsed(name: str) -> Part:
+def _part_named(name: str) -> Part:
+    """The part that a text names; KeyError if there is none."""
     for kind, pattern in _PATTERNS:
-        if found := pattern.fullmatch(name):
-            numbers = found.groupdict()
+        if match := pattern.fullmatch(name):
+            numbers = match.groupdict()
             layer, index = (int(numbers[n]) if n in numbers else None for n in ("layer", "index"))
             return Part(kind, 0 if name == "input" else layer, index)
     if name in _OUTSIDE:
         return Part(_WHOLE.get(name, name))
-    if (found := _ANY_SITE.fullmatch(name)) and (inner := _inner(found[2])) is not None:
-        return Part(_WHOLE.get(inner, inner), int(found[1]))
+    if (match := _ANY_SITE.fullmatch(name)) and (inner := _inner(match[2])) is not None:
+        return Part(_WHOLE.get(inner, inner), int(match[1]))
     layer, index, *_ = [*re.findall(r"\d+", name), 0, 0]
     known = [kind.form.format(layer=layer, index=index) for kind in KINDS.values()]
     raise KeyError(f"no part {name!r}: parts are written {EXAMPLES}; {nearest(name, known)}")

@@ -165,14 +165,14 @@ def inverse_frequencies(
     exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim
     rule = rotary.scaling
     if isinstance(rule, DynamicScaling):
-        return _dynamic(rotary.base, exponent, rule, dim, length)
+        return _dynamic_frequencies(rotary.base, exponent, rule, dim, length)
     period = (rotary.base**exponent)[None]
     if isinstance(rule, LinearScaling):
         return 1.0 / period / rule.factor
     if isinstance(rule, Llama3Scaling):
-        return _llama3(1.0 / period, rule)
+        return _llama3_frequencies(1.0 / period, rule)
     if isinstance(rule, YarnScaling):
-        return _yarn(period, rule, rotary.base, dim)
+        return _yarn_frequencies(period, rule, rotary.base, dim)
     if isinstance(rule, LongScaling):
         short, long = (torch.tensor(x, device=device) for x in (rule.short, rule.long))
         if length is None:
@@ -181,7 +181,7 @@ def inverse_frequencies(
     return 1.0 / period
 
 
-def _dynamic(
+def _dynamic_frequencies(
     base: float,
     exponent: Float[Tensor, "half"],
     rule: DynamicScaling,
@@ -196,7 +196,7 @@ def _dynamic(
     return 1.0 / (grown[:, None] ** exponent)
 
 
-def _llama3(frequency: Float[Tensor, "1 half"], rule: Llama3Scaling) -> Float[Tensor, "1 half"]:
+def _llama3_frequencies(frequency: Float[Tensor, "1 half"], rule: Llama3Scaling) -> Float[Tensor, "1 half"]:
     """Llama 3.1: wavelengths over n/low are divided, under n/high kept, in between mixed linearly in n/wavelength."""
     turns = rule.original_n_ctx * frequency / (2 * math.pi)
     ramp = (turns - rule.low_freq_factor) / (rule.high_freq_factor - rule.low_freq_factor)
@@ -204,7 +204,7 @@ def _llama3(frequency: Float[Tensor, "1 half"], rule: Llama3Scaling) -> Float[Te
     return keep * frequency + (1 - keep) * frequency / rule.factor
 
 
-def _yarn(
+def _yarn_frequencies(
     period: Float[Tensor, "1 half"], rule: YarnScaling, base: float, dim: int
 ) -> Float[Tensor, "1 half"]:
     """NTK-by-parts: pairs with more than beta_fast turns in the original context are kept, below beta_slow divided."""
@@ -216,8 +216,8 @@ def _yarn(
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
     low, high = max(ends[0], 0), min(ends[1], dim - 1)
     pair = torch.arange(dim // 2, dtype=period.dtype, device=period.device)
-    kept = 1 - ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
-    return 1.0 / (rule.factor * period) * (1 - kept) + 1.0 / period * kept
+    unscaled = 1 - ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    return 1.0 / (rule.factor * period) * (1 - unscaled) + 1.0 / period * unscaled
 
 
 def depends_on_length(rotary: Rotary) -> int | None:
@@ -257,20 +257,20 @@ class Rotation:
     def apply(self, x: Float[Tensor, "b p h e"]) -> Float[Tensor, "b p h e"]:
         """`x` with its leading dimensions rotated pair by pair; the rest is passed through."""
         half = self.cos.shape[-1]
-        whole = x.shape[-1] == 2 * half
-        turned = x if whole else x[..., : 2 * half]
+        all_rotated = x.shape[-1] == 2 * half
+        turned = x if all_rotated else x[..., : 2 * half]
         if self.interleaved:
             first, second = turned[..., 0::2], turned[..., 1::2]
             pairs = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
             out = torch.stack(pairs, -1).flatten(-2)
         else:  # four operators where two halves take ten: 300 of the 2 100 of a step of a 30-layer model
-            cos, sin = self._both
+            cos, sin = self._cos_sin_of_halves
             out = (turned.roll(half, -1) * sin).add_(turned * cos)
-        return out if whole else torch.cat((out, x[..., 2 * half :]), -1)
+        return out if all_rotated else torch.cat((out, x[..., 2 * half :]), -1)
 
     @cached_property
-    def _both(self) -> tuple[Float[Tensor, "b p 1 e"], Float[Tensor, "b p 1 e"]]:
-        """Cosines and sines of both halves; the second half is taken from the first."""
+    def _cos_sin_of_halves(self) -> tuple[Float[Tensor, "b p 1 e"], Float[Tensor, "b p 1 e"]]:
+        """cos and sin `[b p 1 e]` for `x.roll(half) * sin + x * cos`: sin is negated in the first half."""
         return torch.cat((self.cos, self.cos), -1), torch.cat((-self.sin, self.sin), -1)
 
 
@@ -313,8 +313,8 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, "h"]:
     """
     power = 2 ** math.floor(math.log2(n_heads))
     first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    rest = [2 ** (-4 * h / power) for h in range(1, 2 * (n_heads - power), 2)]
-    return torch.tensor(first + rest)
+    interleaved = [2 ** (-4 * h / power) for h in range(1, 2 * (n_heads - power), 2)]
+    return torch.tensor(first + interleaved)
 
 
 def buckets(offset: Int[Tensor, "*s"], kind: Buckets, *, two_sided: bool) -> Int[Tensor, "*s"]:

@@ -131,8 +131,8 @@ class Mixer(ConfigRecord):
     def __str__(self) -> str:
         """The mixer's name with its fields that are not the defaults: `Softmax(gate=True)`."""
         usual = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        given = [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
-        return f"{type(self).__name__}({', '.join(given)})" if given else type(self).__name__
+        changed = [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
+        return f"{type(self).__name__}({', '.join(changed)})" if changed else type(self).__name__
 
     @property
     def traits(self) -> Traits:
@@ -288,24 +288,24 @@ def not_negative(record: object, *names: str) -> None:
 def all_records() -> dict[str, type[ConfigRecord]]:
     """Every record that exists, by the name under which a config file keeps it."""
     late.fill("records")
-    return _defined()
+    return _imported_records()
 
 
-def _defined() -> dict[str, type[ConfigRecord]]:
-    """The kinds of record in the modules that are imported: all that the config of a usual model holds."""
-    found: dict[str, type[ConfigRecord]] = {}
+def _imported_records() -> dict[str, type[ConfigRecord]]:
+    """Class name -> record class, of the modules imported so far, which are enough for configs of usual models."""
+    records: dict[str, type[ConfigRecord]] = {}
     todo: list[type[ConfigRecord]] = [ConfigRecord]
     while todo:
         kind = todo.pop(0)
         todo += kind.__subclasses__()
         if dataclasses.is_dataclass(kind):
-            found[kind.__name__] = kind
-    return found
+            records[kind.__name__] = kind
+    return records
 
 
 def fields_as_json(record: object) -> Json:
     """The fields of a record, ready for JSON."""
-    return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+    return {f.name: _value_as_json(getattr(record, f.name)) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
 
 
 def from_json(cls: type[R], values: Json) -> R:
@@ -322,24 +322,24 @@ def from_json(cls: type[R], values: Json) -> R:
     needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
     if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
-    return cls(**{name: _record(f"{cls.__name__}: {name}", value) for name, value in values.items()})
+    return cls(**{name: _value_from_json(f"{cls.__name__}: {name}", value) for name, value in values.items()})
 
 
-def _plain(value: object) -> object:
+def _value_as_json(value: object) -> object:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_value_as_json(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     return {"kind": type(value).__name__, **fields_as_json(value)}
 
 
-def _record(where: str, value: object) -> object:
+def _value_from_json(where: str, value: object) -> object:
     if isinstance(value, list):
-        return tuple(_record(where, item) for item in value)
+        return tuple(_value_from_json(where, item) for item in value)
     if not isinstance(value, dict):
         return value
     kind = str(value.get("kind"))
-    found = _defined().get(kind) or all_records().get(kind)
-    if found is None:
+    record = _imported_records().get(kind) or all_records().get(kind)
+    if record is None:
         raise ValueError(f"{where}: unknown record {value.get('kind')!r}; {nearest(kind, all_records())}")
-    return from_json(found, {k: v for k, v in value.items() if k != "kind"})
+    return from_json(record, {k: v for k, v in value.items() if k != "kind"})

@@ -1,4 +1,4 @@
-"""Backward rules: what a gradient takes for constant, or for linear, while the numbers of the forward pass stay.
+"""Backward rules: which functions the gradient treats as constant or linear; the forward pass does not change.
 
 A rule changes the derivative of one kind of non-linearity and nothing else: the value of every site is the same to the
 bit. A network under rules is another one of the same parameters (`Transformer.ruled`); its modules ask `self.rules`.
@@ -38,7 +38,7 @@ def halved(value: Tensor) -> Tensor:
 def secant(
     f: Callable[[Tensor], Tensor], x: Tensor, rules: Collection[str], value: Tensor | None = None
 ) -> Tensor:
-    """f(x), under the activation rule with the derivative f(x) / x; at x = 0 that of a point just above.
+    """f(x); under the activation rule its derivative is f(x) / x, at x = 0 that of a tiny x > 0.
 
     Args:
         value: f(x), where it is already known.

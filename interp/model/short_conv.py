@@ -48,8 +48,8 @@ class ShortConv(Mixer):
 
     def check(self, config: ModelConfig) -> None:
         """ValueError unless heads are runs of the channels, which are those of the stream."""
-        whole = config.n_heads * config.head_width == config.d_model
-        requires(whole, "n_heads * d_head = d_model under ShortConv")
+        fits = config.n_heads * config.head_width == config.d_model
+        requires(fits, "n_heads * d_head = d_model under ShortConv")
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:
         """Four maps; the convolution is no product of matrices."""

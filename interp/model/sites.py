@@ -64,11 +64,11 @@ def _has_mlp(c: ModelConfig) -> bool:
     return c.mlp is not None
 
 
-def _cross(c: ModelConfig) -> bool:
+def _has_cross_attention(c: ModelConfig) -> bool:
     return c.cross_attention
 
 
-def _rotary(c: ModelConfig) -> bool:
+def _has_rotary(c: ModelConfig) -> bool:
     return c.rotary_dim > 0 and any(m.traits.queries and m.traits.rotated for m in c.mixers)
 
 
@@ -121,12 +121,12 @@ _ATTENTION = (
 )
 
 
-def _crossed(site: Site) -> Site:
+def _cross_attention_site(site: Site) -> Site:
     """The site of cross-attention that belongs to one of self-attention; its keys stand at source positions."""
     axes = site.axes.replace("k", "s")
     if site.name in ("attn.hook_k", "attn.hook_v"):
         axes = axes.replace("p", "s")
-    return replace(site, name=f"cross_{site.name}", axes=axes, present=_cross)
+    return replace(site, name=f"cross_{site.name}", axes=axes, present=_has_cross_attention)
 
 
 BLOCK_SITES: tuple[Site, ...] = (
@@ -142,8 +142,8 @@ BLOCK_SITES: tuple[Site, ...] = (
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
     *_head_norm("k", "g"),
-    Site("attn.hook_rot_q", "b p h e", "queries after rotation", _rotary),
-    Site("attn.hook_rot_k", "b p g e", "keys after rotation", _rotary),
+    Site("attn.hook_rot_q", "b p h e", "queries after rotation", _has_rotary),
+    Site("attn.hook_rot_k", "b p g e", "keys after rotation", _has_rotary),
     *_ATTENTION[3:],
     *norm_sites(
         "ln1_post", "of attention's output", lambda c: c.normed and c.norm_place in ("sandwich", "output")
@@ -153,12 +153,14 @@ BLOCK_SITES: tuple[Site, ...] = (
         "hook_resid_mid", "b p d", "residual stream after attention",
         lambda c: (_has_mlp(c) or c.cross_attention) and not c.parallel,
     ),
-    *norm_sites("ln_cross", "before cross-attention (post-norm: after it)", lambda c: c.normed and _cross(c)),
-    *(_crossed(site) for site in _ATTENTION),
-    Site("hook_cross_attn_out", "b p d", "what cross-attention adds to the stream", _cross),
+    *norm_sites(
+        "ln_cross", "before cross-attention (post-norm: after it)", lambda c: c.normed and _has_cross_attention(c)
+    ),
+    *(_cross_attention_site(site) for site in _ATTENTION),
+    Site("hook_cross_attn_out", "b p d", "what cross-attention adds to the stream", _has_cross_attention),
     Site(
         "hook_resid_mid_cross", "b p d", "residual stream after cross-attention",
-        lambda c: _cross(c) and _has_mlp(c),
+        lambda c: _has_cross_attention(c) and _has_mlp(c),
     ),
     Site("hook_mlp_in", "b p d", "residual read by the MLP, before ln2", _has_mlp, on_demand=True),
     *norm_sites(
@@ -220,22 +222,22 @@ def block_rows(config: ModelConfig | None = None) -> tuple[Site, ...]:
 
 @functools.lru_cache(2)
 def _rows_of_any(records: tuple[type[ConfigRecord], ...]) -> tuple[Site, ...]:
-    return _with(site for record in records for site in record.any_sites())
+    return _rows_with(site for record in records for site in record.any_sites())
 
 
 @functools.lru_cache(1024)
 def _rows_of(config: ModelConfig) -> tuple[Site, ...]:
-    rows = _with(site for record in config.records for site in record.sites(config))
-    return tuple(site for site in rows if _there(site, config))
+    rows = _rows_with(site for record in config.records for site in record.sites(config))
+    return tuple(site for site in rows if _is_present(site, config))
 
 
-def _there(site: Site, config: ModelConfig) -> bool:
+def _is_present(site: Site, config: ModelConfig) -> bool:
     """Whether this model has the site, and its blocks offer it."""
     return site.present(config) and config.block.offers(site.name, config)
 
 
-def _with(more: Iterable[Site]) -> tuple[Site, ...]:
-    """The table with further rows in their places."""
+def _rows_with(more: Iterable[Site]) -> tuple[Site, ...]:
+    """The table of block sites with further rows, each before the row that it names (`Site.before`)."""
     before: dict[str, dict[Site, None]] = defaultdict(dict)
     for site in more:
         before[site.before][site] = None
@@ -248,7 +250,7 @@ def _with(more: Iterable[Site]) -> tuple[Site, ...]:
     return rows
 
 
-def _found(rows: Iterable[Site], name: str) -> Site | None:
+def _row_named(rows: Iterable[Site], name: str) -> Site | None:
     return next((site for site in rows if site.name == name), None)
 
 
@@ -263,11 +265,11 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     layer, short = (int(match[1]), match[2]) if match else (None, name)
     has_layer = layer is not None and 0 <= layer < config.n_layers
     if layer is None:
-        site = _found((row for row in MODEL_SITES if _there(row, config)), short)
+        site = _row_named((row for row in MODEL_SITES if _is_present(row, config)), short)
     else:
-        site = _found(block_rows(config.at_layer(layer)), short) if has_layer else None
+        site = _row_named(block_rows(config.at_layer(layer)), short) if has_layer else None
     if site is None:
-        any_row = _found(MODEL_SITES if layer is None else block_rows(), short)
+        any_row = _row_named(MODEL_SITES if layer is None else block_rows(), short)
         if any_row is not None and layer is not None and not config.n_layers:
             why = config.block.why_not("blocks")
             raise KeyError(f"{name!r}: this model has no blocks{why and f': {why}'}")
@@ -294,9 +296,9 @@ def is_of_block(name: str) -> bool:
 def _of_any_block(name: str) -> Site | None:
     """The site of this name in the blocks of any model.
 
-    The usual rows are looked at first: the others bring the laboratory into memory.
+    The usual rows are searched first: `block_rows` imports `interp.lab`.
     """
-    return _found(BLOCK_SITES, name) or _found(block_rows(), name)
+    return _row_named(BLOCK_SITES, name) or _row_named(block_rows(), name)
 
 
 @functools.cache
@@ -304,7 +306,7 @@ def axes_of(name: str) -> str:
     """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)
     short = match[2] if match else name
-    found = _of_any_block(short) if match else _found(MODEL_SITES, short)
+    found = _of_any_block(short) if match else _row_named(MODEL_SITES, short)
     if found is None:
         table = block_rows() if match else MODEL_SITES
         raise KeyError(f"no model has {name!r}; {nearest(short, [site.name for site in table])}")
@@ -313,7 +315,7 @@ def axes_of(name: str) -> str:
 
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
     """Every site of this model in the order of the forward pass; `on_demand` adds those computed only when asked."""
-    outside = [s.name for s in MODEL_SITES if _there(s, config) and (on_demand or not s.on_demand)]
+    outside = [s.name for s in MODEL_SITES if _is_present(s, config) and (on_demand or not s.on_demand)]
     first = [n for n in outside if n in EMBEDDING_SITES]
     blocks = [
         f"blocks.{layer}.{site.name}"
@@ -363,19 +365,19 @@ def full_name(short: str, layer: int | None = None, part: str | None = None) -> 
 
 @functools.cache
 def _inner(short: str) -> str:
-    if (found := _by_shorthand(BLOCK_SITES).get(short)) is None:
+    if (name := _by_shorthand(BLOCK_SITES).get(short)) is None:
         known_shorts = _by_shorthand(block_rows())
-        if (found := known_shorts.get(short)) is None:
+        if (name := known_shorts.get(short)) is None:
             raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, known_shorts)}")
-    return found
+    return name
 
 
 @functools.lru_cache(2)
 def _by_shorthand(of_block: tuple[Site, ...]) -> dict[str, str]:
-    """The names of sites, of a block's and of the model's, by their shorthands: the first of a name."""
-    found: dict[str, str] = {}
+    """Shorthand (the name after `hook_`) -> site name; the first site if several share a shorthand."""
+    names: dict[str, str] = {}
     for site in (*of_block, *MODEL_SITES):
         of_norm = "ln" in site.name or "norm." in site.name
         if not of_norm and not site.name.startswith(("cross_", "mlp_before.", "mlp.shared.")):
-            found.setdefault(site.name.rpartition("hook_")[2], site.name)
-    return found
+            names.setdefault(site.name.rpartition("hook_")[2], site.name)
+    return names

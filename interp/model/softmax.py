@@ -50,7 +50,7 @@ class Temperature(ConfigRecord):
     """Whether the factor depends on the scores themselves: `sharpened`."""
 
     def factor(self, seen: Int[Tensor, "#b q"]) -> Float[Tensor, "#b q"]:
-        """The factor on raw scores of queries that see so many keys."""
+        """The factor on raw scores of queries that see `seen` keys."""
         raise NotImplementedError
 
     def sharpened(self, hidden_bhqk: Float[Tensor, "b h q k"], mask: Mask) -> Float[Tensor, "b h q k"]:
@@ -201,11 +201,11 @@ class Softmax(Mixer):
         A sparse pattern saves those of long texts, a window none.
         """
         h, e, width = config.n_heads, config.head_width, config.d_model
-        found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
+        total = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
         if self.refinement is not None:
             wide = 8 if self.refinement == "stochastic" else 6
-            found += h * (wide * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
-        return found + 4 * h * e * self._pairs(config, layer, n)
+            total += h * (wide * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
+        return total + 4 * h * e * self._pairs(config, layer, n)
 
     def _pairs(self, config: ModelConfig, layer: int, n: int) -> int:
         """Pairs of query and key whose product is computed."""
@@ -215,8 +215,8 @@ class Softmax(Mixer):
         dense = explicit or hidden or config.sinks or isinstance(config.position, Alibi | Buckets)
         if self.sparsity is None or dense or n < PIECES_FROM:
             return n * (n + (1 if config.sinks and not config.attn_softcap else 0))
-        found = pieces(self.sparsity, n, n, torch.device("cpu"), causal=config.causal)
-        return sum(len(piece.allowed) * len(piece.keys) for piece in found)
+        query_pieces = pieces(self.sparsity, n, n, torch.device("cpu"), causal=config.causal)
+        return sum(len(piece.allowed) * len(piece.keys) for piece in query_pieces)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """`Attention`, or `SoftmaxAttention` where any option is set."""
@@ -270,7 +270,7 @@ class SoftmaxAttention(Attention):
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
-            k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
+            k = at(tap, "attn.hook_smeared_k", self._smeared_keys(k, self.smear, shared))
         place = super()._placed if self.kind.head_norm is None else self._turned_and_normed
         q, k = place(q, k, view, shared, tap)
         if self.sharpness is None:
@@ -291,7 +291,7 @@ class SoftmaxAttention(Attention):
         shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated where they are, and then normed."""
+        """Queries and keys first rotated (with rotary positions), then normed."""
         assert self.q_norm is not None and self.k_norm is not None
         rotation = view.rotation if self.rotated else None
         if rotation is None:
@@ -307,10 +307,10 @@ class SoftmaxAttention(Attention):
         gate = constant(self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)), self.rules)
         return z * at(tap, GATE.name, gate)
 
-    def _smeared(
+    def _smeared_keys(
         self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: PassState
     ) -> Float[Tensor, "b p g e"]:
-        """s k_j + (1 - s) k_{j-1}, s = sigmoid(alpha), per key head; the first key of a text as it is.
+        """s k_j + (1 - s) k_{j-1}, s = sigmoid(alpha), per key head; the first key of a text is unchanged.
 
         Olsson et al. 2022, "Smeared keys". k_{j-1} is the key of the kept token before, from the cache if need be.
         """
@@ -318,7 +318,7 @@ class SoftmaxAttention(Attention):
         cache, rows = shared.cache, len(k)
         state = () if cache is None else cache.states.get(self.layer, ())
         earlier = torch.cat((state[0] if state else torch.zeros_like(k[:, :1]), k), 1)
-        source = shared.made_once("column before", lambda: _column_before(shared, k)).expand(rows, -1)
+        source = shared.made_once("column before", lambda: _columns_before(shared, k)).expand(rows, -1)
         if cache is not None:
             shared.left[self.layer] = (picked(earlier, source[:, -1:]),)
         before = picked(earlier, source[:, :-1])
@@ -345,12 +345,12 @@ class SoftmaxAttention(Attention):
             return self._weighted(self.refinement(first, mask, shared, only), v, tap)
         if only is not None:
             q = picked(q, only)
-        elif self._in_pieces(mask, n, total, tap):
-            found = self._pieces(mask, total, shared, k.device)
+        elif self._attends_in_pieces(mask, n, total, tap):
+            query_pieces = self._pieces(mask, total, shared, k.device)
             if self.kind.temperature is not None and self.kind.temperature.by_count:
-                q = q * self._factor(torch.cat([piece.allowed.sum(-1) for piece in found])[None], q)
+                q = q * self._factor(torch.cat([piece.allowed.sum(-1) for piece in query_pieces])[None], q)
             q, k = (constant_pattern(halves(x, self.rules), self.rules) for x in (q, k))
-            return halves(attend_pieces(q, k, v, found, self.scale), self.rules)
+            return halves(attend_pieces(q, k, v, query_pieces, self.scale), self.rules)
         return self._attended(q, k, v, self._mask(mask, n, total, shared, only, k.device), tap)
 
     def _attended(
@@ -363,11 +363,11 @@ class SoftmaxAttention(Attention):
         return super()._attended(q, k, v, mask, tap)
 
     def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
-        """The scale, and the temperature where it goes by the number of keys."""
+        """The scale times the temperature's factor for `seen` keys."""
         return super().score_factor(seen, like) * self._factor(seen, like)[:, :, 0, 0]
 
     def _factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q 1 1"]:
-        """Factor on the raw scores of queries that see so many keys."""
+        """The temperature's factor on raw scores of queries that see `seen` keys; 1 if it does not depend on them."""
         kind = self.kind.temperature
         if kind is None or not kind.by_count:
             return like.new_ones(1, 1, 1, 1)
@@ -377,7 +377,7 @@ class SoftmaxAttention(Attention):
         self, q: Float[Tensor, "b q h e"], k: Float[Tensor, "b k g e"], mask: Mask, tap: Scope | None
     ) -> Float[Tensor, "b h q k"]:
         """The softmax of the scores, which are a site."""
-        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)  # [b k g e] -> [b k h e]
         factor = self._factor(visible_keys(mask, q.shape[1], k.shape[1], q.device), q)
         if self.score is None:
             scores = halves(einsum(q * factor * self.scale, k, "b q h e, b k h e -> b h q k"), self.rules)
@@ -391,7 +391,7 @@ class SoftmaxAttention(Attention):
     def _weighted(
         self, pattern_bhqk: Float[Tensor, "b h q k"], v: Float[Tensor, "b k g e"], tap: Scope | None
     ) -> Float[Tensor, "b q h e"]:
-        v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)
+        v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)  # [b k g e] -> [b k h e]
         weights = at(tap, "attn.hook_pattern", constant_pattern(pattern_bhqk, self.rules))
         return halves(einsum(weights, v, "b h q k, b k h e -> b q h e"), self.rules)
 
@@ -404,7 +404,7 @@ class SoftmaxAttention(Attention):
         only: Int[Tensor, "b n"] | None,
         device: torch.device,
     ) -> Mask:
-        """The mask of the wanted queries (None: of all), joined with the sparse pattern."""
+        """The mask of the queries at `only` (None: of all), joined with the sparse pattern."""
         kind = self.kind.sparsity
         if kind is None:
             return mask if only is None else mask.queries(only, n, total)
@@ -414,8 +414,8 @@ class SoftmaxAttention(Attention):
         key = ("sparse mask", kind, self.local, only is None)
         return shared.made_once(key, lambda: _joined(kind, mask, columns + total - n, total, shared))
 
-    def _in_pieces(self, mask: Mask, n: int, total: int, tap: Scope | None) -> bool:
-        """Whether gathered keys serve: a long text without padding, window or bias, and no reads inside."""
+    def _attends_in_pieces(self, mask: Mask, n: int, total: int, tap: Scope | None) -> bool:
+        """Whether `attend_pieces` can be used: long text, no padding, window or bias, scores and pattern unread."""
         observed = tap is not None and tap.wants("attn.hook_attn_scores", "attn.hook_pattern")
         plain = mask.allowed is None and mask.bias is None and self.softcap is None and self.sinks is None
         plain = plain and not self.explicit
@@ -426,12 +426,12 @@ class SoftmaxAttention(Attention):
     ) -> tuple[QueryPiece, ...]:
         kind = self.kind.sparsity
         assert kind is not None
-        made = ("sparse pieces", kind)
-        return shared.made_once(made, lambda: pieces(kind, total, total, device, causal=mask.causal))
+        key = ("sparse pieces", kind)
+        return shared.made_once(key, lambda: pieces(kind, total, total, device, causal=mask.causal))
 
 
 def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int, shared: PassState) -> Mask:
-    """The mask of the queries at these columns, of all that were seen, and the pattern on their positions."""
+    """The mask of the queries at `columns` (cached ones counted), joined with the sparse pattern of `kind`."""
     key = shared.layout.positions(total, 0, columns.device)
     rows = max(len(key), len(columns))
     query = key.expand(rows, -1).gather(1, columns.expand(rows, -1))
@@ -445,8 +445,8 @@ def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int
     return joined if mask.bias is None else joined.with_bias(mask.bias)
 
 
-def _column_before(shared: PassState, like: Tensor) -> Int[Tensor, "#b n"]:
-    """For each column of this pass and the one after the last: 1 + the column of the kept token before, or 0."""
+def _columns_before(shared: PassState, like: Tensor) -> Int[Tensor, "#b n"]:
+    """For each column of this pass, and one past it: 1 + the column of the last real token before, 0 if none."""
     n = like.shape[1]
     column = torch.arange(1, n + 1, device=like.device)[None]
     if shared.layout.keep is not None:
@@ -483,9 +483,10 @@ class RowAttention(nn.Module):
         shared: PassState,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b h n k"]:
-        """The refined rows of the wanted columns (None: all), from the first pattern of all columns of this pass."""
+        """The refined pattern at the columns `only` (None: all), from the first pattern of all columns of this pass."""
         n, total = pattern.shape[2:]
         places = shared.made_once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
+        # a_i and b_i: [b h q k] [b h k e] -> [b h q e]
         left, right = (pattern @ table[:, places].movedim(1, 0) for table in (self.query, self.key))
         if self.kind == "stochastic":
             left = right = torch.cat((left, (F.elu(right) + 1).sqrt()), -1)
@@ -507,7 +508,7 @@ class RowAttention(nn.Module):
     def _with_past(
         self, right: Float[Tensor, "b h q r"], pattern: Float[Tensor, "b h q k"], shared: PassState
     ) -> tuple[Float[Tensor, "b h k r"], Float[Tensor, "b h _ k"]]:
-        """The rows b_j of all columns, and those of A where they are values."""
+        """The vectors b_j of cached and new columns; with kind "value" the rows of A of both too."""
         if shared.cache is None:
             return right, pattern
         if past := shared.cache.states.get(self.state):
@@ -528,16 +529,16 @@ def additive_scores(
 ) -> Float[Tensor, "b h q k"]:
     """w_h . tanh(q_i + k_j) (Bahdanau et al. 2015, section A.1.2): b h q k e products, and no fused kernel.
 
-    Blocks of queries, so that `[b q k h e]` is never whole in memory; gradients compute a block again.
+    Computed in blocks of queries, so that `[b q k h e]` is never whole in memory; the backward pass recomputes them.
     """
 
-    def block(some: Float[Tensor, "b q h e"]) -> Float[Tensor, "b h q k"]:
-        return einsum((some[:, :, None] + k[:, None]).tanh(), weight, "b q k h e, h e -> b h q k")
+    def block(queries: Float[Tensor, "b q h e"]) -> Float[Tensor, "b h q k"]:
+        return einsum((queries[:, :, None] + k[:, None]).tanh(), weight, "b q k h e, h e -> b h q k")
 
     blocks = q.split(max(1, BLOCK // k.numel()), 1)
     if len(blocks) == 1:
         return block(q)
-    return torch.cat([checkpoint(block, some, use_reentrant=False) for some in blocks], 2)
+    return torch.cat([checkpoint(block, queries, use_reentrant=False) for queries in blocks], 2)
 
 
 def visible_keys(mask: Mask, n_query: int, n_key: int, device: torch.device) -> Int[Tensor, "#b q"]:

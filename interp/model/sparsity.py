@@ -1,6 +1,6 @@
 """Attention under a fixed sparse pattern: which keys a query sees, and the same attention by runs of queries.
 
-A pattern is a question about positions (`Sparsity`). `pieces` cuts it into runs of queries with the keys that one of
+A pattern is a function of positions (`Sparsity`). `pieces` cuts it into runs of queries with the keys that one of
 them sees, and `attend_pieces` attends run by run, so that time and memory follow what is seen.
 """
 
@@ -18,24 +18,24 @@ from interp.model.records import ConfigRecord
 
 
 class Sparsity(ConfigRecord):
-    """Which keys a query sees under a fixed pattern, as a question about their positions.
+    """Which keys a query sees under a fixed pattern, as a function of query and key positions.
 
     Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
-    reaches both ways; a causal model sees the part of it up to the query. The question is asked of a run of queries: of
-    a run of one it is the mask itself, of a block of queries it says which keys to gather.
+    may include later keys; a causal model hides them. `run_sees` takes a run of queries: for a run of one it is the
+    mask itself, for a block of queries it says which keys to gather.
     """
 
     def run_sees(
         self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."]:
-        """Whether any query at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
+        """Whether any query at positions `first` to `last` sees the key, without the causal mask; shapes broadcast."""
         raise NotImplementedError
 
 
 def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]) -> Bool[Tensor, "#b q k"]:
-    """Whether the query at a position sees the key at a position, causality aside."""
-    each = query[..., None]
-    return kind.run_sees(each, each, key[:, None])
+    """True where a query position sees a key position, apart from the causal mask."""
+    position = query[..., None]
+    return kind.run_sees(position, position, key[:, None])
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def pieces(
     Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
     """
     key = torch.arange(n_key, device=device)
-    found = []
+    query_pieces = []
     for start in range(n_key - n_query, n_key, run):
         query = key[start : start + run]
         before = key[: start + run] if causal else key
@@ -64,8 +64,8 @@ def pieces(
         if causal:
             allowed &= keys <= query[:, None]
         begin = start - n_key + n_query
-        found.append(QueryPiece(slice(begin, begin + len(query)), keys, allowed))
-    return tuple(found)
+        query_pieces.append(QueryPiece(slice(begin, begin + len(query)), keys, allowed))
+    return tuple(query_pieces)
 
 
 def attend_pieces(
@@ -82,14 +82,14 @@ def attend_pieces(
     this function's 0.11 s, 15 to 60 s to compile and 0.8 s to make its mask, whose cost is quadratic, and has no
     backward pass.
     """
-    found = []
+    outputs = []
     for piece in pieces:
         # [b k g e] -> [b g k e], the keys of this run alone
         keys, values = (x.index_select(1, piece.keys).transpose(1, 2) for x in (k, v))
-        found.append(
+        outputs.append(
             F.scaled_dot_product_attention(
                 q[:, piece.queries].transpose(1, 2), keys, values,
                 attn_mask=piece.allowed, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
             ).transpose(1, 2)
         )  # fmt: skip
-    return torch.cat(found, 1)
+    return torch.cat(outputs, 1)

@@ -1,4 +1,4 @@
-"""Questions and interventions as data, and the collector that carries them through one forward pass.
+"""Reads and edits as records, and the `Tap` that carries them through one forward pass.
 
 A `Read` says what to record, an `Edit` what to change. A `Tap` holds both for ONE pass; modules call
 `at(tap, site, value)`, which applies the edits first and then answers the reads. Nothing is stored on the model, so
@@ -109,7 +109,7 @@ class Scope:
         return any(name in self._reads or name in self._edits for name in names)
 
     def alters(self, *names: str) -> bool:
-        """Whether any of these sites is edited, or differentiated, so that its value must carry the computation."""
+        """Whether any of these sites is edited or differentiated, so that later values must depend on it."""
         return any(
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
@@ -128,7 +128,7 @@ class Scope:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of this pass is wanted any more."""
+        """Whether the pass may end here (`Tap.finished`)."""
         return self._tap.finished
 
     def visit(self, name: str, value: Tensor) -> Tensor:
@@ -173,16 +173,16 @@ class Tap:
         self.answers_only = answers_only
         self.prompt = prompt
         self.forced = forced
-        """How many of each row's last tokens are the first of its answer (`Batch.forced`)."""
+        """How many of each row's last tokens belong to its answer (`Batch.forced`)."""
         self.span = Span()
-        """Which columns the pass computes, once it is open."""
+        """Columns that the pass computes; set by `open`."""
         self.values: dict[Read, Tensor] = {}
         self.live: dict[Read, Tensor] = {}
         """Tensors in the graph, one for each `Read(grad=True)`."""
         self._scopes: dict[int | None, Scope] = {}
         self._home: torch.device | None = None
         self.rows: slice | None = None
-        """Which rows the values visited now hold; None: all (`Scope.parts`)."""
+        """The batch rows of the values visited now; None: all (`Scope.parts`)."""
         self._parts: dict[Read, list[Tensor]] = defaultdict(list)
 
     def open(
@@ -211,8 +211,10 @@ class Tap:
         if self.prompt is not None or self.forced is not None:
             layout = replace(layout, prompt=self.prompt, forced=self.forced)
         self.span = replace(span, layout=layout, memory={ANSWERS: self.values})
-        mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
-        items: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
+        model_edits = [
+            e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)
+        ]
+        items: tuple[Read | Edit, ...] = (*self.reads, *model_edits, *self.edits)
         for item in items:
             _, layer = sites.find(item.site, config)
             if not _will_run(item.site, layer, start, stop, config):
@@ -227,12 +229,12 @@ class Tap:
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 
     def kept(self, read: Read, value: Tensor) -> Tensor:
-        """The part of a site's value that a read keeps, or of those rows of it that stand in `rows`."""
+        """The answer to a read: the site's value at `read.pos`, passed through `read.via`."""
         value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
         if read.via is None:
             return compact(value)
         rows = slice(None) if self.rows is None else self.rows
-        answer = compact(read.via(value, *(each[rows].to(value.device) for each in read.by_row or ())))
+        answer = compact(read.via(value, *(tensor[rows].to(value.device) for tensor in read.by_row or ())))
         if self.rows is not None and len(answer) != len(value):
             raise ValueError(
                 f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "
@@ -241,9 +243,9 @@ class Tap:
         return answer
 
     def close(self) -> None:
-        """Let go of the answers at once: tap and scopes refer to each other, so they would wait for collection."""
-        for kept in (self._scopes, self.values, self.live):
-            kept.clear()
+        """Free the values at once: tap and scopes refer to each other, so only garbage collection would free them."""
+        for table in (self._scopes, self.values, self.live):
+            table.clear()
 
     @property
     def finished(self) -> bool:
@@ -272,7 +274,7 @@ class Tap:
         return value
 
     def join(self) -> None:
-        """Join the parts: what was answered some rows at a time becomes the answer for all rows."""
+        """Join answers that were recorded some rows at a time into answers for all rows."""
         self.values |= {read: torch.cat(answers) for read, answers in self._parts.items()}
         self.rows = None
         self._parts.clear()
@@ -289,6 +291,7 @@ def compact(value: Tensor) -> Tensor:
 
 
 def _will_run(site: str, layer: int | None, start: int, stop: int | None, config: ModelConfig) -> bool:
+    """Whether a pass from block `start` to block `stop` visits the site."""
     if layer is not None:
         return start <= layer < (config.n_layers if stop is None else stop)
     return start == 0 if site in sites.EMBEDDING_SITES else stop is None

@@ -60,11 +60,11 @@ def check_pass(
         raise ValueError(f"the context holds {config.n_ctx} tokens, got {n}")
     if keep is not None and keep.dtype != torch.bool:
         raise ValueError(f"keep must be boolean, True at real tokens, got {keep.dtype}")
-    for name, given in (("keep", keep), ("documents", documents)):
-        if given is not None and given.shape != tokens.shape[:2]:
-            wanted = shape_text(tokens.shape[:2])
+    for name, mask in (("keep", keep), ("documents", documents)):
+        if mask is not None and mask.shape != tokens.shape[:2]:
+            shape = shape_text(tokens.shape[:2])
             raise ValueError(
-                f"{name} must have the shape {wanted} of the tokens, got {shape_text(given.shape)}"
+                f"{name} must have the shape {shape} of the tokens, got {shape_text(mask.shape)}"
             )
     if documents is not None:
         _check_packed(config, n)
@@ -89,7 +89,7 @@ def _check_tokens(config: ModelConfig, tokens: Tensor, start: int) -> None:
         )
     if tokens.shape[1] == 0 or tokens.shape[0] == 0:
         raise ValueError(f"at least one token is required, got shape {shape_text(tokens.shape)}")
-    if not start and not is_functorch_wrapped_tensor(tokens):  # whose numbers cannot be asked for
+    if not start and not is_functorch_wrapped_tensor(tokens):  # the values of such tensors cannot be read
         _check_ids("token ids", tokens, config.d_vocab)
 
 
@@ -108,10 +108,10 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
         raise ValueError(f"this model {needs}; memory: {'none' if memory is None else 'given'}")
     if memory is None:
         return
-    states, wanted = memory.states, (len(tokens), config.d_model)
-    if states.ndim != 3 or (states.shape[0], states.shape[2]) != wanted:
+    states, shape = memory.states, (len(tokens), config.d_model)
+    if states.ndim != 3 or (states.shape[0], states.shape[2]) != shape:
         raise ValueError(
-            f"a memory [{wanted[0]}, source position, {wanted[1]}] is required, got {shape_text(states.shape)}"
+            f"a memory [{shape[0]}, source position, {shape[1]}] is required, got {shape_text(states.shape)}"
         )
     if memory.keep is not None and memory.keep.shape != states.shape[:2]:
         raise ValueError(
@@ -119,11 +119,11 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
         )
 
 
-def _on_device(device: torch.device, given: T) -> T:
-    """A tensor of another device, such as token ids of the host, moved to this one; anything else as it is."""
-    if not isinstance(given, Tensor) or given.device == device:
-        return given
-    return to_device(given, device)  # type: ignore[return-value]
+def _on_device(device: torch.device, value: T) -> T:
+    """A tensor moved to this device; anything else unchanged."""
+    if not isinstance(value, Tensor) or value.device == device:
+        return value
+    return to_device(value, device)  # type: ignore[return-value]
 
 
 def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
@@ -177,7 +177,7 @@ class Transformer(nn.Module):
     was dequantised, merged or left out.
     """
     rules: frozenset[Rule] = NO_RULES
-    """Backward rules: what derivatives take for constant or linear; none but in what `ruled` returns."""
+    """Backward rules of this model, set by `ruled`; empty otherwise."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
         self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
-        """What every pass of this model changes; empty but in what `edited` returns."""
+        """Edits of every pass of this model, set by `edited`; empty otherwise."""
         self.files: tuple[MappedFile, ...] = ()
         """Files of which parameters are views."""
         initialise(self)
@@ -219,9 +219,9 @@ class Transformer(nn.Module):
         What a pass returns and records is on the first device.
         """
         self.devices = layer_devices(self.config.n_layers, devices)
-        for name, part in self.named_children():
+        for name, module in self.named_children():
             if name != "blocks":
-                part.to(devices[0])
+                module.to(devices[0])
         for layer, device in enumerate(self.devices):
             self.block(layer).to(device)
 
@@ -233,8 +233,8 @@ class Transformer(nn.Module):
             KeyError, IndexError: a part or site that the model lacks.
             ValueError: an edit of some rows.
         """
-        given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-        for edit in given:
+        added = (edits,) if isinstance(edits, Edit) else tuple(edits)
+        for edit in added:
             sites.find(edit.site, self.config)
             if isinstance(edit.where, Part):
                 edit.where.within(self.config)
@@ -243,12 +243,12 @@ class Transformer(nn.Module):
                     f"an edited model is edited in all rows of every batch alike; the edit of {edit.name} names some, "
                     "or a position for each: hand it to one pass, as observe or generate"
                 )
-        return self._with((*self.edits, *given))
+        return self._with_edits((*self.edits, *added))
 
     @property
     def unedited(self) -> Transformer:
         """The model without interventions."""
-        return self._with(()) if self.edits else self
+        return self._with_edits(()) if self.edits else self
 
     def check_files(self) -> None:
         """ValueError if a file of which parameters are views was overwritten in place."""
@@ -263,8 +263,8 @@ class Transformer(nn.Module):
         Raises:
             AttributeError: a parameter that the model lacks.
         """
-        kept: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
-        memo = {id(each): each for each in kept}
+        shared: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
+        memo = {id(each): each for each in shared}
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)
 
@@ -273,16 +273,16 @@ class Transformer(nn.Module):
 
         `interp.passes.rules` says which models the rules are defined for.
         """
-        found = self.with_parameters({})
-        for module in found.modules():
+        network = self.with_parameters({})
+        for module in network.modules():
             if hasattr(module, "rules"):
                 module.rules = frozenset(rules)  # type: ignore[assignment]
-        return found
+        return network
 
-    def _with(self, edits: tuple[Edit, ...]) -> Transformer:
-        found = copy.copy(self)
-        found.edits = edits
-        return found
+    def _with_edits(self, edits: tuple[Edit, ...]) -> Transformer:
+        network = copy.copy(self)
+        network.edits = edits
+        return network
 
     def forward(
         self,
@@ -336,8 +336,8 @@ class Transformer(nn.Module):
         tap = Tap(prompt=prompt_of(cache, tokens)) if tap is None and self.edits else tap
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
         if tap is not None:
-            span = Span(past, layout, _source(memory), logits_at, past + tokens.shape[1])
-            tap.open(self.config, start, stop, self._answers_device, standing=self.edits, span=span)
+            span = Span(past, layout, _memory_layout(memory), logits_at, past + tokens.shape[1])
+            tap.open(self.config, start, stop, self._device_of_answers, standing=self.edits, span=span)
         outside = None if tap is None else tap.scope()
         positions = layout.positions(tokens.shape[1], past, tokens.device)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)
@@ -399,8 +399,8 @@ class Transformer(nn.Module):
         """Logits of a residual stream before their soft cap (where the model has one), in the dtype of the stream."""
         x = self.ln_final(resid, tap)
         if self.output is not None:
-            found = called(self.output, x)
-            return found if columns is None else found.gather(-1, columns)
+            log_probs = called(self.output, x)
+            return log_probs if columns is None else log_probs.gather(-1, columns)
         if self.unembed is None:
             return x
         x = x if self.mlm_head is None else called(self.mlm_head, x)
@@ -429,8 +429,8 @@ class Transformer(nn.Module):
         return block
 
     @property
-    def _answers_device(self) -> torch.device | None:
-        """The device that answers go to, if layers are spread over devices."""
+    def _device_of_answers(self) -> torch.device | None:
+        """The device of recorded values if layers are spread over devices; None otherwise."""
         return None if self.devices is None else self.device
 
     @property
@@ -484,9 +484,9 @@ class Transformer(nn.Module):
         tap: Tap | None,
         only: Int[Tensor, "b n"] | None,
     ) -> tuple[Float[Tensor, "b _ d"], bool]:
-        """The stream after these blocks, and whether the last of them left nothing but the columns `only`.
+        """The stream after these blocks, and whether the last block returned the columns `only` alone.
 
-        It visits each block's device and comes home.
+        The stream moves to each block's device, and finally back to its own.
         """
         home, passes = resid.device, {resid.device: shared}
         trims = False
@@ -496,8 +496,8 @@ class Transformer(nn.Module):
                 passes[device] = shared.to(device)
             scope = None if tap is None else tap.scope(layer)
             trims = only is not None and scope is None and layer == self.config.n_layers - 1
-            wanted = only.to(device) if trims and only is not None else None
-            resid = self.blocks[layer](resid.to(device), passes[device], scope, wanted)
+            columns = only.to(device) if trims and only is not None else None
+            resid = self.blocks[layer](resid.to(device), passes[device], scope, columns)
             if tap is not None and tap.finished:
                 break
         return resid.to(home), trims
@@ -526,13 +526,13 @@ class Transformer(nn.Module):
         return PassState(everywhere, local, cache, memory, layout, positions)
 
 
-def _source(memory: Memory | None) -> Layout:
+def _memory_layout(memory: Memory | None) -> Layout:
     """Layout of the rows that cross-attention reads."""
     return Layout(None if memory is None else memory.keep)
 
 
 def prompt_of(cache: Past | None, tokens: Tensor) -> int | None:
-    """Number of columns of the prompts, in a pass that continues a cache: those of its first pass."""
+    """Number of columns of the prompts: of the cache's first pass, which may be this one; None without a cache."""
     if cache is None:
         return None
     return cache.prompt or tokens.shape[1]
@@ -549,11 +549,13 @@ def called(module: nn.Module, x: Float[Tensor, "*b d"]) -> Tensor:
     """The output of a module after the blocks for x, with its parameters in the dtype of x."""
     parameters = dict(module.named_parameters())
     if all(p.dtype == x.dtype for p in parameters.values()):
-        found = module(x)
+        output = module(x)
     else:
-        found = torch.func.functional_call(module, {name: p.to(x.dtype) for name, p in parameters.items()}, x)
-    assert isinstance(found, Tensor)
-    return found
+        output = torch.func.functional_call(
+            module, {name: p.to(x.dtype) for name, p in parameters.items()}, x
+        )
+    assert isinstance(output, Tensor)
+    return output
 
 
 def unembedded(

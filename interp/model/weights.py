@@ -24,7 +24,7 @@ from interp.model.transformer import Transformer
 class LayerWeights:
     """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too).
 
-    Each is made when it is first asked for.
+    Each view is made at its first use.
     """
 
     def __init__(self, model: Transformer, layer: int, attn: Attention, *, before: bool) -> None:
@@ -60,7 +60,9 @@ class LayerWeights:
     @cached_property
     def W_O(self) -> Float[Tensor, "h e d"]:
         """Output weights [h, e, d]: from z of each head to the stream."""
-        return self._here(rearrange(self._attn.out.weight, "d (h e) -> h e d", e=self._attn.d_head))
+        return self._on_model_device(
+            rearrange(self._attn.out.weight, "d (h e) -> h e d", e=self._attn.d_head)
+        )
 
     @cached_property
     def b_Q(self) -> Float[Tensor, "h e"] | None:
@@ -80,13 +82,13 @@ class LayerWeights:
     @cached_property
     def b_O(self) -> Float[Tensor, "d"]:
         """Bias [d] of the output of attention."""
-        return self._given(self._attn.out.bias, self._attn.out.weight, self._model.config.d_model)
+        return self._bias_or_zeros(self._attn.out.bias, self._attn.out.weight, self._model.config.d_model)
 
     @cached_property
     def W_gate(self) -> Float[Tensor, "d m"] | None:
         """Gate weights [d, m]: from the normed stream to the gates of neurons."""
         into = self._into
-        return self._here(into.weight.chunk(2)[0].mT) if into is not None and self._gated else None
+        return self._on_model_device(into.weight.chunk(2)[0].mT) if into is not None and self._gated else None
 
     @cached_property
     def W_in(self) -> Float[Tensor, "d m"] | None:
@@ -94,12 +96,12 @@ class LayerWeights:
         into = self._into
         if into is None:
             return None
-        return self._here((into.weight.chunk(2)[1] if self._gated else into.weight).mT)
+        return self._on_model_device((into.weight.chunk(2)[1] if self._gated else into.weight).mT)
 
     @cached_property
     def W_out(self) -> Float[Tensor, "m d"] | None:
         """Output weights [m, d]: from the neurons to the stream."""
-        return None if self._mlp is None else self._here(self._mlp.out.weight.mT)
+        return None if self._mlp is None else self._on_model_device(self._mlp.out.weight.mT)
 
     @cached_property
     def b_gate(self) -> Float[Tensor, "m"] | None:
@@ -115,7 +117,7 @@ class LayerWeights:
     def b_out(self) -> Float[Tensor, "d"] | None:
         """Bias [d] of the output of the MLP."""
         out = None if self._mlp is None else self._mlp.out
-        return None if out is None else self._given(out.bias, out.weight, self._model.config.d_model)
+        return None if out is None else self._bias_or_zeros(out.bias, out.weight, self._model.config.d_model)
 
     @cached_property
     def _into(self) -> nn.Linear | None:
@@ -124,24 +126,25 @@ class LayerWeights:
     @cached_property
     def _b_into(self) -> Tensor | None:
         into = self._into
-        return None if into is None else self._given(into.bias, into.weight, len(into.weight))
+        return None if into is None else self._bias_or_zeros(into.bias, into.weight, len(into.weight))
 
     def _matrix(self, name: str) -> Tensor | None:
         if name not in self._has:
             return None
-        return self._here(rearrange(self._attn.part(name)[0], "h e d -> h d e"))
+        return self._on_model_device(rearrange(self._attn.part(name)[0], "h e d -> h d e"))
 
     def _bias(self, name: str) -> Tensor | None:
         if name not in self._has:
             return None
         weight, bias = self._attn.part(name)
-        return self._here(weight.new_zeros(weight.shape[:2]) if bias is None else bias)
+        return self._on_model_device(weight.new_zeros(weight.shape[:2]) if bias is None else bias)
 
-    def _given(self, bias: Tensor | None, weight: Tensor, size: int) -> Tensor:
-        return self._here(weight.new_zeros(size) if bias is None else bias)
+    def _bias_or_zeros(self, bias: Tensor | None, weight: Tensor, size: int) -> Tensor:
+        """The bias; `size` zeros in the dtype of `weight` if there is none."""
+        return self._on_model_device(weight.new_zeros(size) if bias is None else bias)
 
-    def _here(self, value: Tensor) -> Tensor:
-        """The view; a copy where the block lives on another device than the embedding."""
+    def _on_model_device(self, value: Tensor) -> Tensor:
+        """The tensor itself; a copy if the block is on another device than the embedding."""
         return value.to(self._model.device)
 
 

@@ -20,24 +20,24 @@ from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 
 ROOM = 256 * 2**20
-"""Bytes that a backward pass may keep of its forward pass, about."""
+"""About how many bytes of activations a forward pass may store for its backward pass."""
 KEPT = 20
-"""Numbers per unit of the stream's width that a block keeps of a token for its backward pass; 19 in a Llama."""
+"""Numbers that a block stores per token for its backward pass, in units of d_model; 19 in a Llama."""
 
 
 def kept_bytes(model: Transformer, batch: Batch) -> int:
-    """Bytes that a block keeps of one row for its backward pass, about."""
+    """About how many bytes a block stores of one row for its backward pass."""
     config, width = model.config, batch.tokens.shape[1]
     return width * (KEPT * config.d_model + config.n_heads * width) * model.dtype.itemsize
 
 
 def rows_at_once(model: Transformer, batch: Batch, most: int) -> int:
-    """Rows of a differentiated pass: as many as fit, at most so many, at least one."""
+    """Number of rows of a differentiated pass: as many as fit into `ROOM`, at most `most`, at least one."""
     return max(1, min(most, ROOM // max(1, model.config.n_layers * kept_bytes(model, batch))))
 
 
 def runs_of_blocks(model: Transformer, batch: Batch) -> list[range]:
-    """All blocks, in as many runs as it takes for the rows of a run to fit; one where a pass cannot begin later."""
+    """All blocks, cut into runs whose activations fit into `ROOM`; one run if a pass cannot start at a later block."""
     n = model.config.n_layers
     room = max(1, ROOM // max(1, len(batch) * kept_bytes(model, batch)))
     if not model.restarts or room >= n:
@@ -53,11 +53,12 @@ def differentiated_in_runs(
     number: Callable[[Tensor], Float[Tensor, ""]],
     runs: Sequence[range],
 ) -> tuple[Trace, Float[Tensor, "b p d"]]:
-    """The answers to reads of a pass that is differentiated towards a number of its final stream, and that stream.
+    """Values and gradients at the embeddings in a pass that is differentiated in runs of blocks, and its final stream.
 
     Args:
         reads: at the embeddings, and the gradient of the final stream.
         edits: of the embeddings.
+        number: function of the final stream `[b p d]` that is differentiated.
         runs: all blocks, in at least two parts.
     """
     end = Read(final_stream(model.config), grad=True)
@@ -65,18 +66,20 @@ def differentiated_in_runs(
     places = {*(read.site for read in site_reads), *(edit.site for edit in edits)}
     assert places <= set(EMBEDDING_SITES), "only the first run has reads and edits"
     first, *later = runs
+    # forward: keep only the stream that enters each later run
     entering = [observe(model, batch, (), edits, stop=first.stop).output]
     with torch.no_grad():
         for run in later:
-            entering.append(_through(model, batch, entering[-1], run))
+            entering.append(_stream_after(model, batch, entering[-1], run))
     final = entering.pop().detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(number(final), final)
     gradient = slope
+    # backward, last run first: recompute each run from its entering stream
     for run in reversed(later):
         with torch.enable_grad():
             entered = entering.pop().requires_grad_()
-            (gradient,) = torch.autograd.grad(_through(model, batch, entered, run), entered, gradient)
+            (gradient,) = torch.autograd.grad(_stream_after(model, batch, entered, run), entered, gradient)
 
     def along(stream: Tensor) -> Float[Tensor, ""]:
         return (upcast(stream) * upcast(gradient)).sum()
@@ -85,8 +88,8 @@ def differentiated_in_runs(
     return Trace({**trace, end: slope}), final.detach()
 
 
-def _through(
+def _stream_after(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
 ) -> Float[Tensor, "b p d"]:
-    """The stream after these blocks, from the one that enters the first of them."""
+    """The stream `[b p d]` after these blocks, from the stream that enters the first of them."""
     return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)

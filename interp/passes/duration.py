@@ -10,12 +10,12 @@ them. Machines differ by several times: what is said of it is a size, not a time
 
 
 def minutes(products: float, device: torch.device) -> float:
-    """About how many minutes so many multiplications take on this device."""
+    """Estimated minutes that `products` multiplications take on this device."""
     minute = A_MINUTE * torch.get_num_threads() if device.type == "cpu" else A_MINUTE_ON_GPU
     return products / minute
 
 
 def announce(what: str, products: float, device: torch.device, fewer: str) -> None:
-    """A `Note` of what is about to be done and of how one does less, if it takes more than about a minute."""
+    """Show a `Note` with the expected minutes of a computation, and how to reduce it, if it takes a minute or more."""
     if (time := minutes(products, device)) >= 1:
         note(f"{what}: about {float(f'{time:.1g}'):g} min on such a device; {fewer}")

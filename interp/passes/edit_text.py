@@ -62,14 +62,14 @@ def change_from_json(entry: object) -> Change:
         raise ValueError(f"a change is one of {', '.join(CHANGES)}, got {name!r}; {nearest(name, CHANGES)}")
     kind = CHANGES[name]
     known = [field.name for field in fields(kind)]
-    given = {key: value for key, value in entry.items() if key != "change"}
-    if unknown := [key for key in given if key not in known]:
+    values = {key: value for key, value in entry.items() if key != "change"}
+    if unknown := [key for key in values if key not in known]:
         raise ValueError(f"{name!r} has the fields {', '.join(known) or 'none'}, not {unknown[0]!r}")
     try:
-        return kind(**{key: _from_json(value) for key, value in given.items()})  # type: ignore[arg-type]
+        return kind(**{key: _from_json(value) for key, value in values.items()})  # type: ignore[arg-type]
     except TypeError as cause:
         raise ValueError(
-            f"{name!r} requires the fields {', '.join(known)}, got {', '.join(given)}"
+            f"{name!r} requires the fields {', '.join(known)}, got {', '.join(values)}"
         ) from cause
 
 
@@ -162,18 +162,20 @@ def _index_to_json(index: PositionIndex) -> object:
 def change_to_python(change: Change) -> str:
     """A closed change as Python, fields at their defaults left out. ValueError for a function."""
     change_to_json(change)
-    given: list[str] = []
+    arguments: list[str] = []
     for place, (name, value) in enumerate(_fields(change).items()):
-        first = place == 0 and not given and name == next(iter(_every_field(change)))
-        given.append(_python(value) if first else f"{name}={_python(value)}")
-    return f"interp.edits.{type(change).__name__}({', '.join(given)})"
+        first = place == 0 and not arguments and name == next(iter(_every_field(change)))
+        arguments.append(_python(value) if first else f"{name}={_python(value)}")
+    return f"interp.edits.{type(change).__name__}({', '.join(arguments)})"
 
 
 def _fields(change: Change) -> dict[str, object]:
     """The fields that differ from their defaults, and every field without one."""
-    found = {name: (getattr(change, name), usual) for name, usual in _every_field(change).items()}
+    with_defaults = {name: (getattr(change, name), usual) for name, usual in _every_field(change).items()}
     return {
-        name: value for name, (value, usual) in found.items() if isinstance(value, Tensor) or value != usual
+        name: value
+        for name, (value, usual) in with_defaults.items()
+        if isinstance(value, Tensor) or value != usual
     }
 
 
@@ -225,7 +227,7 @@ def _python(value: object) -> str:
 
 def tensor_from_json(value: object) -> Tensor:
     """The tensor that JSON stores as dtype, shape and bytes. ValueError for anything else."""
-    found = _from_json(value)
-    if not isinstance(found, Tensor):
+    tensor = _from_json(value)
+    if not isinstance(tensor, Tensor):
         raise ValueError(f"a tensor as JSON is required, got {value!r:.200}")
-    return found
+    return tensor

@@ -1,4 +1,4 @@
-"""Which edits of a model act where: for computations from weights, outside of a pass, which would miss them."""
+"""Which edits of a model act at which sites: needed by computations from weights, which run no pass with edits."""
 
 from collections.abc import Iterable
 
@@ -36,21 +36,20 @@ def inner_site(edit: Edit) -> str:
 
 def edits_at(model: Transformer, layer: int, names: Iterable[str]) -> list[Edit]:
     """The edits of a model at these sites of one block, in their order."""
-    wanted = {f"blocks.{layer}.{name}" for name in names}
-    return [edit for edit in model.edits if edit.site in wanted]
+    site_names = {f"blocks.{layer}.{name}" for name in names}
+    return [edit for edit in model.edits if edit.site in site_names]
 
 
 def of_columns(model: Transformer) -> list[Edit]:
-    """The edits of a model that tell the columns of a batch apart, or may: realigning the rows would change them.
+    """The edits of a model that may treat columns of a batch differently, so that realigned rows give other results.
 
-    Those that bring values for each, or are functions, of which nobody knows. A position is a token of its row,
-    wherever that stands.
+    These are edits with values for each column, and functions. An edit at a position follows its token.
     """
-    return [edit for edit in model.edits if not _alike(edit)]
+    return [edit for edit in model.edits if not _treats_columns_alike(edit)]
 
 
-def _alike(edit: Edit) -> bool:
-    """Whether an edit treats every column alike for sure."""
+def _treats_columns_alike(edit: Edit) -> bool:
+    """Whether an edit surely acts on a token in the same way in every column."""
     if isinstance(edit.change, Zero | Scale | Project | Detach):
         return True
     ndim, axes = getattr(getattr(edit.change, "values", None), "ndim", 0), len(axes_of(edit.site).split())
@@ -58,7 +57,7 @@ def _alike(edit: Edit) -> bool:
 
 
 def check_tokens(model: Transformer, batch: Batch) -> None:
-    """PositionError, naming the prompt, for a token that the model is edited at and a row lacks."""
+    """PositionError, naming the prompt, if a row lacks a position at which the model is edited."""
     for edit in filter(names_tokens, model.edits):
         columns = [edit.cells[axis] for axis in (*COLUMNS, "k") if axis in edit.cells]
         try:

@@ -42,7 +42,7 @@ class FrozenNorm:
         return replace(self, scale=seen[self.sites[0]]) if self.sites else self
 
     def of(self, whole: Float[Tensor, "*b d"] | Callable[[], Tensor]) -> "FrozenNorm":
-        """The norm at the scale that this input gives it; a function makes the input, where there is a norm to ask."""
+        """The norm at the scale of the input `whole`; a function that makes `whole` is called only if needed."""
         if self.norm is None:
             return self
         return replace(self, scale=self.norm.scale(whole if isinstance(whole, Tensor) else whole()))
@@ -54,9 +54,9 @@ class FrozenNorm:
         return part if self.factor == 1 else part * self.factor
 
     def size(self, terms: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """The sum of absolute terms after the map, from that before: what rounding there is relative to.
+        """Sums of absolute terms after the map, from `terms` before it: rounding errors are relative to these sums.
 
-        LayerNorm takes the mean off, whose rounding every number then carries.
+        LayerNorm subtracts the mean, so the mean of `terms` is added to each coordinate.
         """
         norm = self.norm
         if norm is not None and not isinstance(norm.kind, NoNorm):
@@ -74,7 +74,7 @@ class FrozenNorm:
         return self.norm.pull_back(direction, direction.new_ones(1) if self.scale is None else self.scale)
 
     def reading(self, matrix: Float[Tensor, "*n d e"]) -> Float[Tensor, "*n d e"]:
-        """A matrix that reads what comes out (`x @ matrix`) as one that reads what goes in, beta apart.
+        """The matrix M with x @ M = through(x) @ matrix: `matrix` folded with the norm's scale, gamma and centring.
 
         In float32 at least.
         """
@@ -87,11 +87,11 @@ class FrozenNorm:
         return bias if bias is None or self.factor == 1 else bias * self.factor
 
     def split(self, parts: Float[Tensor, "c *n d"], with_beta: int) -> Float[Tensor, "c *n d"]:
-        """All parts of a sum after the map; beta goes to one of them."""
-        found, beta = self.through(parts), self.beta
+        """All parts of a sum after the map; beta is added to part number `with_beta`."""
+        mapped, beta = self.through(parts), self.beta
         if beta is not None:
-            found[with_beta] += beta.to(found)
-        return found
+            mapped[with_beta] += beta.to(mapped)
+        return mapped
 
 
 def output_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
@@ -102,7 +102,7 @@ def output_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
 
 
 def sum_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """The norm between the stream with what a sublayer added and the stream as it goes on: of the sum, or none."""
+    """The norm of the stream after a sublayer is added (post-norm blocks); no norm in other blocks."""
     return FrozenNorm(model.block(layer).sum_norm(sublayer), sites=sum_scale(model.config, layer, sublayer))
 
 
@@ -138,9 +138,9 @@ def gradient_before(
         return gradient
     scale, gamma = norm.scale(x), norm.gamma
     unit = norm.centred(x) / scale
-    found = gradient if gamma is None else gradient * gamma.to(gradient)
-    along = (found * unit).mean(-1, keepdim=True)
-    return norm.centred(found).addcmul_(along, unit, value=-1).div_(scale)
+    scaled_gradient = gradient if gamma is None else gradient * gamma.to(gradient)
+    along = (scaled_gradient * unit).mean(-1, keepdim=True)
+    return norm.centred(scaled_gradient).addcmul_(along, unit, value=-1).div_(scale)
 
 
 # --- from the config alone: what has to be recorded -----------------------------------------------------------------
@@ -167,7 +167,7 @@ def _scale(config: ModelConfig, norm: str) -> tuple[str, ...]:
 
 
 def onwards(config: ModelConfig, layer: int, sublayer: str) -> Iterator[tuple[int, str]]:
-    """Layer and name of every sublayer, from one on."""
+    """Layer and name of every sublayer from this one on, itself included."""
     order = config.sublayers
-    yield from ((layer, each) for each in order[order.index(sublayer) :])
-    yield from ((later, each) for later in range(layer + 1, config.n_layers) for each in order)
+    yield from ((layer, name) for name in order[order.index(sublayer) :])
+    yield from ((later, name) for later in range(layer + 1, config.n_layers) for name in order)

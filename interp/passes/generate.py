@@ -160,7 +160,7 @@ def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Ten
 
 
 class Decoder:
-    """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
+    """The state of a generation: tokens are pushed, logits of the next column and values of reads come out."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Decoder:
         reads: Sequence[Read] = (),
         edits: Sequence[Edit] = (),
     ) -> "Decoder":
-        """A decoder before its first pass, with room for so many tokens.
+        """A decoder before its first pass, whose cache has room for `max_new_tokens` more tokens.
 
         Raises:
             ValueError, KeyError: reads and edits that do not fit the model.
@@ -213,7 +213,7 @@ class Decoder:
         return compact(logits[:, -1]), Trace({} if tap is None else tap.values)
 
     def push(self, tokens: Int[Tensor, "b"]) -> None:
-        """Take the column that the next pass is to see; without the cache it sees all before it again."""
+        """Append a column of tokens for the next pass; with the cache that pass computes this column alone."""
         if self._cache is not None:  # which counts all later tokens as real
             self._tokens, self._keep = tokens[:, None], None
             return
@@ -223,6 +223,7 @@ class Decoder:
 
 
 def _steps(decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+    """Up to `n` steps, until every row has drawn one of `stops`."""
     tokens = alive = None
     for _ in range(n):
         logits, trace = decoder.next_logits()
@@ -265,7 +266,7 @@ def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit]
 
 
 def _check_values(config: ModelConfig, batch: Batch, edits: Sequence[Edit]) -> None:
-    """ValueError for values by column where prompts of several lengths are aligned anew."""
+    """ValueError for edits with values by column if prompts of several lengths are realigned to the left."""
     if batch.keep is None:
         return
     for edit in edits:
@@ -322,8 +323,8 @@ def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[in
         if len(text) > shown:
             yield text[shown:]
             shown = len(text)
-    if rest := tokenizer.decode(ids)[shown:]:
-        yield rest
+    if ending := tokenizer.decode(ids)[shown:]:
+        yield ending
 
 
 # --- encoder-decoders ------------------------------------------------------------

@@ -10,8 +10,8 @@ from interp.model.transformer import Transformer
 from interp.passes.together import smallest_over_processes
 
 HOST_ROOM, DEVICE_ROOM = 32 << 20, 0.25
-"""What a pass of interventions may hold: so many bytes on a CPU, where more does not make it faster; such a share of an
-accelerator's free memory."""
+"""Memory of a pass of interventions: bytes on a CPU (more does not make it faster), and the share of an accelerator's
+free memory."""
 DEVICE_TILE = 512 << 20
 """Bytes of a tile of scores on an accelerator."""
 
@@ -40,9 +40,9 @@ def tile_floats(device: torch.device) -> int:
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
     """Upper estimate of the bytes that one token of a sweep takes; `explicit`: attention patterns included."""
     widths = [(mixer.query_width(config), mixer.z_width(config)) for mixer in config.mixers]
-    wide = max(config.head_width, *(width for each in widths for width in each))
+    wide = max(config.head_width, *(width for pair in widths for width in pair))
     heads = wide * (config.n_heads + 2 * config.kv_heads)
     widest = 5 * config.d_model + max(2 * heads, 3 * config.mlp_width // 2)
-    kept = 4 * config.kv_heads * wide
+    keys_and_values = 4 * config.kv_heads * wide
     patterns = 3 * config.n_heads * columns if explicit else 0
-    return item * (widest + kept + patterns)
+    return item * (widest + keys_and_values + patterns)

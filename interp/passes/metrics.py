@@ -34,7 +34,7 @@ from interp.model.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The results of a pass for some rows: all that a metric may look at. Differentiable."""
+    """The final stream of some rows with their batch: the input of a metric. Differentiable."""
 
     model: Transformer
     stream: Float[Tensor, "r n d"]
@@ -44,9 +44,9 @@ class Outcome:
     example: Int[Tensor, "r"]
     """Row of `reference` that each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
-    """The final stream of each example in the run that a metric compares with, at the same columns."""
+    """The final stream of each example in the reference run, at the same columns."""
     reference_model: Transformer | None = None
-    """The model of that run, which reads the reference out; None = this one."""
+    """The model that turns `reference` into logits; None = `model`."""
 
     @property
     def prompt(self) -> Int[Tensor, "r"]:
@@ -58,7 +58,7 @@ class Outcome:
         return upcast(self.model.read_out(upcast(self.stream)))
 
     def reference_logits(self) -> Float[Tensor, "b n v"]:
-        """All logits of the run that a metric compares with. ValueError where there is none."""
+        """All logits of the reference run. ValueError if there is none."""
         if self.reference is None:
             raise ValueError("a metric that compares requires a reference run, got none")
         reader = self.model if self.reference_model is None else self.reference_model
@@ -67,8 +67,8 @@ class Outcome:
     def logits_of(self, tokens: Int[Tensor, "r *k"]) -> Float[Tensor, "r n *k"]:
         """The logits of one token per row, or of several, in float32 at least; no others are computed."""
         columns = tokens.reshape(len(tokens), 1, -1).expand(-1, self.stream.shape[1], -1)
-        found = upcast(self.model.read_out(upcast(self.stream), columns=columns))
-        return found.reshape(*found.shape[:2], *tokens.shape[1:])
+        logits = upcast(self.model.read_out(upcast(self.stream), columns=columns))
+        return logits.reshape(*logits.shape[:2], *tokens.shape[1:])
 
 
 MetricValue = Callable[[Outcome], Float[Tensor, "r"]]
@@ -108,24 +108,24 @@ class Metric:
         return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
     def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:
-        """The columns of each row that it looks at; None = every one."""
+        """The columns of each row that the metric looks at; None = all."""
         if self.everywhere:
             return None
         return batch.answer_columns() if self.of_answer else batch.prompt_ends()[:, None]
 
     def sees(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
-        """The final stream at the columns that it looks at."""
+        """The final stream at the columns that the metric looks at."""
         columns = self.columns(batch)
         return stream if columns is None else picked(stream, to_device(columns, stream.device))
 
     def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
         """The value of every row; ValueError if it is not one number per row."""
-        found = self.value(outcome)
+        values = self.value(outcome)
         rows = len(outcome.stream)
-        if not isinstance(found, Tensor) or found.shape != (rows,):
-            got = shape_text(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(values, Tensor) or values.shape != (rows,):
+            got = shape_text(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
-        return found
+        return values
 
     def at(self, pos: int | PerRow) -> Metric:
         """The metric at another token of every prompt than the last.
@@ -144,12 +144,12 @@ class Metric:
         one_position(pos)
         if self.everywhere:
             raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
-        moved = partial(_at, value=self.value, pos=pos)
+        moved = partial(_value_at, value=self.value, pos=pos)
         return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True, of_answer=False)
 
     def negated(self) -> Metric:
         """Minus the metric."""
-        return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
+        return replace(self, name=f"-{self.name}", value=partial(_negated_value, value=self.value))
 
 
 @public()
@@ -341,8 +341,8 @@ def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) ->
     return batch if answers is None or answers.forced is None else answers.on(batch)
 
 
-def _at(outcome: Outcome, value: MetricValue, pos: int | PerRow) -> Float[Tensor, "r"]:
-    """A metric's value where only the column of one position is left."""
+def _value_at(outcome: Outcome, value: MetricValue, pos: int | PerRow) -> Float[Tensor, "r"]:
+    """A metric's value on an outcome that has only the column of position `pos` of each row."""
     column = to_device(outcome.batch.tokens_at(pos).columns[:, 0], outcome.stream.device)
     rows = torch.arange(len(column), device=column.device)
     reference = outcome.reference
@@ -369,8 +369,8 @@ def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
                 "a logit is of one token, the answers are of several: metric=interp.metrics.answer_log_probability()"
             )
         return outcome.logits_of(right)[:, -1]
-    both = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1))[:, -1]
-    return both[:, 0] - both[:, 1]
+    logits = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1))[:, -1]
+    return logits[:, 0] - logits[:, 1]
 
 
 def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
@@ -381,7 +381,7 @@ def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
 
 
-def _minus(outcome: Outcome, value: MetricValue) -> Float[Tensor, "r"]:
+def _negated_value(outcome: Outcome, value: MetricValue) -> Float[Tensor, "r"]:
     return -value(outcome)
 
 
@@ -401,7 +401,7 @@ def _choice_difference(
     outcome: Outcome, options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]
 ) -> Float[Tensor, "r"]:
     device = outcome.stream.device
-    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]  # [r n v] -> [r v] -> [r c]
     signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
     return (share * signs.to(share)).sum(1)
 
@@ -411,20 +411,21 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     if outcome.batch.forced is None:
         return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
     tokens, present = (x.to(answers.device) for x in outcome.batch.answer_tokens())
+    # [r n v] -> [(r n) v] -> one loss per token of an answer, [r n]
     losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
     return -(losses.view_as(tokens) * present).sum(1)
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
-    base = outcome.reference_logits()[:, -1].log_softmax(-1)[outcome.example]
-    mine = outcome.logits()[:, -1].log_softmax(-1)
-    return F.kl_div(mine, base, reduction="none", log_target=True).sum(-1)
+    reference = outcome.reference_logits()[:, -1].log_softmax(-1)[outcome.example]
+    log_probs = outcome.logits()[:, -1].log_softmax(-1)
+    return F.kl_div(log_probs, reference, reduction="none", log_target=True).sum(-1)
 
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     outcome.model.config.require_next_token("a next-token loss")
-    home = outcome.batch.host().prompt_tokens
-    if not bool((home[:, 1:] & home[:, :-1]).any(1).all()):
+    host_real = outcome.batch.host().prompt_tokens
+    if not bool((host_real[:, 1:] & host_real[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")
     tokens, real, logits = outcome.batch.tokens, outcome.batch.prompt_tokens, outcome.logits()
     counted = (real[:, 1:] & real[:, :-1]).to(logits)

@@ -1,7 +1,7 @@
-"""What a question of rows can need of the model for one batch: a pass or a sweep, and the results of each.
+"""The forward passes and sweeps that a question can need for one batch, and the results of each.
 
 A question about rows is a generator (`Steps`): it yields the pass (`Pass`) or the sweep (`Sweeping`) that it needs
-next, is sent what was found, and ends with its values: `seen = yield from recorded(batch, reads)`. `schedule` meets the
+next, is sent the result, and returns its values: `seen = yield from recorded(batch, reads)`. `schedule` answers the
 needs of several questions together.
 """
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """Rows that a question will sweep after its pass, and the sites that it will edit there.
+    """Rows that a question will sweep after its pass, and the sites that the sweep will edit.
 
-    Said beforehand, a pass over these rows that is needed now is recorded so that the sweep can depart from it.
+    With this announced, a pass over these rows that runs before is recorded as the sweep's base run.
     """
 
     batch: Batch
@@ -44,7 +44,7 @@ class Ahead:
 class TowardMetric:
     """Target of a differentiated pass: the sum of a metric over its rows.
 
-    Rows do not meet, so each has its own gradient.
+    No row sees another, so each row's gradient is that of its own metric.
     """
 
     metric: Metric
@@ -57,7 +57,7 @@ class TowardMetric:
     is read and edited at the embeddings alone."""
 
     def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "r p d"]) -> Float[Tensor, ""]:
-        """The number, from the final stream of the pass."""
+        """The sum of the metric over the rows, from the final stream of the pass."""
         whose = torch.arange(len(batch), device=stream.device) if self.example is None else self.example
         seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
         return self.metric.of(
@@ -79,11 +79,11 @@ class TowardLoss:
     """Whether it sees the logits at every token; otherwise those at each row's last."""
 
     def value(self, model: Transformer, batch: Batch, logits: Float[Tensor, "b n v"]) -> Float[Tensor, ""]:
-        """The number, from the logits that the loss sees."""
+        """The loss, from the logits at `columns`."""
         return self.loss(logits, batch.to(logits.device))
 
     def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
-        """Where logits are computed; None = everywhere."""
+        """The columns at which logits are computed; None = all."""
         return None if self.everywhere or not model.config.unembed else batch.host().last()[:, None]
 
     def key(self, batch: Batch) -> Hashable:
@@ -97,7 +97,7 @@ Toward = TowardMetric | TowardLoss
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """A need: one pass over these rows, and what these sites hold in it."""
+    """A need: one pass over the batch, and the values of `reads` in it."""
 
     batch: Batch
     reads: Sequence[Read]
@@ -106,14 +106,14 @@ class Pass:
     final: bool = False
     """Whether the final stream is needed too, to compute metrics from it."""
     exact: bool = False
-    """Whether what is read must equal the base run of a sweep bit by bit: then attention takes the path of these reads
-    alone (reading patterns rounds otherwise), whatever others read."""
+    """Whether the values read must equal those of a sweep's base run bit by bit: then reads of other questions do not
+    switch off fused attention in this pass (an unfused pass rounds differently)."""
     model: Transformer | None = None
-    """The model that runs; None: the one under study."""
+    """The model that runs; None: the model of the question."""
     ahead: Sequence[Ahead] = ()
-    """The sweeps that follow."""
+    """The sweeps that the question will need after this pass."""
     edits: Sequence[Edit] = ()
-    """Interventions of this pass. It is shared with passes that have equal ones."""
+    """Interventions of this pass; passes with the same edits are run as one."""
     toward: Toward | None = None
     """The target towards which it is differentiated, which answers `Read(site, grad=True)`; None: it keeps no
     gradients.
@@ -177,13 +177,12 @@ class Recorded:
 
 @dataclass(frozen=True, eq=False)
 class Sweeping:
-    """A need: variants of these rows, and what is watched of them."""
+    """A need: the variants of a sweep over the batch, and the metrics or values to record of them."""
 
     batch: Batch
     variants: Sequence[Variant]
     watch: tuple[Metric, ...] | tuple[Read, ...] | None
-    """Metrics, each of which is a sweep of its own from one base run; what sites hold; None = the final stream at each
-    row's last token."""
+    """Metrics of each variant, or values of sites; None = the final stream at each row's last token."""
     common: Variant = field(default_factory=Variant)
     """Edits of every variant and of the run that they are compared with."""
     reference: Float[Tensor, "b n d"] | None = None
@@ -191,18 +190,18 @@ class Sweeping:
     reference_model: Transformer | None = None
     """The model that the reference comes from; None = the one that runs."""
     model: Transformer | None = None
-    """The model that runs; None: the one under study."""
+    """The model that runs; None: the model of the question."""
 
 
 Need = Pass | Sweeping
 
 
 Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor] | Tensor
-"""The results of a pass; of a sweep by metric, by read, or of the final stream."""
+"""The result of a pass, or of a sweep: one per metric, one per read, or the final stream."""
 Steps = Generator[Need, list[Answer], T]
-"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
+"""A generator over one batch that yields the pass or sweep it needs next, is sent the result, and returns its values.
 
-What was found comes in a list of one that is emptied at once, so that it is freed when the question lets go of it.
+The result comes in a list of one, which the generator empties, so that it holds the only reference to the result.
 """
 
 
@@ -219,10 +218,10 @@ def recorded(
     toward: Toward | None = None,
     rules: Rules = (),
 ) -> Steps[Recorded]:
-    """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
-    found = (yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)).pop()
-    assert isinstance(found, Recorded)
-    return found
+    """The result of a pass, by `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
+    answer = (yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)).pop()
+    assert isinstance(answer, Recorded)
+    return answer
 
 
 def swept(
@@ -235,8 +234,8 @@ def swept(
     reference_model: Transformer | None = None,
     model: Transformer | None = None,
 ) -> Steps[Swept]:
-    """The step of needing a sweep: `found = yield from swept(batch, variants, metric)`."""
-    (found,) = yield from swept_by(
+    """The result of a sweep with one metric, by `result = yield from swept(batch, variants, metric)`."""
+    (result,) = yield from swept_by(
         batch,
         variants,
         (metric,),
@@ -245,7 +244,7 @@ def swept(
         reference_model=reference_model,
         model=model,
     )
-    return found
+    return result
 
 
 def swept_by(
@@ -258,34 +257,34 @@ def swept_by(
     reference_model: Transformer | None = None,
     model: Transformer | None = None,
 ) -> Steps[Sequence[Swept]]:
-    """The step of needing several metrics of the same variants; what is found is in their order."""
+    """The results of a sweep with several metrics, in the order of the metrics."""
     need = Sweeping(batch, variants, tuple(metrics), common or Variant(), reference, reference_model, model)
-    found = (yield need).pop()
-    assert isinstance(found, Sequence)
-    return found
+    results = (yield need).pop()
+    assert isinstance(results, Sequence)
+    return results
 
 
 def swept_reads(
     batch: Batch, variants: Sequence[Variant], reads: Sequence[Read], *, common: Variant | None = None
 ) -> Steps[Mapping[Read, Float[Tensor, "v b ..."]]]:
-    """The step of needing what sites hold in every variant (`Sweep.read`)."""
-    found = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
-    assert isinstance(found, Mapping)
-    return found
+    """The values of sites in every variant of a sweep (`Sweep.read`)."""
+    values = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
+    assert isinstance(values, Mapping)
+    return values
 
 
 def swept_final(
     batch: Batch, variants: Sequence[Variant], *, model: Transformer | None = None
 ) -> Steps[Float[Tensor, "v b d"]]:
-    """The step of needing the final stream of every variant at each row's last token (`Sweep.final`).
+    """The final stream of every variant at each row's last token (`Sweep.final`).
 
-    That of the run they depart from is one more: of a variant that edits nothing.
+    To get the base run's too, add a variant without edits.
     """
-    found = (yield Sweeping(batch, variants, None, model=model)).pop()
-    assert isinstance(found, Tensor)
-    return found
+    streams = (yield Sweeping(batch, variants, None, model=model)).pop()
+    assert isinstance(streams, Tensor)
+    return streams
 
 
 def metric_key(metric: Metric) -> Hashable:
-    """Metrics of one key are equal, field by field; a field that cannot be compared counts by its identity."""
+    """Key of a metric: its fields, or their ids where they cannot be hashed."""
     return tuple(each if isinstance(each, Hashable) else id(each) for each in vars(metric).values())

@@ -1,4 +1,4 @@
-"""One pass with its questions: forward to the deepest layer that is read, then gradients if any are wanted.
+"""One forward pass to the deepest layer that is read, with edits, then a backward pass if gradients are read.
 
 Hook functions as TransformerLens' users write them, `fn(tensor, hook)`, are turned into edits of one pass here too.
 """
@@ -132,7 +132,7 @@ class Observation(Brief):
 
 
 def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
-    """The `stop` that answers all these sites and runs no block more; None if the logits are needed."""
+    """The lowest `stop` of a pass that visits all these sites; None if a site is after the last block."""
     stop = 0
     for name in sites:
         _, layer = find(name, config)
@@ -143,7 +143,7 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
 
 
 def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
-    """ValueError for columns that are not those of the rows, counted from the end if they are negative."""
+    """ValueError unless `columns` has one row per batch row, with indices in [-width, width)."""
     if len(columns) != shape[0] or bool(((columns >= shape[1]) | (columns < -shape[1])).any()):
         raise ValueError(
             f"logits_at must name columns of {shape[0]} rows, each from {-shape[1]} to {shape[1] - 1}, got "
@@ -194,7 +194,7 @@ def observe(
     if wants_grad and metric is None:
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     if logits_at is not None:
-        _check_columns(logits_at, batch.tokens.shape)  # of the host's, a device is not waited for
+        _check_columns(logits_at, batch.tokens.shape)  # before it is moved, so that no device is waited for
         logits_at = to_device(logits_at, network.device)
     batch = batch.to(network.device)
     follows = batch.forced is not None
@@ -218,6 +218,7 @@ def observe(
 
 
 def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
+    """d value / d site for every read with `grad=True`; zeros where the value does not depend on the site."""
     if value.numel() != 1:
         raise ValueError(f"the metric must return one number, got shape {list(value.shape)}")
     if not value.requires_grad:
@@ -227,9 +228,9 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
         read: partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device) for read, x in tap.live.items()
     }
     tap.live.clear()  # edges hold no values: each is freed once the backward pass is past it
-    found = torch.autograd.grad(value.reshape(()), edges, allow_unused=True)
+    gradients = torch.autograd.grad(value.reshape(()), edges, allow_unused=True)
     answers = {}
-    for (read, zeros), grad in zip(like.items(), found, strict=True):
+    for (read, zeros), grad in zip(like.items(), gradients, strict=True):
         grad = zeros() if grad is None else grad
         answers[read] = tap.kept(read, grad)
     return answers
@@ -250,10 +251,10 @@ class HookPoint:
 
     def layer(self) -> int:
         """The block this site is in; ValueError outside the blocks."""
-        found = re.match(r"blocks\.(\d+)\.", self.name)
-        if found is None:
+        match = re.match(r"blocks\.(\d+)\.", self.name)
+        if match is None:
             raise ValueError(f"{self.name!r} is not inside a block")
-        return int(found[1])
+        return int(match[1])
 
 
 HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
@@ -264,23 +265,23 @@ def matching(names: Names, config: ModelConfig, stop: int | None = None) -> list
     """Sites that a filter selects among those a pass up to block `stop` visits; KeyError if it selects none."""
     every = sites.names(config, on_demand=True)
     if names is None:
-        found = [n for n in sites.names(config) if _within(n, config, stop)]
+        selected = [n for n in sites.names(config) if _within(n, config, stop)]
     elif isinstance(names, str) and not set(names) & set("*?["):
         sites.find(names, config)
-        found = [names]
+        selected = [names]
     elif isinstance(names, str | re.Pattern) or callable(names):
         accept = _predicate(names)
-        found = [n for n in every if accept(n) and _within(n, config, stop)]
+        selected = [n for n in every if accept(n) and _within(n, config, stop)]
     else:
-        found = [match for each in names for match in matching(each, config, stop)]
-    if not found:
+        selected = [site for name in names for site in matching(name, config, stop)]
+    if not selected:
         hint = nearest(names, every) if isinstance(names, str) else f"sites are named like {every[3]}"
         raise KeyError(f"{names!r} matches no site of this model; {hint}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(selected))
 
 
 def as_edits(hooks: Sequence[tuple[Hook, HookDirection]], config: ModelConfig) -> list[Edit]:
-    """The edits that these hooks amount to, at every site of the model that their names select."""
+    """One edit for each hook and each site that its names select."""
     return [
         Edit(name, Hooked(function, direction))
         for (names, function), direction in hooks
@@ -361,10 +362,10 @@ def position_filter(
     axis = 2 if site.axes.startswith("b h q") else 1
 
     def kept(value: Tensor) -> Tensor:
-        part = value[(slice(None),) * axis + (keep,)]
-        if part.shape[axis] == 0:
+        selected = value[(slice(None),) * axis + (keep,)]
+        if selected.shape[axis] == 0:
             raise ValueError(f"pos_slice {pos_slice} keeps none of the {value.shape[axis]} positions")
-        return part
+        return selected
 
     return kept
 

@@ -1,7 +1,7 @@
-"""Which variants of a sweep go through the model together: packs, cut where that is cheapest.
+"""Which variants of a sweep run in one pass (a pack), so that the total cost is lowest.
 
-A variant differs from the base run from some block and some column on. Variants that go together are computed from the
-first column of any of them, so a pack wastes columns, and saves a pass.
+A variant differs from the base run from some block and some column on. A pack is computed from the first column of any
+of its variants: it computes some columns in vain, and saves passes.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ HOST_FIXED = 32.0
 DEVICE_FIXED = 10**10
 """Multiplications that an accelerator could have done while the host launches the operators of one more block."""
 MOST_COLUMNS = 64
-"""The most first columns that are told apart."""
+"""The most first columns that are distinguished; if there are more, neighbouring ones are put together."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a variant leaves the base run; `idle` if it changes nothing that is watched."""
+    """First block and column at which a variant differs from the base run; `idle` if it changes nothing watched."""
 
     layer: int
     column: int
@@ -56,10 +56,10 @@ class SweepPlan:
     @property
     def cost(self) -> float:
         """Columns of one block that will be computed, the base run and the unembedding included."""
-        columns = self.columns * self.n_layers + self._outputs
+        columns = self.columns * self.n_layers + self._unembedding_cost
         for pack in self.packs:
             blocks = sum(self.n_layers - self.starts[i].layer for i in pack.variants)
-            columns += blocks * (self.columns - pack.column) + len(pack.variants) * self._outputs
+            columns += blocks * (self.columns - pack.column) + len(pack.variants) * self._unembedding_cost
         return self.examples * columns
 
     @property
@@ -70,11 +70,11 @@ class SweepPlan:
     @property
     def naive_cost(self) -> float:
         """The cost of a loop that runs the whole model and all logits for every variant, and once without."""
-        each = self.columns * (self.n_layers + self.head)
-        return self.examples * (1 + len(self.starts)) * each
+        per_run = self.columns * (self.n_layers + self.head)
+        return self.examples * (1 + len(self.starts)) * per_run
 
     @property
-    def _outputs(self) -> float:
+    def _unembedding_cost(self) -> float:
         return self.head * (self.columns if self.everywhere else 1)
 
     def explain(self) -> str:
@@ -110,14 +110,14 @@ def planned(
     everywhere: bool,
     fixed: float = HOST_FIXED,
 ) -> SweepPlan:
-    """Packs of at most `tokens` tokens each, cut where that is cheapest.
+    """The plan of a sweep: packs of at most `tokens` tokens each, at the least total cost.
 
     Args:
-        fixed: what a block costs a pass beside its tokens, in tokens (`fixed_cost`).
+        fixed: cost of a block in a pass besides its tokens, in tokens (`fixed_cost`).
     """
     active = sorted((i for i, s in enumerate(starts) if not s.idle), key=lambda i: starts[i].column)
     packs = []
-    for group in _grouped(active, starts, config.n_layers, examples, columns, fixed):
+    for group in _column_groups(active, starts, config.n_layers, examples, columns, fixed):
         column = min(starts[i].column for i in group)
         size = max(1, tokens // (examples * (columns - column)))
         group = sorted(group, key=lambda i: starts[i].layer)
@@ -126,18 +126,21 @@ def planned(
     return SweepPlan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
 
 
-def _grouped(
+def _column_groups(
     active: Sequence[int], starts: Sequence[Start], n_layers: int, examples: int, columns: int, fixed: float
 ) -> list[list[int]]:
-    """Neighbouring first columns joined wherever computing some columns in vain is cheaper than one more pass."""
+    """The variants in groups of neighbouring first columns, at the least total cost (dynamic programming).
+
+    The cost of a group is (blocks of its variants) * (columns from its first on) * examples + fixed * deepest variant.
+    """
     step = -(-columns // MOST_COLUMNS)
     by_column: dict[int, list[int]] = {}
     for i in active:
         by_column.setdefault(starts[i].column // step, []).append(i)
     members = [by_column[c] for c in sorted(by_column)]
-    firsts = [min(starts[i].column for i in each) for each in members]
-    blocks = [sum(n_layers - starts[i].layer for i in each) for each in members]
-    depths = [max(n_layers - starts[i].layer for i in each) for each in members]
+    firsts = [min(starts[i].column for i in group) for group in members]
+    blocks = [sum(n_layers - starts[i].layer for i in group) for group in members]
+    depths = [max(n_layers - starts[i].layer for i in group) for group in members]
     best, cut = [0.0] + [inf] * len(members), [0] * (len(members) + 1)
     for end in range(1, len(members) + 1):
         total = deepest = 0
@@ -148,7 +151,7 @@ def _grouped(
                 best[end], cut[end] = cost, begin
     groups, end = [], len(members)
     while end:
-        groups.append([i for each in members[cut[end] : end] for i in each])
+        groups.append([i for group in members[cut[end] : end] for i in group])
         end = cut[end]
     return groups[::-1]
 

@@ -1,4 +1,4 @@
-"""Questions about a model as data, and their form once bound to one: what is computed of every row, how rows combine.
+"""Questions about a model as records, and their form once bound to a model: values of each row, and how rows combine.
 
 `Question.bind` turns the record into a `ByRow` (asked of rows of data), a `Staged` (asked of several data sets, one
 stage after the other) or `WithoutData` (asked of the weights). `Questions` answers several of them for one batch;
@@ -52,7 +52,7 @@ class NotFiniteError(ValueError):
 
 @runtime_checkable
 class Askable(Protocol):
-    """Protocol of whatever `run` can answer: a `Question`, or one that is bound to a model."""
+    """Protocol of what `run` can answer: a `Question`, or a `ByRow` (a question bound to a model)."""
 
     @property
     def name(self) -> str:
@@ -154,7 +154,7 @@ class ReadingThen:
 
     reads: Sequence[Read]
     steps: Callable[[Trace, Batch, Transformer], Steps[Values]]
-    """From what was recorded to the values of the rows, step by step."""
+    """Generator of the further passes, made from the recorded values; it returns the values of the rows."""
     ends_aligned: bool = False
     """Whether `steps` wants every row to end in the last column, padding on the left."""
     last_only: ClassVar[bool] = False
@@ -224,19 +224,19 @@ class ByRow:
 
     def stages(self, has_data: bool) -> Stages[xr.Dataset]:
         """The only stage of the question: itself, over the data of the run."""
-        (kept,) = yield [Ask(self, whole=False)]
-        return self.finished(kept)
+        (reduction,) = yield [Ask(self, whole=False)]
+        return self.finished(reduction)
 
     def finished(self, kept: Partial) -> xr.Dataset:
         """The result, with the number of every row as coordinate `prompt` (`row` of examples) where rows are kept."""
-        found = self.result(kept)
+        result = self.result(kept)
         if isinstance(kept, Rows) and kept.ids is not None:
             ids = kept.ids.cpu().numpy()
-            if found.sizes.get("prompt") == len(ids) and "prompt" not in found.coords:
-                return found.assign_coords(prompt=ids)
-            if found.sizes.get("example") == len(ids) and "row" not in found.coords:
-                return found.assign_coords(row=("example", ids))
-        return found
+            if result.sizes.get("prompt") == len(ids) and "prompt" not in result.coords:
+                return result.assign_coords(prompt=ids)
+            if result.sizes.get("example") == len(ids) and "row" not in result.coords:
+                return result.assign_coords(row=("example", ids))
+        return result
 
 
 @dataclass(frozen=True)
@@ -257,14 +257,14 @@ class Ask:
     model: Subject | None = None
     """Model of the question; None: the model of the run."""
     whole: bool = True
-    """Whether the reduction is useless before all rows are in, however many jobs share them."""
+    """Whether the reduction is of use only over all rows, so that jobs that share the rows must be merged first."""
 
 
 Stages = Generator[Sequence[Ask], Sequence[Partial], T]
-"""A computation over whole data sets: it yields what it asks next, is sent what was kept, and ends with its result.
+"""A generator over whole data sets: it yields the `Ask`s of a stage, is sent their reductions, and returns its result.
 
-What is asked together is answered from shared passes where it is about the same rows. Errors of rows of its own making
-are raised where they were asked about.
+The `Ask`s of one stage about the same rows share passes. An error of rows that the generator made itself is raised at
+its `yield`.
 """
 
 
@@ -290,11 +290,11 @@ class Staged:
 
     @classmethod
     def after(cls, name: str, first: Ask, then: Callable[[Partial], ByRow], again: str = "") -> Staged:
-        """A question of the run's data that must know something else before: `then` makes it of what `first` keeps."""
+        """A question in two stages: `then` makes the `ByRow` about the run's data from the reduction of `first`."""
 
         def stages(has_data: bool) -> Stages[xr.Dataset]:
-            (kept,) = yield [first]
-            return (yield from then(kept).stages(has_data))
+            (reduction,) = yield [first]
+            return (yield from then(reduction).stages(has_data))
 
         return cls(name, stages, again=again)
 
@@ -317,18 +317,18 @@ class Questions:
             ValueError: none, or two of one name.
             KeyError: a site that the model does not have.
         """
-        names = [each.name for each in questions]
+        names = [question.name for question in questions]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"questions of distinct names are required, got {names}")
-        found = cls(tuple(questions))
-        for site in dict.fromkeys(read.site for each in found.readings for read in each.reads):
+        result = cls(tuple(questions))
+        for site in dict.fromkeys(read.site for question in result.readings for read in question.reads):
             sites.find(site, config)
-        return found
+        return result
 
     @property
     def readings(self) -> list[Reading | ReadingThen]:
         """The questions that begin with one pass; its memory can be predicted."""
-        return [each.rows for each in self.every if isinstance(each.rows, Reading | ReadingThen)]
+        return [question.rows for question in self.every if isinstance(question.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
         """The values of every question for a batch.
@@ -341,13 +341,15 @@ class Questions:
             home = home.right_aligned()
         check_tokens(model, home)
         batch = home.to(model.device)
-        if lonely := [each.name for each in self.every if each.pairs and batch.corrupt is None]:
+        if lonely := [question.name for question in self.every if question.pairs and batch.corrupt is None]:
             raise ValueError(
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
                 "got prompts alone"
             )
         answered = zip(self.every, self._with_answers(model, home, batch), strict=True)
-        return answer_together(model, {each.name: each.rows(model, rows) for each, rows in answered})
+        return answer_together(
+            model, {question.name: question.rows(model, rows) for question, rows in answered}
+        )
 
     def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
         """The batch of each question; questions with equal answers get one batch.
@@ -356,8 +358,8 @@ class Questions:
             home: the batch on the host, where answers are looked up.
         """
         known: list[tuple[Batch, Batch]] = [(home, batch)]
-        for each in self.every:
-            on_host = home if each.answers is None else each.answers.on(home)
+        for question in self.every:
+            on_host = home if question.answers is None else question.answers.on(home)
             if on_host.forced is not None:
                 _check_followed(model.config, on_host)
             on_device = next(
@@ -369,15 +371,17 @@ class Questions:
             yield on_device
 
     def notes(self, batch: Batch) -> tuple[tuple[str, str], ...]:
-        """The sentences about a batch that belong to a result, each after the name of its question."""
-        answered = ((each.name, each.answers) for each in self.every if each.answers is not None)
+        """(question name, note) for every note on the answers of a batch that belongs into a result."""
+        answered = (
+            (question.name, question.answers) for question in self.every if question.answers is not None
+        )
         return tuple((name, text) for name, answers in answered for text in answers.notes(batch))
 
     def reduced(self, values: BatchValues, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """The reductions of every question over these rows: on the host, fetched in one copy."""
-        found = self.reduced_if(torch.tensor(True), values, rows)
-        assert found is not None
-        return found
+        reductions = self.reduced_if(torch.tensor(True), values, rows)
+        assert reductions is not None
+        return reductions
 
     def reduced_if(
         self,
@@ -397,25 +401,29 @@ class Questions:
         if fine.is_cpu and not bool(fine):
             checks.settle(to_host(checks.flags))
             return None
-        made = {each.name: each.keep.of(values[each.name], rows) for each in self.every}
-        flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
+        reductions = {question.name: question.keep.of(values[question.name], rows) for question in self.every}
+        flat = {
+            (name, key): x for name, reduction in reductions.items() for key, x in reduction.tensors().items()
+        }
         flags = {("", str(i)): flag for i, flag in checks.flags.items()}
         on_host = to_host({**flat, ("", "fine"): fine, **flags})
         checks.settle({i: on_host.pop(("", str(i))) for i in checks.flags})
         if not bool(on_host.pop(("", "fine"))):
             return None
         if all(x.is_cpu for x in flat.values()):
-            return made
+            return reductions
         by_question = {
-            name: {key: x for (whose, key), x in on_host.items() if whose == name} for name in made
+            name: {key: x for (whose, key), x in on_host.items() if whose == name} for name in reductions
         }
-        return {each.name: each.keep.load(by_question[each.name]) for each in self.every}
+        return {question.name: question.keep.load(by_question[question.name]) for question in self.every}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
         """Whether no question needs more rows than these."""
         if partial is None:
             return False
-        return all(each.enough is not None and each.enough(partial[each.name]) for each in self.every)
+        return all(
+            question.enough is not None and question.enough(partial[question.name]) for question in self.every
+        )
 
 
 def _check_followed(config: ModelConfig, batch: Batch) -> None:
@@ -432,14 +440,14 @@ def _check_followed(config: ModelConfig, batch: Batch) -> None:
         )
 
 
-def _same_answers(one: Batch, other: Batch) -> bool:
+def _same_answers(first: Batch, second: Batch) -> bool:
     """Whether two batches of the same rows on the host have the same answers."""
-    pairs = ((one.answer, other.answer), (one.wrong, other.wrong), (one.forced, other.forced))
+    pairs = ((first.answer, second.answer), (first.wrong, second.wrong), (first.forced, second.forced))
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:
-    """The reductions of two parts of the data together, question by question."""
+    """The reduction of each question over two parts of the data together."""
     if one is None:
         return other
     return {name: partial.merge(other[name]) for name, partial in one.items()}

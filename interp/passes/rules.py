@@ -1,4 +1,4 @@
-"""Backward rules by name, the models they are defined for, and the sum that they promise.
+"""Backward rules by name, the models they are defined for, and the sum of relevances that holds under them.
 
 Under the rules `norm`, `activation`, `gate` and `pattern` a model is linear: what its logits give for a direction is
 the sum of (value . gradient) over its embeddings and its biases. `relevance` is that sum, from a pass of its own.
@@ -45,11 +45,11 @@ ROUNDING, AT_MOST = 200, 0.2
 where that precision is low.
 """
 Rules = str | Sequence[str]
-"""Backward rules: the name of a preset, or the rules one by one; none of them for the gradient as it is."""
+"""Backward rules: the name of a preset, or a sequence of rules; an empty one for the ordinary gradient."""
 
 
 def as_rules(given: Rules) -> tuple[Rule, ...]:
-    """The rules that are meant, in their order.
+    """The rules that a preset's name or a sequence of rules means, in the order of `Rule`.
 
     Raises:
         ValueError: an unknown name, and for `half` beside `pattern`, which both speak of attention.
@@ -78,17 +78,17 @@ def under_rules(model: Transformer, given: Rules) -> Transformer:
     rules = as_rules(given)
     if not rules:
         return model
-    if why := _why_not(model.config, rules):
+    if why := _unreached_part(model.config, rules):
         raise ValueError(
             f"backward rules are defined for softmax attention and MLPs of single neurons: {why}"
         )
     under = model.ruled(rules)
     if model.config.block.proven and not model.rules:
-        _prove(under)
+        _check_rules_hold(under)
     return under
 
 
-def _prove(under: Transformer) -> None:
+def _check_rules_hold(under: Transformer) -> None:
     """ValueError unless relevances of a wrapped network under the rules sum to its final stream, on random tokens."""
     drawn = torch.Generator().manual_seed(17)
     tokens = torch.randint(0, under.config.d_vocab, (2, 7), generator=drawn)
@@ -99,7 +99,7 @@ def _prove(under: Transformer) -> None:
     try:
         for position in range(
             tokens.shape[1]
-        ):  # one by one, so that nothing hides behind the size of the rest
+        ):  # one by one: a large term at one position could hide errors elsewhere
             along = torch.zeros(stream.shape)
             along[:, position] = torch.randn(stream.shape[-1], generator=drawn)
             completeness(bare, Batch(tokens), stream, along.to(stream))
@@ -116,8 +116,8 @@ def rules_attrs(given: Rules) -> dict[str, str]:
     return {"rules": ", ".join(rules)} if rules else {}
 
 
-def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
-    """The part of a model that the rules do not reach; None if they reach everything."""
+def _unreached_part(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
+    """The part of a model that the rules are not defined for, as an error names it; None if there is no such part."""
     if config.block.proven:
         if set(rules) == set(LINEAR):
             return None
@@ -130,12 +130,13 @@ def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
     if not isinstance(config.mlp, MLP | MoE | NoneType):
         return f"this model has {config.mlp}"
     for layer, mixer in enumerate(config.mixers):
-        if not _reached(mixer, rules):
+        if not _rules_reach(mixer, rules):
             return f"layer {layer} mixes positions by {mixer}"
     return None
 
 
-def _reached(mixer: Mixer, rules: Sequence[Rule]) -> bool:
+def _rules_reach(mixer: Mixer, rules: Sequence[Rule]) -> bool:
+    """Whether the rules are defined for this mixer."""
     if isinstance(mixer, Softmax):
         sharpened = mixer.temperature is not None and mixer.temperature.by_row
         plain = mixer.score == "dot" and mixer.refinement is None and not sharpened
@@ -144,7 +145,7 @@ def _reached(mixer: Mixer, rules: Sequence[Rule]) -> bool:
 
 
 def promises(model: Transformer) -> bool:
-    """Whether relevances sum to something: under the rules of `LINEAR`, with edits at most that bring no constant."""
+    """Whether the sum of relevances is known: under the rules of `LINEAR`, if no edit adds a constant."""
     linear = all(isinstance(edit.change, Zero | Scale | Project) for edit in model.edits)
     return linear and set(LINEAR) <= model.rules
 
@@ -155,37 +156,40 @@ def completeness(
     """Error of the sum of relevances, `completeness_error`, equal for every row of the batch.
 
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
-    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits
-    that bring constants.
+    of `LINEAR`. The error is relative to the sum of their absolute values. The dict is empty under other rules, and
+    with edits that add constants.
 
     Args:
-        model: one under rules.
-        stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
+        model: a model under rules (`under_rules`), which is run once more.
+        stream, gradient: its final stream, and d metric / d final stream.
 
     Raises:
-        ArithmeticError: where they miss it beyond rounding.
+        ArithmeticError: if the relevances miss the sum by more than rounding.
     """
     if not promises(model):
         return {}
-    relevances = [upcast(x) * upcast(g) for x, g in _slopes(model, batch, gradient)]
-    parts, whole = torch.stack([each.sum() for each in relevances]), (upcast(stream) * upcast(gradient)).sum()
-    missed, scale = (parts.sum() - whole).abs(), parts.abs().sum()
+    relevances = [upcast(x) * upcast(g) for x, g in _summand_gradients(model, batch, gradient)]
+    parts, expected = (
+        torch.stack([relevance.sum() for relevance in relevances]),
+        (upcast(stream) * upcast(gradient)).sum(),
+    )
+    missed, scale = (parts.sum() - expected).abs(), parts.abs().sum()
     # Products that cancel within every part leave rounding of the size of their root sum of squares.
-    squares = torch.stack([each.square().sum() for each in relevances]).sum()
+    squares = torch.stack([relevance.square().sum() for relevance in relevances]).sum()
     share = min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST)
     if not bool(missed <= share * torch.maximum(scale, squares.sqrt())):
         raise ArithmeticError(
             f"under the rules {', '.join(sorted(model.rules))} the relevances of embeddings and biases should sum to "
-            f"{float(whole):.6g}, they sum to {float(parts.sum()):.6g}"
+            f"{float(expected):.6g}, they sum to {float(parts.sum()):.6g}"
         )
     error = missed / scale.clamp_min(torch.finfo(scale.dtype).tiny)
     return {"completeness_error": error.expand(len(batch))}
 
 
-def _slopes(
+def _summand_gradients(
     model: Transformer, batch: Batch, gradient: Float[Tensor, "b p d"]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Every embedding and bias with its gradient, given that of the final stream."""
+    """(value, gradient) of every embedding and bias, given the gradient at the final stream."""
     leaves = {
         name: p.detach().requires_grad_()
         for name, p in model.named_parameters()
@@ -208,6 +212,6 @@ def _slopes(
 
 
 def _is_bias(name: str, config: ModelConfig) -> bool:
-    """Whether a parameter is added to what becomes the final stream (other than through a pattern or a router)."""
+    """Whether a parameter is a bias in a block or the embedding norm, whose relevance is part of the sum."""
     inside = config.block.proven or name.startswith(("blocks.", "ln_embed."))
     return inside and name.endswith("bias")

@@ -37,7 +37,7 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The distribution drawn from: temperature first, then top-k, then top-p, renormalised."""
-        logits = upcast(logits)  # however low the temperature, the largest stays 0
+        logits = upcast(logits)  # the largest scaled logit is 0, however low the temperature
         lowest = torch.finfo(logits.dtype).tiny
         scaled = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, lowest)
         if self.top_k is not None:
@@ -51,8 +51,8 @@ class Sampling:
         beyond = before >= self.top_p
         beyond[:, 0] = False  # a p that the dtype rounds to 0 keeps the most probable too
         ranked = ranked.masked_fill(beyond, 0.0)
-        kept = torch.zeros_like(probs).scatter(1, order, ranked)
-        return kept / kept.sum(-1, keepdim=True)
+        truncated = torch.zeros_like(probs).scatter(1, order, ranked)  # back in the order of token ids
+        return truncated / truncated.sum(-1, keepdim=True)
 
 
 class Choice:

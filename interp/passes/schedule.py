@@ -58,9 +58,9 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     waiting: dict[str, Need] = {}
     bases, networks = _Bases(model), _Networks(model)
 
-    def go_on(name: str, found: list[Answer]) -> None:
+    def go_on(name: str, answers: list[Answer]) -> None:
         try:
-            waiting[name] = asking[name].send(found) if found else next(asking[name])
+            waiting[name] = asking[name].send(answers) if answers else next(asking[name])
         except StopIteration as end:
             bases.leave(name)
             done[name] = end.value
@@ -72,15 +72,15 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
         if passes:
             bases.expect(passes, sweeps)
-            found = _passed(networks, passes, bases)
+            answers = _pass_answers(networks, passes, bases)
         else:
-            found = _swept(model, sweeps, bases)
-        # what a question needed, and what it is sent, nobody else holds while it goes on
-        waiting = {name: need for name, need in waiting.items() if name not in found}
+            answers = _sweep_answers(model, sweeps, bases)
+        # drop all references to needs and answers, so that tensors are freed as soon as a question drops them
+        waiting = {name: need for name, need in waiting.items() if name not in answers}
         passes, sweeps = {}, {}
-        while found:
-            name = next(iter(found))
-            go_on(name, [found.pop(name)])
+        while answers:
+            name = next(iter(answers))
+            go_on(name, [answers.pop(name)])
     return {name: done[name] for name in asking}
 
 
@@ -102,23 +102,23 @@ class _Networks:
 
 @dataclass(eq=False)
 class _Bases:
-    """Passes from which later sweeps of the same rows can depart."""
+    """Base runs for later sweeps, recorded in passes over the same rows that other questions need."""
 
     model: Transformer
     expected: dict[Hashable, dict[str, Sequence[str]]] = field(default_factory=dict)
-    """The coming sweeps, by tokens and path of attention: which question, with edits at which sites."""
+    """(Tokens, slow sites) of a coming sweep -> name of the question -> the sites that it will edit."""
     known: dict[Hashable, Base] = field(default_factory=dict)
 
     def expect(self, passes: Mapping[str, Pass], sweeps: Mapping[str, Sweeping]) -> None:
-        """Register the coming sweeps of each question, now or after the pass that it needs now."""
+        """Register the sweeps that questions need now, and those announced by needed passes (`Pass.ahead`)."""
         for name, need in passes.items():
-            for each in need.ahead:
-                self._note(name, each.batch, each.sites)
+            for ahead in need.ahead:
+                self._register(name, ahead.batch, ahead.sites)
         for name, sweep in sweeps.items():
             if not sweep.common.edits and sweep.model is None:
-                self._note(name, sweep.batch, _edited_sites(sweep))
+                self._register(name, sweep.batch, _edited_sites(sweep))
 
-    def _note(self, name: str, batch: Batch, edited: Iterable[str]) -> None:
+    def _register(self, name: str, batch: Batch, edited: Iterable[str]) -> None:
         names = [canonical(site, self.model.config) for site in edited]
         key = _tokens_key(batch), _slow_sites(names, self.model)
         self.expected.setdefault(key, {})[name] = names
@@ -126,9 +126,9 @@ class _Bases:
     def pass_of(
         self, needed: Sequence[Pass], path: frozenset[str]
     ) -> tuple[Trace, Float[Tensor, "b p d"] | None] | None:
-        """A pass that answers these needs and is a base for coming sweeps.
+        """The trace and final stream of one pass that answers these needs and is recorded as base run of coming sweeps.
 
-        None if there are none to come, or it cannot be: logits are read, another model runs, or the pass is edited or
+        None if no sweep is coming, if logits are read, if another model runs, or if the pass is edited or
         differentiated.
         """
         key = _tokens_key(needed[0].batch), path
@@ -146,13 +146,13 @@ class _Bases:
         return Trace(base.trace), base.final
 
     def of(self, need: Sweeping) -> Base | None:
-        """The pass from which this sweep can depart, if one was made."""
+        """The recorded base run for this sweep; None if there is none."""
         if not self.known or need.common.edits or need.model is not None:
             return None
         return self.known.get((_tokens_key(need.batch), _slow_sites(_edited_sites(need), self.model)))
 
     def leave(self, name: str) -> None:
-        """Forget the coming sweeps of this question, and every pass that no sweep waits for any more."""
+        """Forget the coming sweeps of this question, and every base run that no coming sweep needs."""
         for key, expected in list(self.expected.items()):
             expected.pop(name, None)
             if not expected:
@@ -160,25 +160,27 @@ class _Bases:
                 self.known.pop(key, None)
 
 
-def _passed(networks: _Networks, needed: Mapping[str, Pass], bases: _Bases) -> dict[str, Answer]:
-    """One pass for all that need the same tokens under the same edits and gradients, on one path of attention."""
-    found: dict[str, Answer] = {}
+def _pass_answers(networks: _Networks, needed: Mapping[str, Pass], bases: _Bases) -> dict[str, Answer]:
+    """The results of each needed pass; needs with equal tokens, edits, gradients and attention path share one pass."""
+    answers: dict[str, Answer] = {}
     models = {name: networks.of(need) for name, need in needed.items()}
-    for names in _alike(needed, lambda name: (id(models[name]), _pass_key(needed[name]))):
+    for names in _groups_of_one_key(needed, lambda name: (id(models[name]), _pass_key(needed[name]))):
         network = models[names[0]]
         free = [name for name in names if not needed[name].exact]
         paths = {
-            name: _slow_paths(network, (needed[each] for each in ([name] if needed[name].exact else free)))
+            name: _slow_paths(
+                network, (needed[member] for member in ([name] if needed[name].exact else free))
+            )
             for name in names
         }
-        for group in _alike(names, paths.__getitem__):
+        for group in _groups_of_one_key(names, paths.__getitem__):
             some = [needed[name] for name in group]
             trace, final = bases.pass_of(some, paths[group[0]]) or one_pass(network, some)
-            one = Recorded(network, some[0].batch, trace, final)
+            result = Recorded(network, some[0].batch, trace, final)
             for name, need in zip(group, some, strict=True):
                 own_trace = Trace({read: trace[read] for read in need.reads})
-                found[name] = replace(one, batch=need.batch, trace=own_trace)
-    return {name: found[name] for name in needed}
+                answers[name] = replace(result, batch=need.batch, trace=own_trace)
+    return {name: answers[name] for name in needed}
 
 
 def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
@@ -190,7 +192,7 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     config, batch, reads = model.config, needed[0].batch, _reads(needed)
     edits, toward = needed[0].edits, needed[0].toward
     if toward is not None:
-        return _differentiated(model, batch, reads, edits, toward)
+        return _differentiated_pass(model, batch, reads, edits, toward)
     names = [*(read.site for read in reads), *(edit.site for edit in edits)]
     final, stop = any(need.final for need in needed), deepest(names, config)
     if final and stop is not None:
@@ -207,10 +209,10 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     return trace, None if last is None else trace[last]
 
 
-def _differentiated(
+def _differentiated_pass(
     model: Transformer, batch: Batch, reads: Sequence[Read], edits: Sequence[Edit], toward: Toward
 ) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
-    """One forward and one backward pass, and the final stream if that is what the number is computed from."""
+    """The values and gradients of one forward and backward pass; the final stream too if the target is a metric."""
     number = partial(toward.value, model, batch)
     if isinstance(toward, TowardLoss):
         where = toward.columns(model, batch)
@@ -223,63 +225,63 @@ def _differentiated(
 
 
 def _reads(needed: Iterable[Pass]) -> list[Read]:
-    """Everything that these passes read, once."""
+    """All reads of these passes, without repeats."""
     return list(dict.fromkeys(read for need in needed for read in need.reads))
 
 
-def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) -> dict[str, Answer]:
-    """One sweep for all that watch the same of the same rows."""
-    found: dict[str, Answer] = {}
-    for names in _alike(needed, lambda name: _sweep_key(needed[name], model)):
+def _sweep_answers(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) -> dict[str, Answer]:
+    """The results of each needed sweep; needs with equal rows and equal metrics or reads share one sweep."""
+    answers: dict[str, Answer] = {}
+    for names in _groups_of_one_key(needed, lambda name: _sweep_key(needed[name], model)):
         some = [needed[name] for name in names]
         variants = [variant for need in some for variant in need.variants]
         first, counts = some[0], [len(need.variants) for need in some]
         sweep = Sweep(first.model or model, first.batch, variants, first.common, made=bases.of(first))
-        found |= dict(zip(names, _watched(sweep, first, counts), strict=True))
-    return found
+        answers |= dict(zip(names, _sweep_results(sweep, first, counts), strict=True))
+    return answers
 
 
-def _watched(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
-    """The results of a sweep, by consecutive groups of so many variants."""
+def _sweep_results(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
+    """The results of a sweep, split into consecutive groups of `counts[i]` variants."""
     if need.watch is None:
         return sweep.final().split(list(counts))
-    if reads := [each for each in need.watch if isinstance(each, Read)]:
+    if reads := [watched for watched in need.watch if isinstance(watched, Read)]:
         return _split_reads(sweep.read(reads), counts)
-    metrics = [each for each in need.watch if isinstance(each, Metric)]
+    metrics = [watched for watched in need.watch if isinstance(watched, Metric)]
     every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
-    return list(zip(*(_split(one, counts) for one in every), strict=True))
+    return list(zip(*(_split_metrics(swept, counts) for swept in every), strict=True))
 
 
-def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequence[Answer]:
-    """The values at sites, by consecutive groups of so many variants."""
+def _split_reads(values: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequence[Answer]:
+    """The values at sites `[v b ...]`, split into consecutive groups of `counts[i]` variants."""
     if len(counts) == 1:
-        return [found]
-    parts = {read: value.split(list(counts)) for read, value in found.items()}
+        return [values]
+    parts = {read: value.split(list(counts)) for read, value in values.items()}
     return [{read: part[i] for read, part in parts.items()} for i in range(len(counts))]
 
 
-def _split(swept: Swept, counts: Sequence[int]) -> list[Swept]:
-    """The metrics of a sweep, by consecutive groups of so many variants."""
+def _split_metrics(swept: Swept, counts: Sequence[int]) -> list[Swept]:
+    """The metrics of a sweep `[v b]`, split into consecutive groups of `counts[i]` variants."""
     parts = zip(swept.values.split(list(counts)), swept.changed.split(list(counts)), strict=True)
     return [replace(swept, values=values, changed=changed) for values, changed in parts]
 
 
-def _alike(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
-    """The values in groups of one key, in the order in which the groups begin."""
-    found: dict[Hashable, list[K]] = {}
+def _groups_of_one_key(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
+    """The values in groups of equal keys, in the order in which each key first occurs."""
+    groups: dict[Hashable, list[K]] = {}
     for value in values:
-        found.setdefault(key(value), []).append(value)
-    return list(found.values())
+        groups.setdefault(key(value), []).append(value)
+    return list(groups.values())
 
 
 def _pass_key(need: Pass) -> Hashable:
-    """Passes of one key, by one model, hold the same values and gradients."""
+    """Key of a pass: passes of one model with equal keys have the same values and gradients."""
     toward = None if need.toward is None else need.toward.key(need.batch)
     return _tokens_key(need.batch), tuple(map(id, need.edits)), toward
 
 
 def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
-    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites.
+    """Key of a sweep: sweeps with equal keys have the same base run, and the same metrics or reads.
 
     A metric may look at anything that the batch has; what is read follows from its tokens and the numbers of its rows.
     """
@@ -301,9 +303,9 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
-    """The sites, among those that these passes read, that make a pass round otherwise.
+    """The sites read by these passes that make a pass take an unfused path, so that its values round differently.
 
-    A scale or a weight that is differentiated must carry the computation, which its own fused kernel then cannot.
+    A norm scale or expert weight that is differentiated must be part of the graph, which a fused kernel does not allow.
     """
     reads = _reads(needed)
     carried = (read.site for read in reads if read.grad and read.site.endswith(_CARRYING))
@@ -313,17 +315,17 @@ def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
-    """Sites that a pass computes on another path if they are read, so that other values differ in their last bits.
+    """The sites among these whose reading switches off a fused kernel, so that other values differ in their last bits.
 
-    Attention whose scores or patterns are read is not fused; a stream for every head is projected for itself.
+    Attention is not fused where scores or patterns are read; the inputs of single heads are projected separately.
     """
-    found = set()
+    slow = set()
     for name in dict.fromkeys(names):
         row, _ = sites.find(name, model.config)
         on_demand = row.on_demand and not name.endswith("hook_mlp_in")  # which is the stream itself
         if on_demand or name.endswith(("attn_scores", "pattern")):
-            found.add(row.name)
-    return frozenset(found)
+            slow.add(row.name)
+    return frozenset(slow)
 
 
 def _tokens_key(batch: Batch) -> Hashable:

@@ -38,7 +38,7 @@ from interp.passes.packs import Pack, Start, SweepPlan, block_products, fixed_co
 from interp.passes.variants import PlacedEdit, Variant, canonical, changes, layer_of, on_device, placed
 
 AT_ONCE = 2**24
-"""Cells that are compared with the base run before the host waits for what was found."""
+"""Cells of sites that are compared with the base run before the host fetches the comparisons from the device."""
 
 
 Axes = tuple[str, ...]
@@ -63,10 +63,10 @@ class Base:
     cache: KVCache | None
     """Keys and values of every block; None where a column's value depends on later ones, or rows are packed."""
     trace: Mapping[Read, Tensor] = field(default_factory=dict)
-    """The answers to what others read in the same pass."""
+    """The values that other questions read in the same pass."""
 
     def serves(self, touched: Touched, config: ModelConfig) -> bool:
-        """Whether a sweep that edits these sites may depart from it."""
+        """Whether a sweep that edits the sites of `touched` may depart from this base run."""
         return (
             set(touched.planned) <= self.values.keys() and set(touched.layers(config)) <= self.entering.keys()
         )
@@ -89,7 +89,7 @@ class Touched:
 
     sites: tuple[str, ...]
     planned: tuple[str, ...]
-    """Sites whose values in the base run are compared with what is put there."""
+    """Sites whose values in the base run are compared with the values that edits put there."""
 
     @classmethod
     def of(cls, variants: Sequence[Sequence[PlacedEdit]]) -> Touched:
@@ -111,43 +111,45 @@ def base_run(
     common: Sequence[PlacedEdit],
     reads: Sequence[Read] = (),
 ) -> Base:
-    """One pass under the common edits, recorded where variants edit and where they may start, and where others read."""
+    """One pass under the common edits that records the sites where variants edit and start, and those of `reads`."""
     config = model.config
     entering = {  # before the block's own edits
         layer: Read(sites.stream_after(config, layer - 1)) for layer in touched.layers(config)
     }
-    whole = [read for read in reads if read.via is None and not read.grad]
-    seen = {site: Read(site) for site in dict.fromkeys([*touched.planned, *(read.site for read in whole)])}
+    plain_reads = [read for read in reads if read.via is None and not read.grad]
+    seen = {
+        site: Read(site) for site in dict.fromkeys([*touched.planned, *(read.site for read in plain_reads)])
+    }
     every = dict.fromkeys([*entering.values(), *seen.values(), *reads])
     tap = Tap(list(every), changes([(0, edit) for edit in common], 1, len(batch), 0))
     n = batch.tokens.shape[1]
     cache: KVCache | None = None
     if batch.documents is None and continues(config, n):
-        made = model.new_cache(len(batch), n)
-        assert isinstance(made, KVCache)  # a network with a memory of its own is stateful
-        cache = made
+        new_cache = model.new_cache(len(batch), n)
+        assert isinstance(new_cache, KVCache)  # a network with a memory of its own is stateful
+        cache = new_cache
     final = model(
         batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
         types=batch.types, memory=batch.memory,
     )  # fmt: skip
-    found = dict(tap.values)
+    values = dict(tap.values)
     tap.close()
     return Base(
         final,
-        {layer: found[r] for layer, r in entering.items()},
-        {site: found[r] for site, r in seen.items()},
+        {layer: values[r] for layer, r in entering.items()},
+        {site: values[r] for site, r in seen.items()},
         cache,
-        {read: found[read] for read in reads},
+        {read: values[read] for read in reads},
     )
 
 
 def continues(config: ModelConfig, columns: int) -> bool:
-    """Whether columns of a text so long can be computed from the keys and values of those before them alone."""
+    """Whether a column of a text of this length can be computed from the cached keys and values of earlier columns."""
     return config.causal and not config.stateful and not _turns_by_length(config, columns)
 
 
 def _turns_by_length(config: ModelConfig, columns: int) -> bool:
-    """Whether the keys of a prefix are rotated by the length of the whole, so that they cannot be continued."""
+    """Whether rotary angles depend on the text's full length, so that cached keys of a prefix cannot be reused."""
     rotations = (r for r in (config.position, config.local_position) if isinstance(r, Rotary))
     return any((depends_on_length(r) or columns) < columns for r in rotations)
 
@@ -157,11 +159,11 @@ class Departures:
     """Where variants leave the base run."""
 
     layers: Sequence[int]
-    """The block where each starts."""
+    """The first block that each variant changes."""
     first: Int[Tensor, "v b"]
-    """The first column that each changes in each example; the number of columns where it changes none. On the host."""
+    """The first column that each variant changes in each example; the number of columns if none. On the host."""
     reaches: Bool[Tensor, "v b"]
-    """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning. On the host."""
+    """Whether a change can reach the watched columns; where False, `first` has no meaning. On the host."""
 
 
 def departures(
@@ -189,17 +191,17 @@ def departures(
                 touched.append(layer_of(edit.site, config))
                 first[i] = np.minimum(first[i], columns)
         layers.append(min(touched, default=0))
-    found = torch.from_numpy(first)
+    first_columns = torch.from_numpy(first)
     causal = base.cache is not None
     limit = n - 1 if watched is None or not causal else watched.amax(1)
-    return Departures(layers, found, found <= limit)
+    return Departures(layers, first_columns, first_columns <= limit)
 
 
 class _Differences:
     """Where edits differ from the base run; values that many of them share are compared once."""
 
     def __init__(self, base: Base, config: ModelConfig, batch: Batch, watched: "np.ndarray | None") -> None:
-        self._base, self._watched = base, watched
+        self._base, self._watched_columns = base, watched
         self._examples, self._columns = batch.tokens.shape
         self._layout = batch.layout
         self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
@@ -210,7 +212,7 @@ class _Differences:
         if not edit.planned:
             columns = self._named_columns(edit)
             return columns if self._base.cache is not None else np.where(columns < self._columns, 0, columns)
-        axes, differs = self._compared(edit)
+        axes, differs = self._differing_cells(edit)
         first = edit.change.first if isinstance(edit.change, Set) else 0
         rows = differs if len(differs) == self._examples else differs[first : first + self._examples]
         apart = [i for i, axis in enumerate(axes, 1) if isinstance(edit.at.get(axis), tuple)]
@@ -221,64 +223,64 @@ class _Differences:
             slice(None) if axis not in edit.at else 0 if i in apart else edit.at[axis]
             for i, axis in enumerate(axes, 1)
         )
-        mine = rows[(slice(None), *index)]
-        left = [axis for axis in axes if axis not in edit.at]
-        place = next((i for i, axis in enumerate(left) if axis in COLUMNS), None)
-        by_column = mine[:, None] if place is None else np.moveaxis(mine, place + 1, 1)
-        hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
+        differs_there = rows[(slice(None), *index)]  # [example, *remaining_axes]
+        remaining_axes = [axis for axis in axes if axis not in edit.at]
+        place = next((i for i, axis in enumerate(remaining_axes) if axis in COLUMNS), None)
+        by_column = differs_there[:, None] if place is None else np.moveaxis(differs_there, place + 1, 1)
+        hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)  # [example, column]
         places = np.arange(self._columns)[None] if place is not None else self._named_columns(edit)[:, None]
-        if self._watched is not None and self._stays(edit):
-            hit = hit & (places[:, :, None] == self._watched[:, None]).any(2)
+        if self._watched_columns is not None and self._stays_in_column(edit):
+            hit = hit & (places[:, :, None] == self._watched_columns[:, None]).any(2)
         places = np.broadcast_to(places, (self._examples, places.shape[1]))
         first_hit = places[np.arange(self._examples), hit.argmax(1)]
         column = np.where(hit.any(1), first_hit, self._columns)
         return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
 
-    def _stays(self, edit: PlacedEdit) -> bool:
-        """Whether what is changed at one column can reach no other: after the keys and values of the last block."""
+    def _stays_in_column(self, edit: PlacedEdit) -> bool:
+        """Whether an edit cannot reach other columns: it acts after the keys and values of the last block."""
         if self._stateful:  # a convolution or rows of patterns carry it on
             return False
         name = edit.site.removeprefix(self._last)
         return name != edit.site and name.startswith(_AFTER_KEYS)
 
     def compare(self, edits: Iterable[PlacedEdit]) -> None:
-        """Look up once what all planned edits would change, so that the host waits once."""
+        """Compare the values of all planned edits with the base run, fetching the comparisons to the host together."""
         axes: dict[tuple[str, int, bool], Axes] = {}
         waiting: dict[tuple[str, int, bool], Tensor] = {}
         for edit in edits:
             if not edit.planned or (key := self._key(edit)) in axes:
                 continue
-            differs = self._unlike(edit) if key[2] else self._changed(edit)
-            axes[key], waiting[key] = self._vectors(edit.site, differs)
+            differs = self._site_differs(edit) if key[2] else self._edit_differs(edit)
+            axes[key], waiting[key] = self._by_vector(edit.site, differs)
             if sum(map(Tensor.numel, waiting.values())) > AT_ONCE:
-                self._known |= {key: (axes[key], each.numpy()) for key, each in to_host(waiting).items()}
+                self._known |= {key: (axes[key], cells.numpy()) for key, cells in to_host(waiting).items()}
                 waiting = {}
-        self._known |= {key: (axes[key], each.numpy()) for key, each in to_host(waiting).items()}
+        self._known |= {key: (axes[key], cells.numpy()) for key, cells in to_host(waiting).items()}
 
     def _key(self, edit: PlacedEdit) -> tuple[str, int, bool]:
-        """Cache key of an edit, `(site, id of the values, whole)`.
+        """Cache key of an edit, `(site, id of the values, covers_site)`.
 
-        whole: the edit's values cover the whole site, so that one comparison with the base run serves all edits that
-        share them.
+        covers_site: the edit's values cover the whole site, so that one comparison with the base run serves all edits
+        that share these values.
         """
         change = edit.change
-        whole = isinstance(change, Zero) or (
+        covers_site = isinstance(change, Zero) or (
             isinstance(change, Set)
             and (
                 not isinstance(change.values, Tensor)
                 or change.values.ndim == self._base.values[edit.site].ndim
             )
         )
-        if not whole:
+        if not covers_site:
             return edit.site, id(edit), False
         return edit.site, id(change.values) if isinstance(change, Set) else 0, True
 
-    def _compared(self, edit: PlacedEdit) -> tuple[Axes, "np.ndarray"]:
-        """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
+    def _differing_cells(self, edit: PlacedEdit) -> tuple[Axes, "np.ndarray"]:
+        """The axes of an edit's site, and True at cells `[example, *axes]` where it differs from the base run."""
         return self._known[self._key(edit)]
 
-    def _unlike(self, edit: PlacedEdit) -> Tensor:
-        """Where the values to be put differ from the base run's."""
+    def _site_differs(self, edit: PlacedEdit) -> Tensor:
+        """True where the values that an edit puts at the whole site differ from the base run's."""
         base = self._base.values[edit.site]
         values = edit.change.values if isinstance(edit.change, Set) else 0.0
         if not isinstance(values, Tensor):
@@ -288,20 +290,21 @@ class _Differences:
             base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
         return values != base
 
-    def _changed(self, edit: PlacedEdit) -> Tensor:
-        """The change of the base run's value by the edit, cell by cell."""
+    def _edit_differs(self, edit: PlacedEdit) -> Tensor:
+        """True where the base run's value of the site changes when the edit is carried out on it."""
         base = self._base.values[edit.site]
         return edited(edit.as_edit(), base, Span(layout=self._layout, width=self._columns)) != base
 
     @staticmethod
-    def _vectors(site: str, differs: Tensor) -> tuple[Axes, Tensor]:
+    def _by_vector(site: str, differs: Tensor) -> tuple[Axes, Tensor]:
+        """The differences with one cell per vector of the last axis `d` or `e`, and the names of their axes."""
         axes = tuple(sites.axes_of(site).split()[1:])
         if axes[-1] in "de":
             differs, axes = differs.any(-1), axes[:-1]
         return axes, differs
 
     def _named_columns(self, edit: PlacedEdit) -> "np.ndarray":
-        """The column of each example that an edit names: 0 where it names none, one past the end where none is."""
+        """The column that an edit names in each example: 0 without a position, one past the end without the token."""
         axis = next((axis for axis in COLUMNS if axis in edit.at), None)
         if axis is None:
             return np.zeros(self._examples, dtype=np.int64)
@@ -311,9 +314,9 @@ class _Differences:
 
 @dataclass(frozen=True, eq=False)
 class SweepPass:
-    """The rows are variants x examples, variants in the pack's order; columns before the pack's are the base run's.
+    """The pass of one pack: rows are variants x examples, in the pack's order; columns from the pack's on are computed.
 
-    A variant joins at the block it first changes, so the first rows are always those that have been on the way longest.
+    A variant joins at the block that it changes first, so the rows of variants that joined earlier always come first.
     """
 
     model: Transformer
@@ -324,76 +327,80 @@ class SweepPass:
     variants: Sequence[Sequence[PlacedEdit]]
     """The edits of every variant of the sweep."""
     common: Sequence[PlacedEdit]
-    """Edits of all variants, which come first."""
+    """Edits of all variants, carried out before the variant's own."""
 
     def final(self, at: Int[Tensor, "b n"] | None) -> Float[Tensor, "r n d"]:
-        """The final stream of every row: at some columns of each example, or at all, the base run's included."""
+        """The final stream of every row at the columns `at` of its example; None: at all, the base run's first."""
         last = self.model.config.n_layers - 1
         if not self.model.by_block:
-            stream = self._at_once(last + 1, {})
+            stream = self._run_in_one_pass(last + 1, {})
             return stream if at is None else picked(stream, at.repeat(len(self.pack.variants), 1))
-        stream = self._up_to(last, {})
+        stream = self._rows_entering(last, {})
         if at is not None:
-            return self._last_block(stream, at)
-        stream = self._block(last, stream, range(self._present(last)))
+            return self._run_last_block(stream, at)
+        stream = self._run_block(last, stream, range(self._n_present(last)))
         before = self.base.final[:, : self.pack.column].repeat(len(self.pack.variants), 1, 1)
         return torch.cat((before, stream), 1)
 
     def record(self, answers: Mapping[Read, Tensor], stop: int) -> None:
-        """Write what these sites hold into `answers` `[v b ...]`, for the variants and columns that are on the way."""
+        """Write the values of the sites read into `answers` `[v b ...]`, for the variants and columns of this pack."""
         if not self.model.by_block:
-            self._at_once(stop, answers)
+            self._run_in_one_pass(stop, answers)
             return
-        stream = self._up_to(stop - 1, answers)
-        if self._present(stop - 1):
-            self._block(stop - 1, stream, range(self._present(stop - 1)), answers)
+        stream = self._rows_entering(stop - 1, answers)
+        if self._n_present(stop - 1):
+            self._run_block(stop - 1, stream, range(self._n_present(stop - 1)), answers)
 
-    def _at_once(self, stop: int, answers: Mapping[Read, Tensor]) -> Float[Tensor, "r p d"]:
+    def _run_in_one_pass(self, stop: int, answers: Mapping[Read, Tensor]) -> Float[Tensor, "r p d"]:
         """The rows that enter block `stop`, in one pass from the lowest block where a variant of the pack starts."""
         slots, config = range(len(self.pack.variants)), self.model.config
         first = min(self.starts[i].layer for i in self.pack.variants)
         source = self.base.entering[first] if first else self.batch.tokens
         reads = [read for read in answers if first <= layer_of(read.site, config) < stop]
         tap = Tap(reads, [edit for layer in range(first, stop) for edit in self._edits(layer, slots)])
-        batch = self._copied(len(slots))
+        batch = self._copied_inputs(len(slots))
         out = self.model(
             source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
             keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
         )  # fmt: skip
         for read in reads:
-            self._keep(read, tap.values[read], answers[read])
+            self._write_read(read, tap.values[read], answers[read])
         tap.close()
         return out
 
-    def _up_to(self, stop: int, answers: Mapping[Read, Tensor]) -> Tensor:
+    def _rows_entering(self, stop: int, answers: Mapping[Read, Tensor]) -> Tensor:
         """The rows that enter block `stop`: tokens for the first block, else the stream."""
-        stream = self._entering(0)
+        stream = self._joining_rows(0)
         for layer in range(stop):
-            if self._present(layer):
-                stream = self._block(layer, stream, range(self._present(layer)), answers)
-            if self._present(layer + 1) > self._present(layer):
-                entering = self._entering(layer + 1)
-                stream = torch.cat((stream, entering)) if self._present(layer) else entering
+            if self._n_present(layer):
+                stream = self._run_block(layer, stream, range(self._n_present(layer)), answers)
+            if self._n_present(layer + 1) > self._n_present(layer):
+                entering = self._joining_rows(layer + 1)
+                stream = torch.cat((stream, entering)) if self._n_present(layer) else entering
         return stream
 
-    def _last_block(self, stream: Tensor, at: Int[Tensor, "b n"]) -> Float[Tensor, "r n d"]:
-        """Through the last block; only keys and values are computed elsewhere for variants that it has no edits for."""
+    def _run_last_block(self, stream: Tensor, at: Int[Tensor, "b n"]) -> Float[Tensor, "r n d"]:
+        """The final stream at the columns `at`; without edits in the last block, others stop at keys and values."""
         last = self.model.config.n_layers - 1
-        by_variant = stream.unflatten(0, (-1, len(self.batch)))
-        busy = set() if self.common else {i for i, mine in enumerate(self._own) if last in mine}
+        by_variant = stream.unflatten(0, (-1, len(self.batch)))  # [(v b) p d] -> [v b p d]
+        busy = (
+            set()
+            if self.common
+            else {i for i, own_edits in enumerate(self._edits_of_variants) if last in own_edits}
+        )
         everyone = range(len(self.pack.variants))
-        groups = [[i for i in everyone if (i in busy) is wanted] for wanted in (True, False)]
+        groups = [[i for i in everyone if (i in busy) is has_edits] for has_edits in (True, False)]
         out = self.base.final.new_empty(len(everyone), *at.shape, self.model.config.d_model)
         for slots in filter(None, groups):
             columns = (at - self.pack.column).clamp_min(0).repeat(len(slots), 1)
             if len(slots) == len(everyone):
-                return self._block(last, stream, slots, only=columns)
+                return self._run_block(last, stream, slots, only=columns)
             which = to_device(slots, stream.device)
-            done = self._block(last, by_variant[which].flatten(0, 1), slots, only=columns)
+            done = self._run_block(last, by_variant[which].flatten(0, 1), slots, only=columns)
             out[which] = done.unflatten(0, (len(slots), -1))
         return out.flatten(0, 1)
 
-    def _block(
+    def _run_block(
         self,
         layer: int,
         rows: Tensor,
@@ -405,7 +412,7 @@ class SweepPass:
         reads = [read for read in answers or {} if layer_of(read.site, self.model.config) == layer]
         edits = self._edits(layer, slots)
         tap = Tap(reads, edits) if reads or edits else None
-        c, copies, batch = self.pack.column, len(slots), self._copied(len(slots))
+        c, copies, batch = self.pack.column, len(slots), self._copied_inputs(len(slots))
         cache = (
             None
             if self.base.cache is None or c == 0
@@ -422,19 +429,21 @@ class SweepPass:
         )  # fmt: skip
         if tap is not None:
             for read in reads:
-                self._keep(read, tap.values[read], (answers or {})[read])
+                self._write_read(read, tap.values[read], (answers or {})[read])
             tap.close()
         return out
 
     def _edits(self, layer: int, slots: Sequence[int]) -> list[Edit]:
         """The common edits, then each variant's own."""
-        everybody = [(i, edit) for i in range(len(slots)) for edit in self._common.get(layer, ())]
-        of_variants = [(i, edit) for i, slot in enumerate(slots) for edit in self._own[slot].get(layer, ())]
+        everybody = [(i, edit) for i in range(len(slots)) for edit in self._common_edits.get(layer, ())]
+        of_variants = [
+            (i, edit) for i, slot in enumerate(slots) for edit in self._edits_of_variants[slot].get(layer, ())
+        ]
         return changes([*everybody, *of_variants], len(slots), len(self.batch), self.pack.column)
 
-    def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
-        """Write what was read of the first variants, columns from the pack's on."""
-        value = value.unflatten(0, (-1, len(self.batch)))
+    def _write_read(self, read: Read, value: Tensor, into: Tensor) -> None:
+        """Write the value `[(variant example), ...]` of one read into `into`, from the pack's first column on."""
+        value = value.unflatten(0, (-1, len(self.batch)))  # [(v b) *axes] -> [v b *axes]
         which = to_device(self.pack.variants[: len(value)], into.device)
         axes = sites.axes_of(read.site).split()
         place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
@@ -443,43 +452,43 @@ class SweepPass:
         else:
             into.movedim(place + 1, 1)[which, self.pack.column :] = value.movedim(place + 1, 1)
 
-    def _entering(self, layer: int) -> Tensor:
+    def _joining_rows(self, layer: int) -> Tensor:
         """The rows of the variants that join at this block: tokens for the first block, else the base run's stream."""
-        joining = self._present(layer) - self._present(layer - 1)
+        joining = self._n_present(layer) - self._n_present(layer - 1)
         source = (
             self.batch.tokens if layer == 0 else self.base.entering[layer] if joining else self.base.final
         )
         rows = source[:, self.pack.column :]
         return rows.repeat(joining, *[1] * (rows.ndim - 1))
 
-    def _present(self, layer: int) -> int:
-        """How many variants are on the way in this block."""
+    def _n_present(self, layer: int) -> int:
+        """Number of the pack's variants that start at this block or an earlier one."""
         return sum(self.starts[i].layer <= layer for i in self.pack.variants)
 
-    def _copied(self, copies: int) -> Batch:
-        """The inputs of a pass besides tokens, `copies` times over."""
-        given = self.batch
+    def _copied_inputs(self, copies: int) -> Batch:
+        """The batch whose mask, documents, types and memory are repeated `copies` times; its tokens are not used."""
+        batch = self.batch
         bare = Batch(
-            given.tokens, given.keep, documents=given.documents, types=given.types, memory=given.memory
+            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory
         )
         if bare.keep is None and bare.documents is None and bare.types is None and bare.memory is None:
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
     @cached_property
-    def _own(self) -> list[dict[int, list[PlacedEdit]]]:
+    def _edits_of_variants(self) -> list[dict[int, list[PlacedEdit]]]:
         """The edits of every variant of the pack, by block."""
         return [self._by_layer(self.variants[i]) for i in self.pack.variants]
 
     @cached_property
-    def _common(self) -> dict[int, list[PlacedEdit]]:
+    def _common_edits(self) -> dict[int, list[PlacedEdit]]:
         return self._by_layer(self.common)
 
     def _by_layer(self, edits: Sequence[PlacedEdit]) -> dict[int, list[PlacedEdit]]:
-        found: dict[int, list[PlacedEdit]] = {}
+        by_layer: dict[int, list[PlacedEdit]] = {}
         for edit in edits:
-            found.setdefault(layer_of(edit.site, self.model.config), []).append(edit)
-        return found
+            by_layer.setdefault(layer_of(edit.site, self.model.config), []).append(edit)
+        return by_layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,7 +529,7 @@ class Sweep:
     memory: int | None = None
     """Bytes that a pack may hold; None = as suits the device."""
     made: Base | None = None
-    """A run of these rows that was made already, and is departed from if it was recorded where this sweep edits."""
+    """An earlier base run of these rows, used if it recorded all sites that this sweep edits; None: run a new one."""
 
     def run(
         self,
@@ -541,7 +550,7 @@ class Sweep:
         Returns:
             `Swept`: the values [v, b] of the variants and of the base run.
         """
-        base, watched = self.base, self._watched(metric)
+        base, watched = self.base, self._watched_columns(metric)
         columns = None if watched is None else to_device(watched, self._network.device)
         home = base.final if columns is None else picked(base.final, columns)
         reference = home if reference is None else reference
@@ -549,12 +558,14 @@ class Sweep:
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
-        def measure(one: SweepPass) -> None:
-            stream = one.final(columns)
-            values[to_device(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
+        def measure(sweep_pass: SweepPass) -> None:
+            stream = sweep_pass.final(columns)
+            values[to_device(sweep_pass.pack.variants, values.device)] = judge.value(
+                stream, len(sweep_pass.pack.variants)
+            )
 
-        where = self._where(watched)
-        self._run(base, self._planned(where, watched), metric.name, measure)
+        where = self._departures_for(watched)
+        self._run_packs(base, self._planned(where, watched), metric.name, measure)
         reaches = to_device(where.reaches, values.device)
         return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
 
@@ -570,29 +581,29 @@ class Sweep:
         config = self._network.config
         canonical_reads = {read: replace(read, site=canonical(read.site, config)) for read in reads}
         base = self.recorded(list(canonical_reads.values()))
-        found = {
+        values = {
             r: base.values[r.site].expand(len(self.variants), *[-1] * base.values[r.site].ndim).clone()
             for r in canonical_reads.values()
         }
-        stop = 1 + max(layer_of(read.site, config) for read in found)
+        stop = 1 + max(layer_of(read.site, config) for read in values)
         plan = self._planned(self._departures(base, None), None)
-        self._run(base, plan, "reading", lambda one: one.record(found, stop))
-        return {read: found[same] for read, same in canonical_reads.items()}
+        self._run_packs(base, plan, "reading", lambda sweep_pass: sweep_pass.record(values, stop))
+        return {read: values[same] for read, same in canonical_reads.items()}
 
     def final(self) -> Float[Tensor, "v b d"]:
         """The final stream of every variant at each row's last token; the base run's where it changed nothing."""
         base, watched = self.base, self._batch.host().last()[:, None] if self.at is None else self.at.cpu()
         columns = to_device(watched, self._network.device)
         home = picked(base.final, columns)[:, 0]
-        found = home.repeat(len(self.variants), 1, 1)
+        streams = home.repeat(len(self.variants), 1, 1)
 
-        def keep(one: SweepPass) -> None:
-            found[to_device(one.pack.variants, found.device)] = one.final(columns)[:, 0].unflatten(
-                0, (-1, len(home))
-            )
+        def keep(sweep_pass: SweepPass) -> None:
+            streams[to_device(sweep_pass.pack.variants, streams.device)] = sweep_pass.final(columns)[
+                :, 0
+            ].unflatten(0, (-1, len(home)))
 
-        self._run(base, self._planned(self._where(watched), watched), "final stream", keep)
-        return found
+        self._run_packs(base, self._planned(self._departures_for(watched), watched), "final stream", keep)
+        return streams
 
     def plan(self, *, everywhere: bool = False) -> SweepPlan:
         """The plan of the passes, and what it saves: `print(sweep.plan().explain())`. It takes the base run to know.
@@ -602,24 +613,26 @@ class Sweep:
         """
         at = self._batch.host().prompt_ends()[:, None] if self.at is None else self.at.cpu()
         watched = None if everywhere else at
-        return self._planned(self._where(watched), watched)
+        return self._planned(self._departures_for(watched), watched)
 
     def _planned(self, where: Departures, watched: Int[Tensor, "b n"] | None) -> SweepPlan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if watched is None else int(watched.min())
-        latest = latest if all(edit.planned for edit in self._common) else 0
+        latest = latest if all(edit.planned for edit in self._common_edits) else 0
         starts = [
             Start(layer if self._network.restarts else 0, min(first, latest), idle=first >= columns)
             for layer, first in zip(where.layers, reached.tolist(), strict=True)
         ]
         explicit = any(
             edit.site.endswith(("attn_scores", "pattern"))
-            for edits in (*self._variants, self._common)
+            for edits in (*self._variants, self._common_edits)
             for edit in edits
         )
-        each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
-        tokens = that_fit(self._network, each, self.memory)
+        token_bytes = bytes_per_token(
+            config, columns, self._network.embed.weight.element_size(), explicit=explicit
+        )
+        tokens = that_fit(self._network, token_bytes, self.memory)
         fixed = fixed_cost(config, self._network.device)
         plan = planned(
             starts, config, len(self._batch), columns, tokens=tokens, everywhere=watched is None, fixed=fixed
@@ -634,14 +647,18 @@ class Sweep:
         return made if made is not None and serves else self.recorded(())
 
     def recorded(self, reads: Sequence[Read]) -> Base:
-        """The run that every variant departs from, with what these sites hold in it."""
-        return base_run(self._plain, self._batch, Touched.of(self._variants), self._common, reads)
+        """The run that every variant departs from, with the values that `reads` name."""
+        return base_run(
+            self._unedited_network, self._batch, Touched.of(self._variants), self._common_edits, reads
+        )
 
     def base_at(self, touched: Touched, reads: Sequence[Read]) -> Base:
-        """The run from which sweeps with edits at these sites can depart, with other questions' reads in it."""
-        return base_run(self._plain, self._batch, touched, self._common, reads)
+        """The base run for sweeps with edits at the sites of `touched`, with the values that other questions read."""
+        return base_run(self._unedited_network, self._batch, touched, self._common_edits, reads)
 
-    def _run(self, base: Base, plan: SweepPlan, name: str, each: Callable[[SweepPass], None]) -> None:
+    def _run_packs(
+        self, base: Base, plan: SweepPlan, name: str, use_pass: Callable[[SweepPass], None]
+    ) -> None:
         network, n = self._network, len(self.variants)
         announce(
             f"{name} of {n} variants of {plan.examples} rows, the work of {plan.passes:.0f} passes over them",
@@ -655,9 +672,10 @@ class Sweep:
             while waiting:
                 pack = waiting.pop()
                 try:
-                    each(
+                    use_pass(
                         SweepPass(
-                            self._plain, self._batch, base, plan.starts, pack, self._variants, self._common
+                            self._unedited_network, self._batch, base, plan.starts, pack, self._variants,
+                            self._common_edits,
                         )
                     )  # fmt: skip
                 except torch.OutOfMemoryError:
@@ -674,7 +692,7 @@ class Sweep:
     def _batch(self) -> Batch:
         return self.batch.to(self._network.device)
 
-    def _watched(self, metric: Metric) -> Int[Tensor, "b n"] | None:
+    def _watched_columns(self, metric: Metric) -> Int[Tensor, "b n"] | None:
         """The columns that a metric looks at, on the host; None = every one."""
         if metric.everywhere or self.at is None:
             return metric.columns(self._batch.host())
@@ -682,36 +700,36 @@ class Sweep:
 
     @cached_property
     def _variants(self) -> tuple[tuple[PlacedEdit, ...], ...]:
-        return tuple(self._placed(variant) for variant in self.variants)
+        return tuple(self._placed_edits(variant) for variant in self.variants)
 
     @cached_property
-    def _common(self) -> tuple[PlacedEdit, ...]:
-        return self._placed(Variant([*self._network.edits, *self.common.edits]))
+    def _common_edits(self) -> tuple[PlacedEdit, ...]:
+        return self._placed_edits(Variant([*self._network.edits, *self.common.edits]))
 
-    def _placed(self, variant: Variant) -> tuple[PlacedEdit, ...]:
-        found = placed(variant, self._network.config, self._batch.host())
-        move = partial(on_device, device=self._network.device, moved=self._moved)
-        return tuple(each._replace(change=move(each.change)) for each in found)
+    def _placed_edits(self, variant: Variant) -> tuple[PlacedEdit, ...]:
+        placed_edits = placed(variant, self._network.config, self._batch.host())
+        move = partial(on_device, device=self._network.device, moved=self._values_on_device)
+        return tuple(edit._replace(change=move(edit.change)) for edit in placed_edits)
 
     @cached_property
-    def _moved(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Values on the device by the identity of the host's, which are kept alive so that it stays theirs."""
+    def _values_on_device(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """id of a host tensor -> its copy on the device, and the tensor itself, kept so that the id is not reused."""
         return {}
 
     @cached_property
-    def _plain(self) -> Transformer:
+    def _unedited_network(self) -> Transformer:
         """The model without its own edits, which are among the common ones."""
         return self._network.unedited
 
-    def _where(self, watched: Int[Tensor, "b n"] | None) -> Departures:
+    def _departures_for(self, watched: Int[Tensor, "b n"] | None) -> Departures:
         """Where the variants leave the base run, looked up once for all metrics of the same columns."""
         key = None if watched is None else (tuple(watched.shape), watched.numpy().tobytes())
-        if key not in self._departed:
-            self._departed[key] = self._departures(self.base, watched)
-        return self._departed[key]
+        if key not in self._departures_by_columns:
+            self._departures_by_columns[key] = self._departures(self.base, watched)
+        return self._departures_by_columns[key]
 
     @cached_property
-    def _departed(self) -> dict[Hashable, Departures]:
+    def _departures_by_columns(self) -> dict[Hashable, Departures]:
         return {}
 
     def _departures(self, base: Base, watched: Int[Tensor, "b n"] | None) -> Departures:
@@ -730,16 +748,18 @@ class MetricOfVariants:
 
     @torch.no_grad()
     def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
-        """The metric of rows that are `copies` times the examples."""
+        """The metric `[copies, example]` of the final streams of `copies` runs of all examples."""
         example = torch.arange(len(self.batch)).repeat(copies)
         size = that_fit(self.model, 8 * self.model.config.n_outputs * stream.shape[1])
-        found = []
-        for rows, some in zip(stream.split(size), example.split(size), strict=True):
-            whole = len(some) == len(example) == len(self.batch)
+        values = []
+        for rows, examples in zip(stream.split(size), example.split(size), strict=True):
+            all_at_once = len(examples) == len(example) == len(self.batch)
             reference_rows = (
-                torch.arange(len(some), device=stream.device) if whole else to_device(some, stream.device)
+                torch.arange(len(examples), device=stream.device)
+                if all_at_once
+                else to_device(examples, stream.device)
             )
-            mine = self.batch if whole else self.batch.rows(some)
-            outcome = Outcome(self.model, rows, mine, reference_rows, self.reference, self.reference_model)
-            found.append(upcast(self.metric.of(outcome)))
-        return torch.cat(found).unflatten(0, (copies, len(self.batch)))
+            batch = self.batch if all_at_once else self.batch.rows(examples)
+            outcome = Outcome(self.model, rows, batch, reference_rows, self.reference, self.reference_model)
+            values.append(upcast(self.metric.of(outcome)))
+        return torch.cat(values).unflatten(0, (copies, len(self.batch)))  # [(copies b)] -> [copies b]

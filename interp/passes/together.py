@@ -1,4 +1,4 @@
-"""What processes that share a spread model (`tensor_parallel`) do in common: plan by the least memory, write once."""
+"""Coordination of the processes that share one model (`tensor_parallel`): least memory, one writer, turns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ def smallest_over_processes(model: Transformer, value: int) -> int:
     group = _group(model)
     if group is None:
         return value
-    found = torch.tensor(value, device=model.device)
-    dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
-    return int(found)
+    smallest = torch.tensor(value, device=model.device)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN, group=group)
+    return int(smallest)
 
 
 def writes(model: Transformer) -> bool:

@@ -67,11 +67,11 @@ class PlacedEdit(NamedTuple):
         return isinstance(self.change, Ready) and len(self.at) == len(self.named)
 
     def as_edit(self, rows: tuple[int, ...] | None = None) -> Edit:
-        """This edit as one of a pass."""
+        """This edit as an `Edit` of a pass, of these rows only."""
         return Edit(self.site, self.change, {sites.WORDS[axis]: i for axis, i in self.named.items()}, rows)
 
     def columns(self, axis: str, examples: int) -> np.ndarray:
-        """The index along an axis of each example."""
+        """The index of each example along this axis, `[example]`."""
         return np.broadcast_to(np.array(self.at[axis]), (examples,))
 
 
@@ -85,7 +85,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
         IndexError: an index outside the site.
         PositionError: a position that an example lacks.
     """
-    found: list[PlacedEdit] = []
+    placed_edits: list[PlacedEdit] = []
     layout = batch.layout
     for edit in variant.edits:
         if edit.rows is not None:
@@ -98,37 +98,39 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
         name = canonical(edit.site, config)
         if isinstance(edit.where, Part):
             edit.where.within(config)
-        sizes = _sizes(edit, config, *batch.tokens.shape)
+        sizes = _axis_sizes(edit, config, *batch.tokens.shape)
         singles = [edit] if layout.documents is not None and names_tokens(edit) else edit.singly()
-        found += _without_repeats(
+        placed_edits += _without_repeats(
             [
-                PlacedEdit(name, _counted(one, sizes, layout, len(batch)), one.change, one.cells)
-                for one in singles
+                PlacedEdit(
+                    name, _indices_by_axis(single, sizes, layout, len(batch)), single.change, single.cells
+                )
+                for single in singles
             ],
             len(batch),
         )
-    return tuple(found)
+    return tuple(placed_edits)
 
 
 def _without_repeats(edits: Sequence[PlacedEdit], examples: int) -> list[PlacedEdit]:
-    """The cells of one edit, each once: 1 and -2 are one token of a row of three."""
-    if not any(isinstance(i, int) and i < 0 for each in edits for i in each.named.values()):
+    """The edits without those that name a cell twice: in a row of three tokens 1 and -2 are the same position."""
+    if not any(isinstance(i, int) and i < 0 for edit in edits for i in edit.named.values()):
         return list(edits)
-    found, seen = [], set()
-    for each in edits:
-        axis = next((axis for axis in POSITIONS if axis in each.at), None)
+    distinct, seen = [], set()
+    for edit in edits:
+        axis = next((axis for axis in POSITIONS if axis in edit.at), None)
         if axis is None:
-            found.append(each)
+            distinct.append(edit)
             continue
-        cells = [tuple(each.columns(a, examples)[row] for a in each.at) for row in range(examples)]
-        again = [(row, cell) in seen for row, cell in enumerate(cells)]
+        cells = [tuple(edit.columns(a, examples)[row] for a in edit.at) for row in range(examples)]
+        repeated = [(row, cell) in seen for row, cell in enumerate(cells)]
         seen |= set(enumerate(cells))
-        if not any(again):
-            found.append(each)
-        elif not all(again):
-            kept = np.where(again, -1, each.columns(axis, examples))
-            found.append(each._replace(at={**each.at, axis: tuple(kept.tolist())}))
-    return found
+        if not any(repeated):
+            distinct.append(edit)
+        elif not all(repeated):
+            columns = np.where(repeated, -1, edit.columns(axis, examples))
+            distinct.append(edit._replace(at={**edit.at, axis: tuple(columns.tolist())}))
+    return distinct
 
 
 def layer_of(name: str, config: ModelConfig) -> int:
@@ -151,8 +153,8 @@ def canonical(name: str, config: ModelConfig) -> str:
     return f"blocks.{layer + 1}.hook_resid_pre" if leaves and layer + 1 < config.n_layers else name
 
 
-def _sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict[str, int | None]:
-    """The length of every axis of the site, as far as it is known; ValueError for values that do not fit."""
+def _axis_sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict[str, int | None]:
+    """The length of every axis of the site, None where unknown; ValueError for values that do not fit."""
     letters = sites.axes_of(edit.site).split()[1:]
     known: dict[str, int | None] = {
         **dict.fromkeys(letters),
@@ -179,48 +181,48 @@ def _sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict
     return known
 
 
-def _counted(
+def _indices_by_axis(
     edit: Edit, sizes: Mapping[str, int | None], layout: Layout, examples: int
 ) -> dict[str, int | tuple[int, ...]]:
     """The indices of an edit by axis, positions as columns, negative ones counted from the end.
 
-    Positions in packed rows are skipped: one position lies in another column of each document. So are axes on which the
-    edit names several indices.
+    Axes with several indices are left out, and so are positions in packed rows, where one position lies in another
+    column of each document.
     """
-    found: dict[str, int | tuple[int, ...]] = {}
+    indices: dict[str, int | tuple[int, ...]] = {}
     for axis, i in edit.cells.items():
         size = sizes[axis]
         if size is not None and axis in POSITIONS and (isinstance(i, PerRow | str) or not layout.uniform):
             if layout.documents is None:
-                found[axis] = _of_examples(edit, i, layout, (examples, size))
+                indices[axis] = _column_of_examples(edit, i, layout, (examples, size))
             continue
         if not isinstance(i, int):
             continue
         if size is not None and not -size <= i < size:
             what = f"{edit.name} has {size} along {sites.WORDS[axis]!r}, got index {i}"
             raise PositionError(f"{what}: row 0 has {size} tokens") if axis in POSITIONS else IndexError(what)
-        found[axis] = i if size is None else i % size
-    return found
+        indices[axis] = i if size is None else i % size
+    return indices
 
 
-def _of_examples(
+def _column_of_examples(
     edit: Edit, pos: PositionIndex, layout: Layout, shape: tuple[int, int]
 ) -> int | tuple[int, ...]:
-    """The column of each example; one number where it is the same for all."""
+    """The column of the edit's position in each example, -1 if missing; one number if all columns are equal."""
     try:
         tokens = layout.find(pos, shape)
     except PositionError as cause:
         raise PositionError(f"the edit of {edit.name}: {cause}") from cause
     columns = tokens.columns if tokens.present is None else tokens.columns.masked_fill(~tokens.present, -1)
-    each = tuple(columns[:, 0].tolist())
-    return each[0] if len(set(each)) == 1 and each[0] >= 0 else each
+    by_example = tuple(columns[:, 0].tolist())
+    return by_example[0] if len(set(by_example)) == 1 and by_example[0] >= 0 else by_example
 
 
 def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tensor, Tensor]]) -> Change:
-    """The change with its values on a device, where those of the host go once however many edits bring them.
+    """The change with its values on the device; each tensor is copied once, however many edits share it.
 
     Args:
-        moved: what went there so far, with what it was.
+        moved: id of a tensor on the host -> its copy on the device, and the tensor itself; added to.
     """
     values = getattr(change, "values", None)
     if not isinstance(change, Set | Swap | Add) or not isinstance(values, Tensor):
@@ -239,44 +241,44 @@ class _Wave:
     axes: tuple[str, ...]
     slots: list[int] = field(default_factory=list)
     indices: list[list[int | tuple[int, ...]]] = field(default_factory=list)
-    """Per slot, the index along every named axis, or that of each example."""
+    """Per slot, the index along every named axis, or one index per example."""
     firsts: list[int] = field(default_factory=list)
 
 
 def changes(edits: Sequence[tuple[int, PlacedEdit]], copies: int, examples: int, start: int) -> list[Edit]:
     """The edits that carry out these `(slot, edit)`s in a pass of `copies` x `examples` rows, from column `start` on.
 
-    Those of one slot at one site are carried out in their order; those before the first column change nothing here.
+    Edits of one slot at one site are carried out in their order; edits of columns before `start` are left out.
     """
     by_site: dict[str, list[tuple[int, PlacedEdit]]] = defaultdict(list)
-    for slot, each in edits:
-        if all(np.max(each.at.get(axis, start)) >= start for axis in COLUMNS):
-            by_site[each.site].append((slot, each))
-    found: list[Edit] = []
+    for slot, edit in edits:
+        if all(np.max(edit.at.get(axis, start)) >= start for axis in COLUMNS):
+            by_site[edit.site].append((slot, edit))
+    result: list[Edit] = []
     for site, at_site in by_site.items():
-        for waves, free in _turns(at_site):
+        for waves, free in _edits_in_turns(at_site):
             if waves:
                 letters = sites.axes_of(site).split()[1:]
-                found.append(Edit(site, _written(waves, letters, copies, examples, start)))
-            found += [
-                each.as_edit(tuple(range(slot * examples, (slot + 1) * examples))) for slot, each in free
+                result.append(Edit(site, _change_of_waves(waves, letters, copies, examples, start)))
+            result += [
+                edit.as_edit(tuple(range(slot * examples, (slot + 1) * examples))) for slot, edit in free
             ]
-    return found
+    return result
 
 
-def _turns(
+def _edits_in_turns(
     edits: Sequence[tuple[int, PlacedEdit]],
 ) -> Iterator[tuple[list[_Wave], list[tuple[int, PlacedEdit]]]]:
-    """Edits that are carried out together, in order: waves of planned edits, then functions, then waves again, ..."""
+    """Waves of planned edits, each with the function edits that follow them, in the order of execution."""
     seen: dict[int, int] = defaultdict(int)
     steps: dict[int, list[tuple[int, PlacedEdit]]] = defaultdict(list)
-    for slot, each in edits:
-        steps[seen[slot]].append((slot, each))
+    for slot, edit in edits:
+        steps[seen[slot]].append((slot, edit))
         seen[slot] += 1
     waves: list[_Wave] = []
     for step in sorted(steps):
-        waves += _waves([(slot, each) for slot, each in steps[step] if each.planned])
-        if free := [(slot, each) for slot, each in steps[step] if not each.planned]:
+        waves += _waves([(slot, edit) for slot, edit in steps[step] if edit.planned])
+        if free := [(slot, edit) for slot, edit in steps[step] if not edit.planned]:
             yield waves, free
             waves = []
     if waves:
@@ -284,37 +286,40 @@ def _turns(
 
 
 def _waves(edits: Sequence[tuple[int, PlacedEdit]]) -> list[_Wave]:
-    """Edits of the same axes and values go together."""
-    found: dict[tuple[object, ...], _Wave] = {}
-    for slot, each in edits:
-        change, axes = each.change, tuple(each.at)
+    """The edits in waves: edits that name the same axes and share their values make one wave."""
+    waves: dict[tuple[object, ...], _Wave] = {}
+    for slot, edit in edits:
+        change, axes = edit.change, tuple(edit.at)
         assert isinstance(change, Ready)
         same: object = (type(change), id(change.values)) if isinstance(change, Set) else change
-        wave = found.setdefault((axes, same), _Wave(change, axes))
+        wave = waves.setdefault((axes, same), _Wave(change, axes))
         wave.slots.append(slot)
-        wave.indices.append(list(each.at.values()))
+        wave.indices.append(list(edit.at.values()))
         wave.firsts.append(change.first if isinstance(change, Set | Swap) else 0)
-    return list(found.values())
+    return list(waves.values())
 
 
-def _written(
+def _change_of_waves(
     waves: Sequence[_Wave], letters: Sequence[str], copies: int, examples: int, start: int
 ) -> Callable[[Tensor], Tensor]:
+    """A function that carries out the waves in place on a site's value `[(copies examples) ...]`."""
+
     def change(value: Tensor) -> Tensor:
         cells = value.unflatten(0, (copies, examples))
         for wave in waves:
-            _write(cells, wave, letters, start)
+            _write_wave(cells, wave, letters, start)
         return value
 
     return change
 
 
-def _write(
+def _write_wave(
     cells: Shaped[Tensor, "copies examples ..."], wave: _Wave, letters: Sequence[str], start: int
 ) -> None:
-    """One index assignment; slices keep whole axes, positions count from `start`."""
+    """Carry out one wave on `cells` by one index assignment; column 0 of `cells` is column `start` of the examples."""
     device, n = cells.device, cells.shape[1]
-    slots, firsts = to_device([list(each) for each in zip(wave.slots, wave.firsts, strict=True)], device).mT[
+    # both [n 1]: the variant that each edit belongs to, and its first row in the values
+    slots, firsts = to_device([list(pair) for pair in zip(wave.slots, wave.firsts, strict=True)], device).mT[
         ..., None
     ]
     examples = torch.arange(n, device=device)
@@ -324,17 +329,18 @@ def _write(
         if letter not in wave.axes:
             into.append(slice(None))
             continue
-        each = [indices[wave.axes.index(letter)] for indices in wave.indices]
-        single = all(isinstance(i, int) for i in each)
-        place = to_device([[i] if single else np.broadcast_to(i, n).tolist() for i in each], device)
+        named = [indices[wave.axes.index(letter)] for indices in wave.indices]
+        single = all(isinstance(i, int) for i in named)
+        place = to_device([[i] if single else np.broadcast_to(i, n).tolist() for i in named], device)
         first = start if letter in COLUMNS else 0
         if not single:
             reached = place >= first
             covered = reached if covered is None else covered & reached
         into.append(place - first)
-    new_values = _own(wave, letters, start, into[2:], firsts, examples)
+    # `into` indexes cells [copies examples *axes] -> [n examples *cells]
+    new_values = _values_of_wave(wave, letters, start, into[2:], firsts, examples)
     if covered is not None and not bool(covered.all()):
-        _write_some(cells, wave, into, new_values, covered)
+        _write_where_present(cells, wave, into, new_values, covered)
     elif isinstance(wave.change, Set):
         assert new_values is not None
         cells[tuple(into)] = to_device(new_values, device).to(cells.dtype)
@@ -342,14 +348,14 @@ def _write(
         cells[tuple(into)] = wave.change(cells[tuple(into)], new_values).to(cells.dtype)
 
 
-def _write_some(
+def _write_where_present(
     cells: Shaped[Tensor, "copies examples ..."],
     wave: _Wave,
     into: Sequence[Tensor | slice],
     new_values: Tensor | None,
     covered: Shaped[Tensor, "n examples"],
 ) -> None:
-    """The assignment for those examples that have the tokens."""
+    """Carry out one wave on the examples that have the tokens: `covered` is True there."""
     spread = [i if isinstance(i, slice) else i.expand(covered.shape) for i in into]
     index = tuple(i if isinstance(i, slice) else i[covered] for i in spread)
     if new_values is not None:
@@ -361,7 +367,7 @@ def _write_some(
     cells[index] = new.to(cells.dtype)
 
 
-def _own(
+def _values_of_wave(
     wave: _Wave,
     letters: Sequence[str],
     start: int,
@@ -369,7 +375,7 @@ def _own(
     firsts: Int[Tensor, "n 1"],
     examples: Int[Tensor, "examples"],
 ) -> Tensor | None:
-    """The values that a wave's change brings for its cells."""
+    """The values that a wave writes into its cells; None for a change without values."""
     values = getattr(wave.change, "values", None)
     if values is None:
         return None

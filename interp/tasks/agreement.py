@@ -25,9 +25,9 @@ NOUNS: tuple[tuple[str, str], ...] = (
     ("door", "doors"), ("hand", "hands"), ("house", "houses"), ("tree", "trees"), ("horse", "horses"),
     ("dog", "dogs"), ("ship", "ships"), ("word", "words"), ("room", "rooms"), ("window", "windows"),
 )  # fmt: skip
-"""Nouns, one and several."""
+"""Nouns, (singular, plural)."""
 PEOPLE = 12
-"""How many of them, from the first, can do what people do."""
+"""Number of nouns, from the first on, that are people and can be subjects of verbs."""
 WOMEN: tuple[str, ...] = ("Mary", "Anna", "Sarah", "Emma", "Laura", "Alice", "Julia", "Lucy", "Jane", "Kate")
 MEN: tuple[str, ...] = (
     "John",
@@ -53,7 +53,7 @@ DID: tuple[str, ...] = (
     "wrote",
     "ran",
 )
-"""Verbs of what a person did, equal for one and several."""
+"""Past-tense verbs, equal in singular and plural."""
 TO_ONESELF: tuple[str, ...] = ("saw", "hurt", "asked", "found", "helped", "blamed", "hid", "taught")
 TO_THINGS: tuple[str, ...] = ("saw", "sold", "found", "left", "knew", "liked", "lost", "took")
 
@@ -84,7 +84,7 @@ class Agreement:
     @staticmethod
     def texts() -> list[str]:
         """Texts that have all words of all phenomena, from which a vocabulary can be learned."""
-        words = [*(word for both in NOUNS for word in both), *WOMEN, *MEN, *DID, *TO_ONESELF, *TO_THINGS]
+        words = [*(word for forms in NOUNS for word in forms), *WOMEN, *MEN, *DID, *TO_ONESELF, *TO_THINGS]
         words += ["who", "near", "the", "this", "these", "was", "were", "himself", "herself"]
         return [f"The {word}. Then {word}" for word in words]
 
@@ -122,72 +122,74 @@ class Agreement:
 
 @dataclass(frozen=True)
 class _Words:
-    """The words of the lists that are single tokens."""
+    """Selects the words that are single tokens of this tokenizer."""
 
     tokenizer: Tokenizer
 
     def of(self, listed: tuple[str, ...], kind: str) -> list[str]:
-        """The words of a list."""
+        """The words of a list that are single tokens."""
         return [*required_single_tokens(self.tokenizer, listed, task="agreement", kind=kind, at_least=2)]
 
     def nouns(self, listed: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-        """Nouns that are so in both numbers."""
-        flat = tuple(word for both in listed for word in both)
+        """Nouns of a list whose singular and plural are both single tokens."""
+        flat = tuple(word for forms in listed for word in forms)
         known = set(self.of(flat, "nouns"))
-        found = [both for both in listed if known.issuperset(both)]
-        if len(found) < 2:
+        nouns = [forms for forms in listed if known.issuperset(forms)]
+        if len(nouns) < 2:
             raise ValueError(
-                f"agreement requires two nouns that are single tokens in both numbers, got {found}"
+                f"agreement requires two nouns that are single tokens in both numbers, got {nouns}"
             )
-        return found
+        return nouns
 
 
 DrawnSentence = tuple[str, dict[str, str], str, tuple[str, str]]
-"""A template, its words, the evidence of the other sentence, and the right and the wrong ending."""
+"""A template, its words, the deciding word of the corrupted sentence, and the right and the wrong ending."""
 
 
-def _one(generator: np.random.Generator, count: int) -> int:
+def _draw_index(generator: np.random.Generator, count: int) -> int:
+    """A random integer in [0, count)."""
     return int(generator.integers(count))
 
 
 def _subject_verb(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     people, did = words.nouns(NOUNS[:PEOPLE]), words.of(DID, "verbs")
-    both, number = people[_one(generator, len(people))], _one(generator, 2)
-    named = {"evidence": both[number], "verb": did[_one(generator, len(did))]}
-    return "The {evidence} who {verb}", named, both[1 - number], _verbs(number)
+    forms, number = people[_draw_index(generator, len(people))], _draw_index(generator, 2)
+    named = {"evidence": forms[number], "verb": did[_draw_index(generator, len(did))]}
+    return "The {evidence} who {verb}", named, forms[1 - number], _verbs(number)
 
 
 def _distractor(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     nouns = words.nouns(NOUNS)
     first, second = generator.choice(len(nouns), 2, replace=False).tolist()
-    number = _one(generator, 2)
+    number = _draw_index(generator, 2)
     named = {"evidence": nouns[first][number], "distractor": nouns[second][1 - number]}
     return "The {evidence} near the {distractor}", named, nouns[first][1 - number], _verbs(number)
 
 
 def _anaphor(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     names = words.of(WOMEN, "names"), words.of(MEN, "names")
-    saw, gender = words.of(TO_ONESELF, "verbs"), _one(generator, 2)
-    mine, other = (names[g][_one(generator, len(names[g]))] for g in (gender, 1 - gender))
+    saw, gender = words.of(TO_ONESELF, "verbs"), _draw_index(generator, 2)
+    evidence, other_evidence = (names[g][_draw_index(generator, len(names[g]))] for g in (gender, 1 - gender))
     ends = (" herself", " himself")
-    return "Then {evidence} {verb}", {"evidence": mine, "verb": saw[_one(generator, len(saw))]}, other, (
-        ends[gender], ends[1 - gender],
-    )  # fmt: skip
+    named = {"evidence": evidence, "verb": saw[_draw_index(generator, len(saw))]}
+    return "Then {evidence} {verb}", named, other_evidence, (ends[gender], ends[1 - gender])
 
 
 def _determiner(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     nouns, names = words.nouns(NOUNS[PEOPLE:]), words.of((*WOMEN, *MEN), "names")
-    sold, number = words.of(TO_THINGS, "verbs"), _one(generator, 2)
-    both, this = nouns[_one(generator, len(nouns))], ("this", "these")
+    sold, number = words.of(TO_THINGS, "verbs"), _draw_index(generator, 2)
+    forms, this = nouns[_draw_index(generator, len(nouns))], ("this", "these")
     named = {
-        "name": names[_one(generator, len(names))], "verb": sold[_one(generator, len(sold))], "evidence": this[number]
-    }  # fmt: skip
-    ends = f" {both[number]}", f" {both[1 - number]}"
+        "name": names[_draw_index(generator, len(names))],
+        "verb": sold[_draw_index(generator, len(sold))],
+        "evidence": this[number],
+    }
+    ends = f" {forms[number]}", f" {forms[1 - number]}"
     return "Then {name} {verb} {evidence}", named, this[1 - number], ends
 
 
 def _verbs(number: int) -> tuple[str, str]:
-    """The verb of this number, and the other one."""
+    """The endings right and wrong for a subject of this number (0: singular, 1: plural)."""
     return (" was", " were") if number == 0 else (" were", " was")
 
 
@@ -195,7 +197,7 @@ def _pair(
     tokenizer: Tokenizer,
     template: str,
     words: Mapping[str, str],
-    other: str,
+    corrupt_evidence: str,
     ends: tuple[str, str],
     group: str,
 ) -> Pair:
@@ -203,7 +205,7 @@ def _pair(
     roles = {role: clean.columns[role] for role in ("evidence", "distractor") if role in words}
     return Pair(
         clean=clean,
-        corrupt=row_of(tokenizer, template, {**words, "evidence": other}),
+        corrupt=row_of(tokenizer, template, {**words, "evidence": corrupt_evidence}),
         answer=next_token(tokenizer, clean.text, ends[0]),
         wrong=next_token(tokenizer, clean.text, ends[1]),
         roles=roles,

@@ -21,11 +21,11 @@ IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Place:
-    """A place of a batch in data without end; with the data it decides every token, whatever came before."""
+    """Seed and step of one batch of generated data, which decide its random numbers without running earlier steps."""
 
     seed: int
     step: int | None
-    """Number of updates before; None: the held-out rows."""
+    """Number of training updates before this batch; None: the held-out rows."""
 
     @property
     def generator(self) -> np.random.Generator:
@@ -77,7 +77,7 @@ class Examples:
     def rows(self, index: Int[Tensor, "n"]) -> Examples:
         """Examples of the rows of these numbers, in this order, of the same width; a row may come several times."""
         determined, weight = (
-            None if each is None else each[index.to(each.device)] for each in (self.determined, self.weight)
+            None if x is None else x[index.to(x.device)] for x in (self.determined, self.weight)
         )
         source = None if self.source is None else self.source.rows(index)
         return Examples(self.batch.rows(index), determined, source, weight)
@@ -137,9 +137,9 @@ class Examples:
 
 
 def after_bos(tokens: IdMatrix, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:
-    """Rows after their beginning, id 0, and which of their tokens are determined."""
-    whole = np.pad(tokens.astype(np.int64), ((0, 0), (1, 0)))
-    return Examples(Batch(torch.from_numpy(whole), bos=True), torch.from_numpy(determined))
+    """Rows of token ids with BOS (id 0) put before each, and which of the tokens after BOS are determined."""
+    padded = np.pad(tokens.astype(np.int64), ((0, 0), (1, 0)))
+    return Examples(Batch(torch.from_numpy(padded), bos=True), torch.from_numpy(determined))
 
 
 def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> IdMatrix:
@@ -153,6 +153,6 @@ def different(generator: np.random.Generator, rows: int, count: int, low: int, h
 
 
 def require(condition: bool, what: str, got: object) -> None:
-    """ValueError of a task that cannot be."""
+    """ValueError for a parameter of a task, unless the condition holds."""
     if not condition:
         raise ValueError(f"the task requires {what}, got {got}")

@@ -198,7 +198,7 @@ class Facts:
 
     @property
     def all_facts(self) -> tuple[Fact, ...]:
-        """The table."""
+        """The facts of `table`, or of the package."""
         return load_facts() if self.table is None else self.table
 
     @property
@@ -247,7 +247,7 @@ class Facts:
         """
         pools: dict[tuple[str, str], list[_SpelledFact]] = defaultdict(list)
         for prompt in self.prompts:
-            if spelled := _spelled(tokenizer, prompt):
+            if spelled := _spelled_fact(tokenizer, prompt):
                 pools[prompt.fact.relation, spelled.group].append(spelled)
         fitting = [
             (spelled, others)
@@ -261,7 +261,7 @@ class Facts:
         pairs = []
         for index in generator.integers(0, len(fitting), size=self.rows).tolist():
             spelled, others = fitting[index]
-            pairs.append(_swapped(spelled, others[int(generator.integers(0, len(others)))]))
+            pairs.append(_swapped_pair(spelled, others[int(generator.integers(0, len(others)))]))
         return pairs_of("facts", pairs, changes=("subject",))
 
 
@@ -275,8 +275,8 @@ class _SpelledFact:
     group: str
 
 
-def _spelled(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
-    """The tokens of a fact; None where its subject or object has no tokens of its own that spell it."""
+def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
+    """The tokens of a prompt; None if its subject or object is not spelled by whole tokens of its own."""
     fact = prompt.fact
     try:
         row = row_of(tokenizer, prompt.phrasing, {"subject": fact.subject})
@@ -293,7 +293,8 @@ def _spelled(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
     return _SpelledFact(row, answer[0], group)
 
 
-def _swapped(fact: _SpelledFact, other: _SpelledFact) -> Pair:
+def _swapped_pair(fact: _SpelledFact, other: _SpelledFact) -> Pair:
+    """A pair whose corrupted prompt is that of the other fact."""
     subject = fact.row.columns["subject"]
     roles = {"subject": subject, "subject_last": subject[-1:]}
     return Pair(fact.row, other.row, fact.answer, other.answer, roles, fact.group)

@@ -69,7 +69,7 @@ class GreaterThan:
             ValueError: too few words or years that are single tokens; the message names them.
         """
         nouns = [*required_single_tokens(tokenizer, NOUNS, task="greater_than", kind="nouns", at_least=1)]
-        endings = _endings(tokenizer)
+        endings = _year_tokens(tokenizer)
         known = [(century, year) for century in CENTURIES for year in _years(tokenizer, century, endings)]
         if not known or len(endings) < len(YEARS):
             example = tokens_after(tokenizer, "the", " 1743")
@@ -79,7 +79,7 @@ class GreaterThan:
             )
         generator = np.random.default_rng(self.seed)
         drawn = generator.integers(0, (len(nouns), len(known)), size=(self.rows, 2)).tolist()
-        pairs = [_lasting(tokenizer, nouns[noun], known[year], endings) for noun, year in drawn]
+        pairs = [_span_pair(tokenizer, nouns[noun], known[year], endings) for noun, year in drawn]
         cut = torch.tensor([int(known[year][1]) for _, year in drawn])
         return replace(
             pairs_of("greater_than", pairs, changes=("YY",)),
@@ -88,14 +88,14 @@ class GreaterThan:
         )
 
 
-def _endings(tokenizer: Tokenizer) -> dict[str, int]:
-    """Last two digits of a year -> their token, where they are one without a space before them."""
-    found = {year: tokenizer.encode(year) for year in YEARS}
-    return {year: ids[0] for year, ids in found.items() if len(ids) == 1 and tokenizer.decode(ids) == year}
+def _year_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Last two digits of a year -> their token id, for those that are one token without a space before."""
+    encoded = {year: tokenizer.encode(year) for year in YEARS}
+    return {year: ids[0] for year, ids in encoded.items() if len(ids) == 1 and tokenizer.decode(ids) == year}
 
 
 def _years(tokenizer: Tokenizer, century: str, endings: Mapping[str, int]) -> list[str]:
-    """Last two digits, 02 to 98, of the years of a century that are two tokens of two digits; 01 must be one too."""
+    """Last two digits, "02" to "98", of years that are the two tokens century, digits; none if year 01 is not."""
     prefix = tokens_after(tokenizer, "the year", f" {century}")
     if len(prefix) != 1 or not spells(tokenizer, prefix, century):
         return []
@@ -107,7 +107,8 @@ def _years(tokenizer: Tokenizer, century: str, endings: Mapping[str, int]) -> li
     return [year for year in split if year in YEARS[2:99]] if "01" in split else []
 
 
-def _lasting(tokenizer: Tokenizer, noun: str, date: tuple[str, str], endings: Mapping[str, int]) -> Pair:
+def _span_pair(tokenizer: Tokenizer, noun: str, date: tuple[str, str], endings: Mapping[str, int]) -> Pair:
+    """The pair of one noun and one year, (century, last two digits)."""
     century, year = date
     words = {"noun": noun, "XX": century, "YY": year, "last": century}
     clean = row_of(tokenizer, SPAN_OF_YEARS, words)

@@ -233,11 +233,11 @@ class IndirectObjects(Brief):
             else:
                 drawn = (others[i] for i in generator.choice(len(others), 3, replace=False).tolist())
                 corrupt = sentence.words | dict(zip(("first", "second", "giver"), drawn, strict=True))
-            pairs.append(_giving(tokenizer, sentence, corrupt))
+            pairs.append(_giver_pair(tokenizer, sentence, corrupt))
         return pairs_of("indirect_objects", pairs, changes=NAMES_CHANGED[corruption])
 
     def balanced(self, text: Text) -> tuple[Batch, Batch]:
-        """Sentences in fours, and their corruptions with a third name where the giver comes the second time.
+        """Sentences in groups of four, and their corruptions with a third name at the second mention of the giver.
 
         Each draw of three names, with the template, place and gift whose turn it is, gives four sentences, both
         orders of the names times both roles, so that neither the place of a name nor the name itself can tell the
@@ -262,15 +262,17 @@ class IndirectObjects(Brief):
             raise ValueError(
                 f"three names that are single tokens of this model are required, got {len(ids)} of {len(known)}"
             )
-        drawn = [four for draw in range(self.rows // A_DRAW) for four in self._four(draw, list(ids))]
+        drawn = [
+            four for draw in range(self.rows // A_DRAW) for four in self._four_sentences(draw, list(ids))
+        ]
         named = [_Named(s.prompt, s.receiver, s.giver) for s, _ in drawn]
         unsaid = [
             _Named(s.template.format(**s.words | {"giver": third}), s.receiver, third) for s, third in drawn
         ]
         return _batch(text, named, ids), _batch(text, unsaid, ids)
 
-    def _four(self, draw: int, names: Sequence[str]) -> list[tuple[IndirectObject, str]]:
-        """The sentences of one draw, with their third name."""
+    def _four_sentences(self, draw: int, names: Sequence[str]) -> list[tuple[IndirectObject, str]]:
+        """The four sentences of one draw of names, each with the draw's third name."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
         a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=generator)[:3])
         place, gift, template = (
@@ -314,8 +316,8 @@ def name_pairs(names: Sequence[str] = NAMES, *, held_out: bool) -> tuple[tuple[s
     return tuple(pair for pair in itertools.combinations(names, 2) if is_held_out(*pair) == held_out)
 
 
-def _giving(tokenizer: Tokenizer, sentence: IndirectObject, corrupt: Mapping[str, str]) -> Pair:
-    """One pair, with the columns of the names by the part they play."""
+def _giver_pair(tokenizer: Tokenizer, sentence: IndirectObject, corrupt: Mapping[str, str]) -> Pair:
+    """One pair, with the columns of the roles IO, S1, S1+1 and S2 in the clean prompt."""
     clean = row_of(tokenizer, sentence.template, sentence.words)
     receiver, giver = ("first", "second") if sentence.receiver_first else ("second", "first")
     after = clean.columns[giver].stop
@@ -336,7 +338,7 @@ def _giving(tokenizer: Tokenizer, sentence: IndirectObject, corrupt: Mapping[str
 
 @dataclass(frozen=True)
 class _Named:
-    """A prompt with two names in it."""
+    """A prompt with its right and its wrong answer, both names."""
 
     prompt: str
     answer: str

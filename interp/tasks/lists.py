@@ -86,14 +86,14 @@ class ListCopy:
         written = generator.integers(1, n, size=self.rows).tolist()
         drawn = [generator.choice(len(known), n + 1, replace=False).tolist() for _ in range(self.rows)]
         pairs = [
-            _copied(tokenizer, [known[i] for i in row], k) for row, k in zip(drawn, written, strict=True)
+            _list_pair(tokenizer, [known[i] for i in row], k) for row, k in zip(drawn, written, strict=True)
         ]
         return pairs_of("copy", pairs, changes=("source",))
 
 
-def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
-    """One pair from the words of the list and one more, which takes the place of word `written` in the other prompt."""
-    *listed, other = drawn
+def _list_pair(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
+    """One pair; `drawn` is the words of the list, then the word that replaces word `written` in the corrupted list."""
+    *listed, replacement = drawn
     first = " ".join(f"{{w{i}}}" for i in range(len(listed)))
     again = " ".join(f"{{v{i}}}" for i in range(written))
     template = f"List: {first}. Again: {again}"
@@ -103,9 +103,9 @@ def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
     clean = row_of(tokenizer, template, words)
     return Pair(
         clean=clean,
-        corrupt=row_of(tokenizer, template, words | {f"w{written}": other}),
+        corrupt=row_of(tokenizer, template, words | {f"w{written}": replacement}),
         answer=next_token(tokenizer, clean.text, f" {listed[written]}"),
-        wrong=next_token(tokenizer, clean.text, f" {other}"),
+        wrong=next_token(tokenizer, clean.text, f" {replacement}"),
         roles={"source": clean.columns[f"w{written}"], "match": clean.columns[f"w{written - 1}"]},
         group=f"{written} of {len(listed)} words written again",
     )
@@ -158,14 +158,14 @@ class DocstringArguments:
         for _ in range(self.rows):
             drawn = [names[i] for i in generator.choice(len(names), 9, replace=False).tolist()]
             about = [words[i] for i in generator.choice(len(words), 4, replace=False).tolist()]
-            pairs.append(_documented(tokenizer, drawn, about, corruption))
+            pairs.append(_docstring_pair(tokenizer, drawn, about, corruption))
         return pairs_of(task, pairs, changes=DEFINED if corruption == "names" else DEFINED[2:])
 
 
-def _documented(
+def _docstring_pair(
     tokenizer: Tokenizer, drawn: Sequence[str], about: Sequence[str], corruption: ArgumentCorruption
 ) -> Pair:
-    """One pair from the function's name, four arguments, four others, and four words."""
+    """One pair; `drawn` is a function name, four arguments and four other names, `about` four docstring words."""
     function, a, b, c, d, *others = drawn
     words = {
         "function": function, **dict(zip(DEFINED, (a, b, c, d), strict=True)), "A_doc": a, "B_doc": b,

@@ -1,8 +1,8 @@
 """Clean and corrupted prompts, aligned column by column: the type, and how templates and words become its rows.
 
 A causal experiment copies activations from one run into another column by column, so both runs must have the same
-tokens at the same places except where the question is. A pair that is not aligned is refused, never padded. The columns
-of a word are found with the tokenizer itself, by counting the tokens of the text up to the word: any tokenizer will do.
+tokens at the same places except at the roles in `changes`. A pair that is not aligned is refused, never padded. The
+columns of a word are found by counting the tokens of the text up to the word, so that any tokenizer will do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
 SHOWN = 12
-"""How many unfit words an error message spells out."""
+"""Number of unsuitable words that an error message lists with their tokens."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class TaskPairs:
     changes: tuple[str, ...]
     """The roles at which clean and corrupted prompts differ."""
     groups: tuple[str, ...]
-    """The template of each row, and whatever else moves columns."""
+    """The template of each row, and everything else that decides the columns of its words."""
     options: Int[Tensor, "c"] | None = None
     """Where the answer is a set: every token that is right or wrong for some row."""
     right: Bool[Tensor, "n c"] | None = None
@@ -88,11 +88,11 @@ class TaskPairs:
         return self.clean_tokens != self.corrupt_tokens
 
     def columns(self, role: str) -> Int[Tensor, "n"]:
-        """The one column of a role in each row.
+        """The column of a role that is one token long, in each row.
 
         Raises:
             KeyError: an unknown role.
-            ValueError: one of several tokens, whose columns are in `spans`.
+            ValueError: a role of several tokens, whose columns are in `spans`.
         """
         if role not in self.spans:
             raise KeyError(f"{self.task} has no role {role!r}; {nearest(role, self.spans)}")
@@ -166,23 +166,25 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> T
         task=task,
         clean=tuple(pair.clean.text for pair in pairs),
         corrupt=tuple(pair.corrupt.text for pair in pairs),
-        clean_tokens=_padded([pair.clean.ids for pair in pairs], keep, fill),
-        corrupt_tokens=_padded([pair.corrupt.ids for pair in pairs], keep, fill),
+        clean_tokens=_padded_ids([pair.clean.ids for pair in pairs], keep, fill),
+        corrupt_tokens=_padded_ids([pair.corrupt.ids for pair in pairs], keep, fill),
         keep=None if bool(keep.all()) else keep,
         answer=torch.tensor([pair.answer for pair in pairs]),
         wrong=torch.tensor([pair.wrong for pair in pairs]),
-        spans=MappingProxyType({role: _mask([row[role] for row in ends], keep) for role in ends[0]}),
+        spans=MappingProxyType({role: _span_mask([row[role] for row in ends], keep) for role in ends[0]}),
         changes=changes,
         groups=tuple(pair.group for pair in pairs),
     )
 
 
-def _padded(rows: Sequence[tuple[int, ...]], keep: Bool[Tensor, "n p"], fill: int) -> Int[Tensor, "n p"]:
+def _padded_ids(rows: Sequence[tuple[int, ...]], keep: Bool[Tensor, "n p"], fill: int) -> Int[Tensor, "n p"]:
+    """The rows padded on the right with the id `fill`."""
     width = keep.shape[1]
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
-def _mask(columns: Sequence[range], keep: Bool[Tensor, "n p"]) -> Bool[Tensor, "n p"]:
+def _span_mask(columns: Sequence[range], keep: Bool[Tensor, "n p"]) -> Bool[Tensor, "n p"]:
+    """True at the columns of each row's range."""
     start, stop = (torch.tensor([getattr(c, end) for c in columns])[:, None] for end in ("start", "stop"))
     column = torch.arange(keep.shape[1])
     return (column >= start) & (column < stop)
@@ -226,7 +228,7 @@ def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> Wor
 
 
 def _tokens_before(tokenizer: Tokenizer, text: str, ids: Sequence[int], end: int) -> int:
-    """How many of the ids of a text are those of its first `end` characters."""
+    """Number of tokens of the first `end` characters of a text; MergedTokensError if a token crosses that boundary."""
     before = tokenizer.encode(text[:end]) if end else []
     if list(ids[: len(before)]) != before:
         raise MergedTokensError(
@@ -252,9 +254,9 @@ def next_token(tokenizer: Tokenizer, text: str, continuation: str) -> int:
 
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
-    """The words that are one token of their own after a space, with their ids; no unknown-word token."""
-    found = {word: _after_space(tokenizer, word) for word in words}
-    return {word: ids[0] for word, ids in found.items() if len(ids) == 1 and spells(tokenizer, ids, word)}
+    """Word -> token id, for the words that are a single token after a space (the unknown-word token does not count)."""
+    encoded = {word: _ids_after_space(tokenizer, word) for word in words}
+    return {word: ids[0] for word, ids in encoded.items() if len(ids) == 1 and spells(tokenizer, ids, word)}
 
 
 def spells(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> bool:
@@ -262,7 +264,7 @@ def spells(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> bool:
     return tokenizer.decode(ids).strip().casefold() == word.casefold()
 
 
-def _after_space(tokenizer: Tokenizer, word: str) -> list[int]:
+def _ids_after_space(tokenizer: Tokenizer, word: str) -> list[int]:
     return tokens_after(tokenizer, "the", f" {word}")
 
 
@@ -270,18 +272,18 @@ def required_single_tokens(
     tokenizer: Tokenizer, words: Sequence[str], *, task: str, kind: str, at_least: int
 ) -> dict[str, int]:
     """`single_tokens`; ValueError naming the words that are not, and their tokens, if fewer than needed remain."""
-    found = single_tokens(tokenizer, words)
-    if len(found) < at_least:
-        unfit = [word for word in words if word not in found]
+    ids = single_tokens(tokenizer, words)
+    if len(ids) < at_least:
+        unfit = [word for word in words if word not in ids]
         shown = ", ".join(
-            f"{word!r} is {pieces(tokenizer, _after_space(tokenizer, word))}" for word in unfit[:SHOWN]
+            f"{word!r} is {pieces(tokenizer, _ids_after_space(tokenizer, word))}" for word in unfit[:SHOWN]
         )
         more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
         raise ValueError(
             f"{task} requires at least {at_least} {kind} that are single tokens after a space, "
-            f"got {len(found)} {list(found)}: {shown}{more}"
+            f"got {len(ids)} {list(ids)}: {shown}{more}"
         )
-    return found
+    return ids
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -50,7 +50,7 @@ class RepeatedTokens:
 
     @property
     def farthest(self) -> int:
-        """Largest distance of the attention kernel: no copy, nor what followed one, is as near as that."""
+        """Largest distance of the attention kernel: earlier copies, and the tokens after them, are farther away."""
         return min(FARTHEST, self.period - 2)
 
     @property
@@ -95,7 +95,7 @@ class RepeatedTokens:
         return torch.cat((*first, once.repeat(1, self.repeats)), 1)
 
     def pairs(self, tokenizer: Tokenizer, *, ids: Sequence[int] | None = None) -> TaskPairs:
-        """Rows of two copies up to the last token, and their corruptions without its first occurrence.
+        """Rows of two copies without the last token, and corruptions with another token at `match`.
 
         [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period. In the corrupted one the first occurrence of the last
         token, at role match, is another token from outside the row: the answer is still there, but nothing says that
@@ -140,7 +140,7 @@ class RepeatedTokens:
             )
         generator = np.random.default_rng(self.seed)
         rows = self.tokens(known, bos, generator).tolist()
-        pairs = [_repeat(generator, tokenizer, row, known, int(bos is not None)) for row in rows]
+        pairs = [_repeated_pair(generator, tokenizer, row, known, int(bos is not None)) for row in rows]
         return pairs_of("repeated_sequences", pairs, changes=("match",))
 
 
@@ -219,15 +219,17 @@ class RepeatingChain:
         return generator.dirichlet([self.concentration] * (self.d_vocab - 1), size=self.d_vocab)
 
 
-def _repeat(
+def _repeated_pair(
     generator: np.random.Generator, tokenizer: Tokenizer, tokens: list[int], known: Sequence[int], first: int
 ) -> Pair:
-    """One pair from BOS, if there is one, and a sequence twice over."""
+    """One pair from a row of two copies, which begin at column `first` (1 after BOS, else 0)."""
     source = first + (len(tokens) - first) // 2 - 1
     row, answer = tokens[:-1], tokens[-1]
     fresh = [i for i in known if i not in row]
-    other = [*row[: source - 1], fresh[int(generator.integers(0, len(fresh)))], *row[source:]]
+    corrupt_ids = [*row[: source - 1], fresh[int(generator.integers(0, len(fresh)))], *row[source:]]
     wrong = row[int(generator.integers(first, source - 1))]
     columns = {"match": range(source - 1, source), "source": range(source, source + 1)}
-    clean, corrupt = (WordRow(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, other))
+    clean, corrupt = (
+        WordRow(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, corrupt_ids)
+    )
     return Pair(clean, corrupt, answer, wrong, columns, group=f"twice {source + 1 - first} tokens")

@@ -48,8 +48,8 @@ class AssociativeRecall:
         values = generator.integers(1 + self._keys, self.d_vocab, size=keys.shape)
         positions = different(generator, rows, self.queries, 0, self.pairs)
         order = np.concatenate([np.tile(np.arange(self.pairs), (rows, 1)), positions], axis=1)
-        both = [np.take_along_axis(each, order, axis=1) for each in (keys, values)]
-        tokens = np.stack(both, axis=2).reshape(rows, -1)
+        ordered = [np.take_along_axis(ids, order, axis=1) for ids in (keys, values)]
+        tokens = np.stack(ordered, axis=2).reshape(rows, -1)  # [rows, pair, (key value)] -> [rows, token]
         index = np.arange(tokens.shape[1])
         return after_bos(tokens, np.tile((index >= 2 * self.pairs) & (index % 2 == 1), (rows, 1)))
 
@@ -125,10 +125,10 @@ class SequencePairs:
         padded = [np.pad(symbols, ((0, 0), (0, 1)))] * 2
         if self.backwards:
             padded[1] = np.take_along_axis(symbols, np.maximum(lengths - 1 - index, 0), axis=1)
-        ended = [np.where(index < lengths, each, index == lengths) for each in padded]
+        ended = [np.where(index < lengths, ids, index == lengths) for ids in padded]  # the end token is 1
         keep = torch.from_numpy(index <= lengths)
         target = torch.from_numpy(np.pad(ended[1], ((0, 0), (1, 0))))
-        whole = torch.ones(rows, 1, dtype=torch.bool)
+        start = torch.ones(rows, 1, dtype=torch.bool)
         return Examples(
-            Batch(target, torch.cat([whole, keep], 1)), keep, Batch(torch.from_numpy(ended[0]), keep)
+            Batch(target, torch.cat([start, keep], 1)), keep, Batch(torch.from_numpy(ended[0]), keep)
         )

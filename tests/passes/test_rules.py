@@ -19,7 +19,14 @@ from interp.model.rules import Rule
 from interp.model.sites import final_stream
 from interp.passes import schedule
 from interp.passes.metrics import logit_difference, next_token_loss
-from interp.passes.rules import LINEAR, PRESETS, _slopes as gradients_of, as_rules, completeness, under_rules
+from interp.passes.rules import (
+    LINEAR,
+    PRESETS,
+    _summand_gradients as gradients_of,
+    as_rules,
+    completeness,
+    under_rules,
+)
 from interp.tokens import METHODS, token_attribution
 from tests.causal.slow_edges import ANSWER, WRONG, by_autograd, difference, gradients
 from tests.causal.test_graph import SUMS
@@ -312,13 +319,13 @@ def test_the_gradient_of_the_final_stream_is_read_under_rules_alone(
     rules: str, read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Read] = []
-    differentiated = schedule._differentiated
+    differentiated = schedule._differentiated_pass
 
     def watching(model: Transformer, batch: Batch, reads: list[Read], *others: object) -> object:
         seen.extend(reads)
         return differentiated(model, batch, reads, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(schedule, "_differentiated", watching)
+    monkeypatch.setattr(schedule, "_differentiated_pass", watching)
     attribution_patch(HookedTransformer(build("gpt2")), CLEAN, CORRUPT, "z", metric=METRIC, rules=rules or ())
     assert (Read(final_stream(CONFIGS["gpt2"]), grad=True) in seen) == read
     assert len(seen) == 4 + read
