@@ -273,8 +273,10 @@ def _along_step(results: Sequence[xr.Dataset], steps: Sequence[int]) -> xr.Datas
     import xarray as xr
 
     names = [set(map(str, result.variables)) for result in results]
-    if odd := sorted(names[0] ^ next((n for n in names if n != names[0]), names[0])):
-        raise ValueError(f"results with the same variables at every step are required; only some have {odd}")
+    if missing := sorted(names[0] ^ next((n for n in names if n != names[0]), names[0])):
+        raise ValueError(
+            f"results with the same variables at every step are required; only some have {missing}"
+        )
     try:
         series = xr.concat(
             list(results), "step", join="exact", data_vars="all", coords="minimal", compat="equals",

@@ -256,7 +256,7 @@ def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tu
             for n, e in zip(halves, first, strict=True)
             if early is None or early < n - e
         ]
-    if not pairs or not all(1 <= one < other < n_ctx for one, other in pairs):
+    if not pairs or not all(1 <= first < second < n_ctx for first, second in pairs):
         raise ValueError(
             f"1 <= early < late < {n_ctx}, the model's context, is required, got early={early}, late={late}"
         )
@@ -340,6 +340,7 @@ def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]
 
 
 def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> xr.Dataset:
+    """The Dataset[index, score]; raises ValueError if no text reaches the late index."""
     assert isinstance(merged, MaskedMeans)
     loss, changes = merged.moments["loss"], merged.moments["in_context"]
     assert isinstance(loss, MaskedMoments) and isinstance(changes, MaskedMoments)

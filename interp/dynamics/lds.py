@@ -126,19 +126,19 @@ def correlations(
         raise ValueError(f"at least 3 groups are required to rank, got {x.shape[1]}")
     # [c g] -> [c g g]: signs of all differences, whose sums over an axis are ranks (centred, times 2)
     ours, theirs = ((side[:, :, None] - side[:, None]).sign() for side in (x, y))
-    every = torch.ones(1, 1, x.shape[1], dtype=torch.bool, device=x.device)
-    of_all = _correlation(ours.sum(2)[:, None], theirs.sum(2)[:, None], every)[:, 0]
+    all_groups = torch.ones(1, 1, x.shape[1], dtype=torch.bool, device=x.device)
+    of_all = _correlation(ours.sum(2)[:, None], theirs.sum(2)[:, None], all_groups)[:, 0]
     others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[None]
     ranks = [signs.sum(2)[:, None] - signs.mT for signs in (ours, theirs)]
     return of_all, _correlation(ranks[0], ranks[1], others)
 
 
 def _correlation(
-    x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], kept: Bool[Tensor, "1 k g"]
+    x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], columns: Bool[Tensor, "1 k g"]
 ) -> Float[Tensor, "c k"]:
     """Pearson's correlation over the columns kept; NaN for a constant side, whose ranks by signs are exactly 0."""
-    count = kept.sum(2, keepdim=True)
-    x, y = ((side - (side * kept).sum(2, keepdim=True) / count) * kept for side in (x, y))
+    count = columns.sum(2, keepdim=True)
+    x, y = ((side - (side * columns).sum(2, keepdim=True) / count) * columns for side in (x, y))
     sizes = (x.square().sum(2) * y.square().sum(2)).sqrt()
     return torch.where(sizes > 0, (x * y).sum(2) / sizes, torch.nan)
 

@@ -218,8 +218,8 @@ def _moving_parameters(network: Transformer, names: Sequence[str] | None) -> Par
     """The parameters that the chains change, by name; raises ValueError for a name that the model does not have."""
     known = dict(network.named_parameters())
     chosen = list(known) if names is None else list(names)
-    if odd := [name for name in chosen if name not in known]:
-        raise ValueError(f"unknown parameter {odd[0]!r}; {nearest(odd[0], known)}")
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"unknown parameter {unknown[0]!r}; {nearest(unknown[0], known)}")
     return {name: known[name].detach() for name in chosen}
 
 

@@ -243,8 +243,8 @@ def _token_weights(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
 
 
 def _weighted_sum(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) -> Float[Tensor, "b m"]:
-    wide = torch.promote_types(value.dtype, torch.float32)
-    return torch.einsum("bpm, bp -> bm", value.to(wide), share_bp.to(value.device, wide))
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    return torch.einsum("bpm, bp -> bm", value.to(dtype), share_bp.to(value.device, dtype))
 
 
 def _finish(
@@ -517,10 +517,10 @@ def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
 
 def standard(activations: Float[Tensor, "n m"]) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
     """Mean and standard deviation of each neuron, in float64; 1 where it is constant, so that nothing divides by 0."""
-    wide = activations.double()
-    spread = wide.std(0, correction=0)
+    x = activations.double()
+    spread = x.std(0, correction=0)
     constant = activations.amax(0) == activations.amin(0)
-    return wide.mean(0), spread.masked_fill(constant, 1.0)
+    return x.mean(0), spread.masked_fill(constant, 1.0)
 
 
 def logistic(
@@ -538,6 +538,7 @@ def _mean_difference(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: i
 
 
 def _f_statistic(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
+    """The F statistic of each neuron between the classes; 0 for a constant neuron."""
     import numpy as np
     from sklearn.feature_selection import f_classif
 
@@ -557,6 +558,7 @@ def _mutual_information(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed
 
 
 def _svm(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
+    """The size of each neuron's coefficient in a linear support vector machine."""
     from sklearn.svm import LinearSVC
 
     mean, spread = standard(x)
@@ -585,6 +587,7 @@ def _descending_order(scores: Float[Tensor, "m"]) -> Int[Tensor, "m"]:
 def _l1_selection(
     x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], sizes: Sequence[int]
 ) -> list[Int[Tensor, "_"]]:
+    """The k neurons of each size by the L1 penalty: the penalty is halved until k coefficients are not 0."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import l1_min_c
 
@@ -611,6 +614,7 @@ def _l1_selection(
 def _adaptive_selection(
     x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], sizes: Sequence[int]
 ) -> list[Int[Tensor, "_"]]:
+    """The k neurons of each size by repeated fits, each on the half with the largest coefficients of the fit before."""
     mean, spread = standard(x)
     z = (x.double() - mean) / spread
     survivors = torch.arange(x.shape[1])

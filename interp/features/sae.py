@@ -267,6 +267,7 @@ class SAE(nn.Module):
         return self.decode(self.encode(x), x)
 
     def _check_device(self, x: Tensor) -> None:
+        """Raise ValueError for a tensor on another device than the weights."""
         if x.device != (device := self.W_enc.device):
             raise ValueError(
                 f"an autoencoder on the device of what it reads, {x.device}, is required; this one is on {device}: "

@@ -245,6 +245,7 @@ def _kind(config: Json) -> SaeKind:
 
 
 def _normalisation(config: Json) -> str:
+    """The input normalisation that the config names."""
     kind = config.get("normalize_activations", "none")
     if kind is None or isinstance(kind, bool):  # older versions store a boolean
         kind = "expected_average_only_in" if kind else "none"

@@ -295,16 +295,16 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
     """The sums of each row for `Fit`, in float64; vector x[i] belongs to row number row[i] of `rows`."""
     features = sae.encode(x)
     error = (x.double() - sae.decode(features, x).double()).square().sum(1)
-    wide, count = x.double(), torch.bincount(row, minlength=rows)
+    x64, count = x.double(), torch.bincount(row, minlength=rows)
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(rows, *values.shape[1:]).index_add(0, row, values)
 
-    mean = summed(wide) / count.clamp_min(1)[:, None]
+    mean = summed(x64) / count.clamp_min(1)[:, None]
     return {
         "vectors": count,
         "mean": mean,
-        "spread": summed((wide - mean[row]).square().sum(1)),
+        "spread": summed((x64 - mean[row]).square().sum(1)),
         "error": summed(error),
         "active": summed((features > 0).long()),
     }
@@ -553,6 +553,7 @@ def _finish(merged: Partial, name: str) -> xr.Dataset:
 
 
 def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Metric) -> xr.Dataset:
+    """The Dataset of `sae_quality`: reconstruction scores, the metric of each run, and the recovered shares."""
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
@@ -601,10 +602,11 @@ SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=
 
 
 def _unit_rows(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    wide = rows.detach().cpu().double()
-    if not wide.numel() or not bool(wide.isfinite().all()):
+    """The rows divided by their norms, in float64 on the host; raises ValueError for zero or non-finite rows."""
+    directions = rows.detach().cpu().double()
+    if not directions.numel() or not bool(directions.isfinite().all()):
         raise ValueError(f"directions of finite numbers are required, got {value_text(rows)}")
-    norm = wide.norm(dim=1, keepdim=True)
+    norm = directions.norm(dim=1, keepdim=True)
     if bool((norm == 0).any()):
         raise ValueError("directions must not be zero vectors")
-    return wide / norm
+    return directions / norm

@@ -190,8 +190,8 @@ class _ChosenPreActivations(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Float[Tensor, "n k"]) -> tuple[Tensor | None, ...]:
         x, b_dec, W_enc, index = ctx.saved_tensors  # type: ignore[attr-defined]
         order = index.flatten().argsort(stable=True)
-        every = torch.arange(W_enc.shape[1], device=x.device)
-        starts = torch.searchsorted(index.flatten()[order], every)
+        features = torch.arange(W_enc.shape[1], device=x.device)
+        starts = torch.searchsorted(index.flatten()[order], features)
         of_feature = grad.flatten()[order]  # [(n k)], sorted by feature
         columns = F.embedding_bag(
             order // index.shape[1], x - b_dec, starts, per_sample_weights=of_feature, mode="sum"
@@ -239,6 +239,7 @@ def _check_arguments(
     batch_size: int,
     lr: float,
 ) -> None:
+    """Raise ValueError for an argument of `train_sae` that is out of range or does not fit the kind."""
     if not isinstance(activations, Tensor | Iterable):
         raise ValueError(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "

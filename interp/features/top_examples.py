@@ -311,6 +311,7 @@ def _attention_and_keys(
 def _finish(
     merged: Partial, name: str, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool, text: Text
 ) -> xr.Dataset:
+    """The Dataset of the top lists, the quantiles and the scores of every cell."""
     assert isinstance(merged, Parts)
     examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
     assert isinstance(examples, ContextExamples) and isinstance(spread, Histogram) and isinstance(sums, Means)

@@ -129,6 +129,7 @@ def _compute(model: Transformer, batch: Batch, question: _OfGradients) -> Steps[
 
 
 def _finish(merged: Partial, question: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
+    """The Dataset of all prompts, with the matrices, layers and sublayers as coordinates."""
     assert isinstance(merged, Rows)
     layers_and_matrices = chosen(config, question.wanted(config), question.layers)
     layers, matrices = (list(dict.fromkeys(names)) for names in zip(*layers_and_matrices, strict=True))

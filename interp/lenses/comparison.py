@@ -142,6 +142,7 @@ def _mean(value_blop: Float[Tensor, "b l o p"], counted: Tensor) -> Float[Tensor
 
 
 def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[str]) -> xr.Dataset:
+    """The Dataset[lens, depth, score] from the moments over prompts."""
     assert isinstance(merged, Means)
     scores = {key: _score(merged.moments[key], key) for key in UNITS}
     depths = [str(Part.of(site)) for site in sites]

@@ -356,9 +356,9 @@ class FittedJacobianLens:
         matrices, prompts = _neuronpedia_matrices(_torch_file_content(Path(path)), path, last)
         if bad := [layer for layer in matrices if not 0 <= layer < last]:
             raise ValueError(f"{path}: layers 0 to {last - 1} are possible in this model, got {bad[0]}")
-        if odd := [x for x in matrices.values() if tuple(x.shape) != (d, d)]:
+        if misshapen := [x for x in matrices.values() if tuple(x.shape) != (d, d)]:
             raise ValueError(
-                f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(odd[0].shape)}"
+                f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(misshapen[0].shape)}"
             )
         like = upcast(torch.empty(0, dtype=network.dtype, device=network.device))
         layers = tuple(sorted(matrices))

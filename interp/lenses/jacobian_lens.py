@@ -455,6 +455,7 @@ def _is_precise(merged: Partial, precision: float) -> bool:
 def _finish(
     merged: Partial, question: JacobianLens, layers: Sequence[int], tokens: Sequence[int] | None, text: Text
 ) -> xr.Dataset:
+    """The Dataset with J, its error and the groups' means; raises ValueError if no prompt has a counted position."""
     assert isinstance(merged, JacobianSums)
     n = int(merged.prompts.sum())
     if not n:

@@ -252,6 +252,7 @@ def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
 
 
 def _check(config: ModelConfig) -> None:
+    """Raise ValueError for a model whose logits are not linear in the normed stream, or with cross-attention."""
     if what := not_linear(config):
         raise ValueError(
             "a report on late layers requires logits that are linear in the normed stream (no masked-LM head); "
@@ -357,6 +358,7 @@ def _attention_to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[
 
 
 def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, words: str) -> xr.Dataset:
+    """The Dataset[part, score] from the means over prompts, with the null of each score."""
     assert isinstance(merged, Means)
     written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
     parts, heads = [*written, *states], config.n_heads

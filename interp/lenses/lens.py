@@ -369,6 +369,7 @@ def _compute(
     translators: Translators | None,
     top: int,
 ) -> Mapping[str, Tensor]:
+    """The statistics of every read state by name, `[b depth n ...]` for n positions, with NaN and -1 at padding."""
     columns, real = columns_of(batch.host(), positions)
     flat, device = real.flatten().nonzero()[:, 0], batch.tokens.device
     cells, row, column = to_device(
@@ -467,6 +468,7 @@ def _finish(
     positions: Places | None,
     text: Text,
 ) -> xr.Dataset:
+    """The Dataset[prompt, depth, pos] of all rows, with the texts of the tokens."""
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
     token = rows.pop("token")

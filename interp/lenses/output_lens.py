@@ -130,6 +130,7 @@ output_lens = of_data(OutputLens)
 def _compute(
     trace: Trace, batch: Batch, model: Transformer, part: Part, top: int, source: int | None
 ) -> Mapping[str, Tensor]:
+    """The numbers of the part's write at every position, `[b p ...]`, with NaN and -1 at padding."""
     written = written_by(
         part, trace if source is None else _source_trace(source, part, trace, batch, model), model
     )
@@ -227,6 +228,7 @@ def spoken(
 def _finish(
     merged: Partial, name: str, config: ModelConfig, part: Part, source: int | None, text: Text
 ) -> xr.Dataset:
+    """The Dataset[prompt, pos] of all rows, with the texts of the tokens."""
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
     token = text.token_words(rows.pop("token"))

@@ -238,6 +238,7 @@ def _finish(
     text: Text,
     attrs: Mapping[str, str | int],
 ) -> xr.Dataset:
+    """The Dataset[prompt, depth, target_depth] of all rows, with the share of prompts whose answer comes first."""
     assert isinstance(merged, Rows)
     cells, rows = ("depth", "target_depth"), dict(merged.rows)
     unpatched = rows.pop("unpatched_prob")

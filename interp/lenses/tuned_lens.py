@@ -258,7 +258,7 @@ def _shuffled_batches(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
     """Endless batches of `size` rows: every epoch holds all rows once in a new order; its last batch may be smaller."""
     generator = torch.Generator().manual_seed(seed)
 
-    def chosen(rows: Tensor) -> Batch:
+    def batch_of(rows: Tensor) -> Batch:
         chosen_rows = batch.rows(rows)
         columns_used = _used_columns(chosen_rows.keep)
         columns = (chosen_rows.tokens, chosen_rows.keep, chosen_rows.documents, chosen_rows.types)
@@ -267,7 +267,7 @@ def _shuffled_batches(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
         return Batch(tokens, keep, batch.bos, documents=documents, types=types)
 
     orders = (torch.randperm(len(batch), generator=generator) for _ in repeat(None))
-    return (chosen(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
+    return (batch_of(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
 
 
 def _source_batches(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:

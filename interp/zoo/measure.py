@@ -170,6 +170,7 @@ def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Card
 
 
 def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -> dict[str, CardEntry]:
+    """The card's numbers on held-out prose: mean loss, and the in-context-learning score."""
     losses = token_losses(model, prose_windows(validation, width=128, stride=127, bos=bos))
     sliding = token_losses(model, prose_windows(validation, width=128, stride=20, bos=bos))
     return {
