@@ -38,24 +38,25 @@ class Command(Protocol):
         ...
 
     def run(self) -> int | None:
-        """Do it; the exit code, None = 0."""
+        """Run the command; returns its exit code, None for 0."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class CommandEntry:
-    """One command: what it does, as its own help says it, and what makes it."""
+    """One command: the sentence of its help, and the function that makes its class."""
 
     says: str
     make: Callable[[], type]
 
 
-def _made(says: str, module: str, name: str) -> CommandEntry:
+def _entry(says: str, module: str, name: str) -> CommandEntry:
+    """The entry of a command whose class is written in a module of `interp.cli`, imported when it is needed."""
     return CommandEntry(says, lambda: cast("type", getattr(import_module(f"interp.cli.{module}"), name)))
 
 
 def _asks(says: str, wing: str, record: str, **usual: object) -> CommandEntry:
-    """The command of a question, with other defaults than those of its record."""
+    """The entry of a command that asks a question; `usual` are its defaults where the record has others."""
 
     def make() -> type:
         from interp.cli.asking import asking
@@ -111,44 +112,44 @@ ASKED: Mapping[str, CommandEntry] = MappingProxyType(
 """The questions that have a command."""
 COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
     {
-        "report": _made(
+        "report": _entry(
             "Say what was found for one prompt and write its page: HTML that opens from disk, all tables, run.json.",
             "commands", "ReportCommand",
         ),
-        "serve": _made(
+        "serve": _entry(
             "Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it.",
             "commands", "Serve",
         ),
-        "models": _made("List the demo models and what they measurably do.", "commands", "Models"),
-        "verify": _made(
+        "models": _entry("List the demo models and what they measurably do.", "commands", "Models"),
+        "verify": _entry(
             "Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold.",
             "commands", "Verify",
         ),
         **ASKED,
-        "jacobian-lens": _made(
+        "jacobian-lens": _entry(
             "Fit the Jacobian lens on texts, print how precise it is, and read a prompt with it.",
             "fitted", "JacobianLensCommand",
         ),
-        "circuit": _made(
+        "circuit": _entry(
             "Find the edges that carry a generated task, and print how much of the answer they keep on other prompts.",
             "fitted", "CircuitCommand",
         ),
-        "graph": _made(
+        "graph": _entry(
             "Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens "
             "from disk.",
             "commands", "Graph",
         ),
-        "run": _made(
+        "run": _entry(
             "Run an experiment file into a new folder, or go on with a run that was interrupted or failed.",
             "runs", "Run",
         ),
-        "list": _made(
+        "list": _entry(
             "List the runs of experiments: when, how they ended, and with which parameters.", "runs", "List"
         ),
-        "show": _made(
+        "show": _entry(
             "Show one run: parameters, where it comes from, what came out, and its files.", "runs", "Show"
         ),
-        "compare": _made(
+        "compare": _entry(
             "Compare two runs: parameters and provenance that differ, and the results' largest differences.",
             "runs", "Compare",
         ),
@@ -164,10 +165,10 @@ def command(name: str) -> type:
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Python looks for cycles among its objects after 50 000 new ones, not 700.
+    """A context in which Python's garbage collector runs after 50 000 new objects instead of 700.
 
-    What is imported stays, and passes leave no cycles. The looks of a fresh `interp report` take 0.28 s of a processor
-    instead of 0.65 (`experiments/bench/imports.py`).
+    Imported modules stay, and passes leave no cycles. In a fresh `interp report` the collections then take 0.28 s of a
+    processor instead of 0.65 (`experiments/bench/imports.py`).
     """
     before = gc.get_threshold()
     gc.set_threshold(50_000, *before[1:])
@@ -180,7 +181,7 @@ def rarely_collected() -> Iterator[None]:
 @contextmanager
 def notes_on_stderr() -> Iterator[list[str]]:
     """Every `interp.Note` becomes a line on stderr, `note: ...`, inside the `with`; yields the list of them."""
-    given: list[str] = []
+    notes: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", Note)
         others = warnings.showwarning
@@ -194,13 +195,13 @@ def notes_on_stderr() -> Iterator[list[str]]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, Note):
-                given.append(str(message))
+                notes.append(str(message))
                 print(f"note: {message}", file=sys.stderr)
             else:
                 others(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
-        yield given
+        yield notes
 
 
 @rarely_collected()
@@ -224,7 +225,7 @@ def ended(given: Command) -> int:
 
 
 def parsed(argv: list[str]) -> Command:
-    """The command that the arguments describe. Only the one that they name is made; the others are their names."""
+    """The command that the arguments describe; only its class is made, the other commands get placeholders."""
     called = argv[0] if argv else ""
     if called and not called.startswith("-") and called not in COMMANDS:
         close = difflib.get_close_matches(called, COMMANDS)
@@ -234,14 +235,14 @@ def parsed(argv: list[str]) -> Command:
         )
         raise SystemExit(2)
     kinds: dict[str, Callable[..., object]] = {
-        name: command(name) if name == called else _named(name) for name in COMMANDS
+        name: command(name) if name == called else _placeholder(name) for name in COMMANDS
     }
-    found = tyro.extras.subcommand_cli_from_dict(
+    parsed_command = tyro.extras.subcommand_cli_from_dict(
         kinds, args=argv, prog="interp", description="Take a Transformer apart."
     )
-    return cast("Command", found)
+    return cast("Command", parsed_command)
 
 
-def _named(name: str) -> type:
+def _placeholder(name: str) -> type:
     """A placeholder for a command that is not called: a class without options, with the command's description."""
     return dataclasses.make_dataclass(name, [], namespace={"__doc__": COMMANDS[name].says})

@@ -79,61 +79,61 @@ class Asking(ModelCommand):
             check_replaceable(self.out)
         if self.checkpoints:
             self.refuse("revision", why="--checkpoints names the revisions")
-            found = self._over_training()
-            lines = tables.over_steps(found, self.scores)
+            result = self._results_by_step()
+            lines = tables.over_steps(result, self.scores)
         else:
-            found = self.answer_of(self.opened())
-            lines = tables.lines(found, scores=self.scores, sort=self.sort, most=self.most)
+            result = self.answer_of(self.opened())
+            lines = tables.lines(result, scores=self.scores, sort=self.sort, most=self.most)
         for line in lines:
             print(line)
-        if "rank" in found.sizes and found.sizes.get("pos", 1) > 1 and getattr(self, "pos", 0) is None:
+        if "rank" in result.sizes and result.sizes.get("pos", 1) > 1 and getattr(self, "pos", 0) is None:
             print(
                 "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
             )
         if self.out is not None:
-            table = frame(found)
+            table = frame(result)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
             print(self.out)
 
     def refuse(self, *names: str, why: str) -> None:
-        """ValueError for an option that was given and would do nothing."""
-        if odd := [name for name in names if getattr(self, name)]:
-            raise ValueError(f"{why}: leave --{odd[0]} out")
+        """Raise ValueError for an option among `names` that was given, because it would do nothing."""
+        if useless := [name for name in names if getattr(self, name)]:
+            raise ValueError(f"{why}: leave --{useless[0]} out")
 
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":
-        """The answer of the function of the same name."""
+        """The result of the question's function, such as `interp.patch`, for this model and the options."""
         function = function_of(self.question)
-        given = [getattr(self, name) for name in data_of(self.question)]
-        data = [read_data(each) for each in given if each != ()]
+        values = [getattr(self, name) for name in data_of(self.question)]
+        data = [read_data(value) for value in values if value != ()]
         return function(model, *data, **self.fields())
 
     def fields(self) -> dict[str, object]:
-        """The fields of the question as the options say."""
+        """The question's fields and their values, from the options."""
         hints = _hints(self.question)
-        found = {
-            each.name: _given(getattr(self, each.name), hints[each.name])
-            for each in dataclasses.fields(self.question)
-            if hasattr(self, each.name) and each.name != "metric"
+        fields = {
+            field.name: _field_value(getattr(self, field.name), hints[field.name])
+            for field in dataclasses.fields(self.question)
+            if hasattr(self, field.name) and field.name != "metric"
         }
         if "metric" in hints and hasattr(self, "metric"):
-            found["metric"] = self._metric("answer" in hints)
-        return found
+            fields["metric"] = self._metric("answer" in hints)
+        return fields
 
     def _metric(self, has_answer: bool) -> "Metric | None":
-        """The metric that is watched, with its answers unless the question has them itself."""
+        """The metric of --metric with --answer and --wrong, unless the question has these; None if none is given."""
         name, answers = getattr(self, "metric"), {}  # noqa: B009
         if not has_answer:
-            answers = {key: _alone(getattr(self, key)) for key in ("answer", "wrong")}
-        answers = {key: each for key, each in answers.items() if each is not None}
+            answers = {key: _unwrapped(getattr(self, key)) for key in ("answer", "wrong")}
+        answers = {key: answer for key, answer in answers.items() if answer is not None}
         if name is None and not answers:
             return None
         make = getattr(metrics, name or "logit_difference")
-        if odd := [key for key in answers if key not in inspect.signature(make).parameters]:
-            raise ValueError(f"{name} asks for no {odd[0]}: leave --{odd[0]} out")
+        if unused := [key for key in answers if key not in inspect.signature(make).parameters]:
+            raise ValueError(f"{name} asks for no {unused[0]}: leave --{unused[0]} out")
         return cast("Metric", make(**answers))
 
-    def _over_training(self) -> "xr.Dataset":
-        """The answers at every checkpoint."""
+    def _results_by_step(self) -> "xr.Dataset":
+        """The results at all checkpoints, along `step`."""
         from interp.dynamics.checkpoints import over_checkpoints
 
         revisions = _revisions(self.model, self.checkpoints)
@@ -147,40 +147,40 @@ class Asking(ModelCommand):
 def asking(
     kind: type[Question], base: type[Asking] = Asking, *, says: str | None = None, **usual: object
 ) -> type[Asking]:
-    """The command of a question.
+    """The dataclass of the command that asks a question, with one option for each of the question's fields.
 
     Args:
-        base: what the command has besides the fields.
-        says: its help; None = the first line of the record or of the base.
-        usual: other defaults than those of the record and the base.
+        base: dataclass with the command's other options.
+        says: the command's help; None = the first line of the record or of the base.
+        usual: defaults of options that differ from those of the record and the base.
     """
     docs, positional = field_docs(kind), data_of(kind) if base is Asking else []
-    every: list[tuple[str, object, object]] = []
+    options: list[tuple[str, object, object]] = []
     for name in positional:
         hint = tuple[str, ...] if name == "data" else str
         default: object = dataclasses.MISSING if needs_data(kind) else ()
-        every.append(_field(name, hint, DATA[name], default, positional=True))
-    hints, field_names = _hints(kind), {each.name for each in dataclasses.fields(base)}
-    for each in dataclasses.fields(kind):
-        if each.name in field_names and base is not Asking:
+        options.append(_option(name, hint, DATA[name], default, positional=True))
+    hints, field_names = _hints(kind), {field.name for field in dataclasses.fields(base)}
+    for field in dataclasses.fields(kind):
+        if field.name in field_names and base is not Asking:
             continue
-        if each.name == "metric":
-            every += _of_metric("answer" in hints) if positional else []
-        elif each.name in hints and (option := option_of(hints[each.name])) is not None:
-            default = _as_option(usual.get(each.name, each.default), option)
-            every.append(_field(each.name, option, docs.get(each.name, ""), default))
-    known = {name for name, _, _ in every}
-    for each in dataclasses.fields(base):
-        if each.name in usual and each.name not in known:
-            every.append(
-                _field(each.name, _hints(base)[each.name], field_docs(base)[each.name], usual[each.name])
+        if field.name == "metric":
+            options += _metric_options("answer" in hints) if positional else []
+        elif field.name in hints and (option := option_of(hints[field.name])) is not None:
+            default = _option_default(usual.get(field.name, field.default), option)
+            options.append(_option(field.name, option, docs.get(field.name, ""), default))
+    known = {name for name, _, _ in options}
+    for field in dataclasses.fields(base):
+        if field.name in usual and field.name not in known:
+            options.append(
+                _option(field.name, _hints(base)[field.name], field_docs(base)[field.name], usual[field.name])
             )
     first_line = (inspect.getdoc(kind) or "").partition("\n")[0]
-    made = dataclasses.make_dataclass(
-        kind.__name__, every, bases=(base,), frozen=True, kw_only=True,
+    command = dataclasses.make_dataclass(
+        kind.__name__, options, bases=(base,), frozen=True, kw_only=True,
         namespace={"question": kind, "__doc__": says or (first_line if base is Asking else base.__doc__)},
     )  # fmt: skip
-    return cast("type[Asking]", made)
+    return cast("type[Asking]", command)
 
 
 def function_of(kind: type[Question]) -> "Callable[..., xr.Dataset]":
@@ -191,7 +191,7 @@ def function_of(kind: type[Question]) -> "Callable[..., xr.Dataset]":
 
 def data_of(kind: type[Question]) -> list[str]:
     """The data that the function of a question takes: `data`, `clean` and `corrupt`, or none."""
-    fields = {each.name for each in dataclasses.fields(kind)}
+    fields = {field.name for field in dataclasses.fields(kind)}
     return [
         name
         for name in inspect.signature(function_of(kind)).parameters
@@ -206,115 +206,112 @@ def needs_data(kind: type[Question]) -> bool:
 
 
 def option_of(hint: object) -> object | None:
-    """The kind of option that a field of this annotation is; None if a command line cannot give it.
+    """The annotation of the option for a field with annotation `hint`; None if a command line cannot give its value.
 
-    A list is a list; of several possible kinds texts come first. A closed change is named; its own parameters are the
-    usual ones.
+    Sequences become tuples. Of several possible types text is preferred. A change such as `Zero()` is given by its
+    name, with the default parameters.
     """
     members = _members(hint)
-    kinds = [each for each in members if each is not type(None)]
-    if kinds and all(each in CHANGES.values() for each in kinds):
+    kinds = [member for member in members if member is not type(None)]
+    if kinds and all(member in CHANGES.values() for member in kinds):
         return Literal[tuple(name for name, kind in CHANGES.items() if kind in kinds)]
-    lists = [item for each in kinds if get_origin(each) is not None for item in _items(each)]
-    simple = [each for each in kinds if each in SCALARS or get_origin(each) is Literal]
-    records = [each for each in kinds if dataclasses.is_dataclass(each) and _can_be_said(each)]
-    found: object
+    lists = [item for member in kinds if get_origin(member) is not None for item in _items(member)]
+    simple = [member for member in kinds if member in SCALARS or get_origin(member) is Literal]
+    records = [member for member in kinds if dataclasses.is_dataclass(member) and _has_only_options(member)]
+    annotation: object
     if len(records) == 1 and not (lists or simple):
         return records[0]
     if lists:
-        found = tuple[str if str in (*lists, *simple) else lists[0], ...]  # type: ignore[misc]
+        annotation = tuple[str if str in (*lists, *simple) else lists[0], ...]  # type: ignore[misc]
     elif str in simple:
-        found = str
+        annotation = str
     elif simple:
-        found = typing.Union[tuple(simple)]  # noqa: UP007
+        annotation = typing.Union[tuple(simple)]  # noqa: UP007
     else:
         return None
-    return typing.Union[found, None] if type(None) in members else found  # noqa: UP007
+    return typing.Union[annotation, None] if type(None) in members else annotation  # noqa: UP007
 
 
 def _hints(owner: object) -> Mapping[str, object]:
-    """The annotations of fields that a command line can give a value for.
-
-    Tables are left out: their package is slow to load.
-    """
+    """The annotations of the fields of a class, without importing packages that are slow to load (pandas, xarray)."""
     return hints_of(owner, imported=False)
 
 
 def _members(hint: object) -> list[object]:
-    """The kinds that a union allows."""
+    """The members of a union annotation; any other annotation alone."""
     if get_origin(hint) is Annotated:
         return _members(get_args(hint)[0])
     if get_origin(hint) in (typing.Union, types.UnionType):
-        return [member for each in get_args(hint) for member in _members(each)]
+        return [member for arg in get_args(hint) for member in _members(arg)]
     return [hint]
 
 
 def _items(hint: object) -> list[object]:
-    """The type of a list's items, where they are simple."""
+    """The simple types that the items of a sequence annotation may have; empty for other annotations."""
     if get_origin(hint) not in (tuple, list, Sequence):
         return []
-    inner = [member for each in get_args(hint) if each is not Ellipsis for member in _members(each)]
-    return [each for each in inner if each in SCALARS or get_origin(each) is Literal]
+    inner = [member for arg in get_args(hint) if arg is not Ellipsis for member in _members(arg)]
+    return [arg for arg in inner if arg in SCALARS or get_origin(arg) is Literal]
 
 
-def _can_be_said(record: object) -> bool:
-    """Whether all fields of a record are options."""
+def _has_only_options(record: object) -> bool:
+    """Whether every field of a record can be given as an option."""
     assert isinstance(record, type)
     hints = _hints(record)
     return all(
-        option_of(hints.get(each.name)) is not None for each in dataclasses.fields(record) if each.init
+        option_of(hints.get(field.name)) is not None for field in dataclasses.fields(record) if field.init
     )
 
 
-def _field(
+def _option(
     name: str, hint: object, doc: str, default: object, positional: bool = False
 ) -> tuple[str, object, object]:
-    """One option for tyro."""
+    """One option as a dataclass field for tyro: name, annotation with its help, default."""
     marks = (tyro.conf.arg(help=doc), *([tyro.conf.Positional] if positional else []))
     return name, Annotated[hint, *marks], dataclasses.field(default=default)
 
 
-def _of_metric(has_answer: bool) -> list[tuple[str, object, object]]:
-    """The metric of a name, with its answers unless the question has them itself."""
+def _metric_options(has_answer: bool) -> list[tuple[str, object, object]]:
+    """The options for a metric: its name, and its answers unless the question has them as fields."""
     many = tuple[str, ...] | None
-    answers = [] if has_answer else [_field(name, many, ANSWERS[name], None) for name in ("answer", "wrong")]
-    return [*answers, _field("metric", MetricName | None, ANSWERS["metric"], None)]
+    answers = [] if has_answer else [_option(name, many, ANSWERS[name], None) for name in ("answer", "wrong")]
+    return [*answers, _option("metric", MetricName | None, ANSWERS["metric"], None)]
 
 
-def _as_option(default: object, option: object) -> object:
-    """The default of a field as its option has it."""
+def _option_default(default: object, option: object) -> object:
+    """The default of an option, from the default of its field: a name for a change, a tuple for a single value."""
     if default is dataclasses.MISSING:
         return default
     if default is None and isinstance(option, type) and dataclasses.is_dataclass(option):
         return cast("Callable[[], object]", option)()
     if isinstance(default, Closed):
         return next(name for name, kind in CHANGES.items() if type(default) is kind)
-    lists = any(get_origin(each) is tuple for each in _members(option))
+    lists = any(get_origin(member) is tuple for member in _members(option))
     return (default,) if lists and default is not None and not isinstance(default, tuple | list) else default
 
 
-def _given(value: object, hint: object) -> object:
-    """The value of a field from its option: one thing instead of a list of it where the field takes both.
+def _field_value(value: object, hint: object) -> object:
+    """The value of a field from that of its option: a single item for a list of one, where the field takes both.
 
-    A record that may be left out is left out where every one of its options was.
+    An optional record whose options all have their defaults is None.
     """
     members = _members(hint)
     left_out = type(None) in members and dataclasses.is_dataclass(value) and not isinstance(value, type)
     if left_out and value == cast("Callable[[], object]", type(value))():
         return None
-    if isinstance(value, str) and any(each in CHANGES.values() for each in members):
+    if isinstance(value, str) and any(member in CHANGES.values() for member in members):
         return cast("type[Zero | Mean | Resample | Detach]", CHANGES[value])()
-    both = any(each in SCALARS or get_origin(each) is Literal for each in members)
-    return _alone(value) if both else value
+    takes_one = any(member in SCALARS or get_origin(member) is Literal for member in members)
+    return _unwrapped(value) if takes_one else value
 
 
-def _alone(value: object) -> object:
+def _unwrapped(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def read_data(given: str | tuple[str, ...]) -> object:
-    """Data as typed: texts, or the file that has them. ValueError for the path of a folder, which is no text."""
-    text = _alone(given)
+    """The data of command-line words: texts, or the path of a file of texts; raises ValueError for a folder."""
+    text = _unwrapped(given)
     if isinstance(text, str) and os.sep in text and len(text) < 256 and Path(text).is_dir():
         raise ValueError(
             f"a text or a file of texts is required, {text} is a folder; a model is --model {text}"
@@ -325,7 +322,7 @@ def read_data(given: str | tuple[str, ...]) -> object:
 
 
 def _revisions(model: str, checkpoints: Sequence[str]) -> list[str]:
-    """The checkpoints that are named; `all` are those that come with the package, ValueError if there are none."""
+    """The named checkpoints; `all` means those shipped with the demo model, ValueError if it has none."""
     from interp import zoo
 
     if tuple(checkpoints) != ("all",):

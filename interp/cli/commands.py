@@ -47,7 +47,7 @@ class ReportCommand(ModelCommand):
     """Write every table as CSV too, beside Parquet."""
 
     def run(self) -> None:
-        """Load, analyse, write, say what was found; the output folder is tried before any work."""
+        """Load the model, write the report and print its findings; the output folder is checked before any work."""
         question = self.question()
         from interp import DEMOS, zoo
         from interp.pages import About, findings, replacing, report_of, write_report
@@ -61,12 +61,12 @@ class ReportCommand(ModelCommand):
                 question = self.as_conversation(model, question)
             report = report_of(model, question, about, seed=self.seed)
             write_report(report, folder, csv=self.csv)
-        for one in findings(report):
-            print(f"- {one}")
+        for sentence in findings(report):
+            print(f"- {sentence}")
         print(self.out / "index.html")
 
     def question(self) -> "ReportQuestion":
-        """The prompt with its answers; the built-in ones only where nothing was given."""
+        """The question of the options: the given prompt and answers, or without any of them the built-in ones."""
         from interp.pages import ReportQuestion
 
         if self.prompt is not None:
@@ -80,7 +80,7 @@ class ReportCommand(ModelCommand):
         return ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPT)
 
     def as_conversation(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
-        """The command about a conversation that the prompt begins."""
+        """The question with the prompts as user messages in the model's chat template."""
         from interp.pages import ReportQuestion
 
         def told(text: str) -> "Tensor":
@@ -147,9 +147,9 @@ class Verify(ModelCommand):
         kind = HookedEncoderDecoder if pair else HookedTransformer
         revision = self.revision if self.model in DEMOS else None
         model = kind.from_pretrained(source, revision=revision, dtype=self.dtype, device=self.available())
-        found = model.verify()
-        print(found)
-        return 0 if found.passed else 1
+        report = model.verify()
+        print(report)
+        return 0 if report.passed else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +193,10 @@ class Serve(ModelCommand):
             self.prompt, self.second or (CORRUPT if usual else ""), *(text or "" for text in answers)
         )
         model = self.opened()
-        found = [Subspace.load(file, model) for file in self.direction]
-        files = {each.site: str(file) for each, file in zip(found, self.direction, strict=True)}
+        subspaces = [Subspace.load(file, model) for file in self.direction]
+        files = {subspace.site: str(file) for subspace, file in zip(subspaces, self.direction, strict=True)}
         subject = ServedModel(
-            Session(model, found),
+            Session(model, subspaces),
             Origin(self.model, self.device, self.revision, self.dtype, files),
             begins,
         )

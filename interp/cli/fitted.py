@@ -11,9 +11,9 @@ from interp.cli.asking import Asking, asking, read_data
 from interp.lenses import JacobianLens
 
 MOST_PAIRS = 100_000
-"""Pairs that are drawn in memory."""
+"""Most pairs of prompts, which are all held in memory."""
 OF_TABLES = ("checkpoints", "scores", "sort")
-"""Options of a question that these commands, which share the rest of them, have no use for."""
+"""Options that these commands inherit from `Asking` and refuse."""
 TaskName = Literal[
     "indirect_objects", "greater_than", "facts", "repeated_sequences", "copy", "docstring_arguments"
 ]
@@ -47,27 +47,27 @@ class OfTask(Asking):
         if self.seed < 0:
             raise ValueError(f"--seed must be 0 or more, got {self.seed}")
         model = self.opened()
-        seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
+        seeds = 2 * self.seed, 2 * self.seed + 1  # distinct for every value of --seed
         drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)
         to_find, to_try = (batches(model, pairs) for pairs in drawn)
-        found = find_circuit(
+        circuit = find_circuit(
             model,
             *to_find,
             faithfulness=self.faithfulness,
             **self.fields(),  # type: ignore[arg-type]
         )
-        for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1]))[: self.most]:
+        for edge, score in sorted(circuit.scores.items(), key=lambda item: -abs(item[1]))[: self.most]:
             print(f"{score:+9.3f}  {edge}")
-        whole = evaluate_circuit(model, *to_try, found, subsets=1, draws=5, nodes=0)
-        one = whole.sel(score="faithfulness", circuit="found")
-        kept, low, high, chance = (float(one[name]) for name in ("value", "low", "high", "null"))
+        scores = evaluate_circuit(model, *to_try, circuit, subsets=1, draws=5, nodes=0)
+        faithfulness = scores.sel(score="faithfulness", circuit="found")
+        kept, low, high, chance = (float(faithfulness[name]) for name in ("value", "low", "high", "null"))
         print(
-            f"{len(found.edges)} of {len(found.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
+            f"{len(circuit.edges)} of {len(circuit.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
             f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the effect of the edge, "
             f"{self.fields()['direction']}, as {self.fields()['method']} has it"
         )
         if self.out is not None:
-            found.save(self.out)
+            circuit.save(self.out)
             print(self.out)
 
 

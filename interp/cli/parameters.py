@@ -28,7 +28,9 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
         _require_known(key, known, experiment.file)
         if keys.count(key) > 1 and not known[key].several:
             raise ValueError(f"parameter {key!r} holds one value, it was given {keys.count(key)}")
-    if missing := [name for name, each in known.items() if each.default is None and name not in keys]:
+    if missing := [
+        name for name, parameter in known.items() if parameter.default is None and name not in keys
+    ]:
         raise ValueError(f"{experiment.file} requires -p {missing[0]}=..., it has no default")
     message = io.StringIO()
     try:
@@ -39,7 +41,7 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
                 config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
             )
     except SystemExit as ended:
-        raise ValueError(f"-p {shlex.join(given)}: {_essence(message.getvalue())}") from ended
+        raise ValueError(f"-p {shlex.join(given)}: {_message_text(message.getvalue())}") from ended
 
 
 def given_in(folder: Path) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ def given_in(folder: Path) -> tuple[str, ...]:
 
 
 def merged(experiment: "Experiment", before: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
-    """The words of before, but for the keys that are given now."""
+    """The words of the earlier session, those whose keys are given now replaced by the new words."""
     again = {_pair(word, experiment.file)[0] for word in now}
     return (*(word for word in before if _pair(word, experiment.file)[0] not in again), *now)
 
@@ -59,16 +61,18 @@ def merged(experiment: "Experiment", before: Sequence[str], now: Sequence[str]) 
 def listed(experiment: "Experiment") -> str:
     """The parameters of an experiment, one a line: name, type, default and what it means."""
     lines = [experiment.question.split("\n\n")[0]] if experiment.question else []
-    for name, each in _parameters_by_name(experiment).items():
-        default = "required" if each.default is None else f"default {each.default}"
-        lines.append(f"  -p {name}=...  {each.type}, {default}{'. ' if each.doc else ''}{each.doc}")
+    for name, parameter in _parameters_by_name(experiment).items():
+        default = "required" if parameter.default is None else f"default {parameter.default}"
+        lines.append(
+            f"  -p {name}=...  {parameter.type}, {default}{'. ' if parameter.doc else ''}{parameter.doc}"
+        )
     return "\n".join(lines)
 
 
 def _parameters_by_name(experiment: "Experiment") -> "dict[str, Parameter]":
     from interp.runs.experiment import parameters
 
-    return {each.name: each for each in parameters(experiment.kind)}
+    return {parameter.name: parameter for parameter in parameters(experiment.kind)}
 
 
 def _pair(word: str, file: Path) -> tuple[str, str]:
@@ -87,8 +91,8 @@ def _require_known(key: str, known: "dict[str, Parameter]", file: Path) -> None:
         raise ValueError(f"{file} has no parameter {key!r}; {nearest(key, known)}; it has {', '.join(known)}")
 
 
-def _essence(message: str) -> str:
-    """The text in the first box of tyro's message, without the rules around it."""
+def _message_text(message: str) -> str:
+    """The text in the first box of tyro's error message, without the lines of the box."""
     lines = [line.strip(" │|") for line in message.splitlines()]
     rules = [i for i, line in enumerate(lines) if set(line) and set(line) <= set("-─╭╮╰╯")]
     inner = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines

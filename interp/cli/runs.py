@@ -65,6 +65,7 @@ class Run(Common):
             return 1
 
     def _conduct(self, experiment: "Experiment") -> int:
+        """Create or resume the record of the run, and run the experiment under it; returns the exit code."""
         from interp.runs.record import Record
 
         command = self._command()
@@ -81,27 +82,28 @@ class Run(Common):
                 if self.shard is not None:
                     record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
             else:
-                folder = self._unfinished(self.resume)
+                folder = self._unfinished_run(self.resume)
                 if _lacks_its_page(record := Record.open(folder), self.file.stem):
                     _write_page(record)
                     print(folder)
                     return 0
                 job = filled(experiment, merged(experiment, given_in(folder), self.p))
                 record = Record.resume(folder, job, command=command, file=self.file)
-                (folder / PAGE).unlink(missing_ok=True)  # it says how the last session ended
+                (folder / PAGE).unlink(missing_ok=True)  # the old page says how the last session ended
             return conduct(experiment, job, record)
 
     def _command(self) -> str:
-        """The command line that starts an equal run anew, or goes on with this one."""
-        options = [word for given in self.p for word in ("-p", given)]
+        """The command line with this command's options, for the record of the run."""
+        options = [word for pair in self.p for word in ("-p", pair)]
         options += ["--shard", self.shard] if self.shard is not None else []
         options += ["--runs", str(self.runs)] if self.runs != ROOT else []
         options += ["--resume", self.resume] if self.resume is not None else []
         return shlex.join(["interp", "run", str(self.file), *options])
 
-    def _unfinished(self, resume: str) -> Path:
+    def _unfinished_run(self, resume: str) -> Path:
+        """The folder of the run to resume, by its name or the last one of this experiment."""
         if resume != LAST:
-            return _found(resume, self.runs)
+            return _run_folder(resume, self.runs)
         runs = [record for record in _records(self.runs)[0] if record.run.name == self.file.stem]
         if not runs:
             raise ValueError(
@@ -130,9 +132,9 @@ class List(Common):
         rows = []
         for record in records:
             run, state = record.run, record.state
-            given = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
+            changed = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
             row = {"run": record.folder.name, "started": run.sessions[0].started, "state": state}
-            rows.append({**row, "duration": duration(run.seconds), "parameters": " ".join(given)})
+            rows.append({**row, "duration": duration(run.seconds), "parameters": " ".join(changed)})
         shown = [row for row in rows if self.state in (None, row["state"])]
         print(_table(shown) if shown else f"no runs in {self.runs}")
         for line in unreadable:
@@ -152,7 +154,7 @@ class Show(Common):
         """Print what run.json and the results say."""
         from interp.runs.record import Record
 
-        for line in record_lines(Record.open(_found(self.name, self.runs))):
+        for line in record_lines(Record.open(_run_folder(self.name, self.runs))):
             print(line)
 
 
@@ -173,7 +175,7 @@ class Compare(Common):
         """Print the differences, and what could not be compared."""
         from interp.runs.record import Record
 
-        first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
+        first, second = (Record.open(_run_folder(name, self.runs)) for name in (self.first, self.second))
         for line in compared_runs(first, second, self.largest):
             print(line)
 
@@ -198,7 +200,7 @@ def _records(root: Path) -> tuple[list["Record"], list[str]]:
     return sorted(records, key=lambda record: record.run.sessions[0].started), unreadable
 
 
-def _found(name: str, root: Path) -> Path:
+def _run_folder(name: str, root: Path) -> Path:
     """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
     from interp.core.wording import nearest
 
@@ -208,10 +210,10 @@ def _found(name: str, root: Path) -> Path:
     if named_path(name).is_dir():
         return Path(name)
     names = [record.folder.name for record in _records(root)[0]]
-    fits = [each for each in names if each.startswith(name)] if name != LAST else names[-1:]
+    fits = [run_name for run_name in names if run_name.startswith(name)] if name != LAST else names[-1:]
     if not fits:
         hint = (
-            nearest(name, {each.rsplit("-", 2)[0] for each in names})
+            nearest(name, {run_name.rsplit("-", 2)[0] for run_name in names})
             if names
             else f"there are none in {root}"
         )
@@ -246,9 +248,8 @@ def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
         code = FAILED
     _write_page(record)
     if code:
-        why = (
-            record.run.error or "its end could not be written"
-        )  # by a disk so full that run.json is as if killed
+        # a disk may be so full that not even run.json could be written
+        why = record.run.error or "its end could not be written"
         print(f"{record.state}: {why}; to go on: {record.how_to_resume}", file=sys.stderr)
     print(record.folder)
     return code
@@ -277,12 +278,12 @@ def on_terminal() -> Iterator[None]:
 
 
 def _lacks_its_page(record: "Record", name: str) -> bool:
-    """Whether a run of this experiment was killed when it was finished and its page was not yet there."""
+    """Whether a run of this experiment is finished, but was killed before its page was written."""
     return record.run.name == name and record.state == "finished" and not (record.folder / PAGE).exists()
 
 
 def _write_page(record: "Record") -> None:
-    """The page is drawn from the folder, so a disk without room for it costs nothing else."""
+    """Write the run's page; if the disk has no room for it, print so (the page can be drawn again from the folder)."""
     from interp.core.files import write_atomically
     from interp.pages.run_page import run_page
 
@@ -315,7 +316,7 @@ def record_lines(record: "Record") -> Iterator[str]:
     yield from (f"  warning: {line}" for line in run.warnings)
     yield "results"
     for name in run.steps:
-        yield from _result(record, name)
+        yield from _result_lines(record, name)
     yield "files"
     for path in sorted(record.folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
@@ -327,30 +328,30 @@ def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[s
     from interp.runs.comparison import as_dataset, compared
     from interp.runs.folder import changes
 
-    one, other = first.run, second.run
+    first_run, second_run = first.run, second.run
     yield f"first   {first.folder}: {first.state}"
     yield f"second  {second.folder}: {second.state}"
     for title, ours, theirs in (
-        ("parameters", one.parameters, other.parameters),
-        ("provenance", one.provenance, other.provenance),
+        ("parameters", first_run.parameters, second_run.parameters),
+        ("provenance", first_run.provenance, second_run.provenance),
     ):
-        found = changes(ours, theirs)
-        yield f"{title}: {'differ' if found else 'the same'}"
-        yield from (f"  {name}: {was} -> {now}" for name, was, now in found)
-    for name in dict.fromkeys([*one.steps, *other.steps]):
-        if name not in one.steps or name not in other.steps:
-            yield f"{name}: only in the {'first' if name in one.steps else 'second'} run"
+        changed = changes(ours, theirs)
+        yield f"{title}: {'differ' if changed else 'the same'}"
+        yield from (f"  {name}: {was} -> {now}" for name, was, now in changed)
+    for name in dict.fromkeys([*first_run.steps, *second_run.steps]):
+        if name not in first_run.steps or name not in second_run.steps:
+            yield f"{name}: only in the {'first' if name in first_run.steps else 'second'} run"
             continue
-        found_here = compared(
+        comparison = compared(
             as_dataset(first.result(name)), as_dataset(second.result(name)), largest=largest
         )
-        same = not found_here.largest and not found_here.notes
+        same = not comparison.largest and not comparison.notes
         yield f"{name}: {'the same' if same else 'differs, largest first'}"
-        yield from (f"  {_words(each)}" for each in found_here.largest)
-        yield from (f"  {line}" for line in found_here.notes)
+        yield from (f"  {_difference_line(difference)}" for difference in comparison.largest)
+        yield from (f"  {line}" for line in comparison.notes)
 
 
-def _result(record: "Record", name: str) -> Iterator[str]:
+def _result_lines(record: "Record", name: str) -> Iterator[str]:
     from interp.runs.comparison import as_dataset, headline, main_variables
 
     result = as_dataset(record.result(name))
@@ -358,9 +359,11 @@ def _result(record: "Record", name: str) -> Iterator[str]:
     yield from (f"    {variable}: {headline(result, variable)}" for variable in main_variables(result))
 
 
-def _words(each: "Difference") -> str:
-    place = f" at {each.where}" if each.where else ""
-    text = f"{each.variable}{place}: {each.first} -> {each.second}, {each.change:+.4g}"
-    if each.p == each.p:
-        text += f", p {each.p:.2g}, {each.p_adjusted:.2g} with all cells tested"
+def _difference_line(difference: "Difference") -> str:
+    place = f" at {difference.where}" if difference.where else ""
+    text = (
+        f"{difference.variable}{place}: {difference.first} -> {difference.second}, {difference.change:+.4g}"
+    )
+    if difference.p == difference.p:
+        text += f", p {difference.p:.2g}, {difference.p_adjusted:.2g} with all cells tested"
     return text

@@ -8,66 +8,68 @@ if TYPE_CHECKING:
     import xarray as xr
 
 INDEX = ("layer", "head", "depth")
-"""Coordinates that the name of a part says already."""
+"""Coordinates that are not printed beside `part`, whose name contains them."""
 TEXTS = ("token", "word", "source", "output")
-"""Columns of texts of the vocabulary."""
+"""Columns that hold texts of tokens, printed with quotes."""
 WITH_INTERVALS = 4
-"""Scores side by side that leave room for their intervals."""
+"""Most scores side by side that are printed with their intervals."""
 
 
 def lines(
     result: "xr.Dataset", *, scores: Sequence[str] = (), sort: str | None = None, most: int = 40
 ) -> Iterator[str]:
-    """The largest lines of a result's table, and what they are.
+    """The first lines of a result's table, largest first, and lines that say what the numbers are.
 
     Raises:
         KeyError: scores or a column that there is not.
     """
-    one = _alone(result)
-    table = _by_score(one, _scores(one, scores)) if _has_scores(one) else _tidy(one, sort)
-    yield _text(table.head(most))
-    yield from _about(one, scores)
+    single = _without_single_prompt(result)
+    table = (
+        _table_by_score(single, _scores(single, scores)) if _has_scores(single) else _tidy_table(single, sort)
+    )
+    yield _table_text(table.head(most))
+    yield from _about_lines(single, scores)
     if len(table) > most:
         yield f"the first {most} of {len(table)} lines: --most prints more, --out writes all"
 
 
 def over_steps(result: "xr.Dataset", scores: Sequence[str] = ()) -> Iterator[str]:
-    """At every checkpoint the largest cell of every score, and where the best at the end rises fastest."""
+    """A line per checkpoint with the largest cell of every score, and one on where the last's best rose fastest."""
     import pandas as pd
 
     from interp.dynamics.checkpoints import phase_change
 
-    one = _alone(result)
-    if "value" not in one:
+    single = _without_single_prompt(result)
+    if "value" not in single:
         raise ValueError(
-            f"checkpoints are compared by `value`, this result has {', '.join(map(str, one.data_vars))}"
+            f"checkpoints are compared by `value`, this result has {', '.join(map(str, single.data_vars))}"
         )
-    names = _scores(one, scores) if _has_scores(one) else ["value"]
+    names = _scores(single, scores) if _has_scores(single) else ["value"]
     rows: list[dict[str, object]] = []
-    for step in one.step.values:
+    for step in single.step.values:
         row: dict[str, object] = {"step": int(step)}
         for name in names:
-            values = _of_score(one, name).sel(step=step)
+            values = _score_estimates(single, name).sel(step=step)
             best = values.isel(values.value.argmax(...))
-            row[name] = f"{_place(best)} {_cell(best)}"
+            row[name] = f"{_cell_name(best)} {_cell_text(best)}"
         rows.append(row)
     yield pd.DataFrame(rows).to_string(index=False)
-    if one.sizes["step"] > 1:
-        series = _of_score(one, names[0]).value
+    if single.sizes["step"] > 1:
+        series = _score_estimates(single, names[0]).value
         change = phase_change(series).isel(series.isel(step=-1).argmax(...))
         yield (
-            f"{names[0]} of {_place(change)}, the best at the end, rises fastest between steps "
+            f"{names[0]} of {_cell_name(change)}, the best at the end, rises fastest between steps "
             f"{int(change.before)} and {int(change.after)}: {float(change.rise):+.2f}"
         )
-    yield from _about(one, scores)
+    yield from _about_lines(single, scores)
 
 
-def _alone(result: "xr.Dataset") -> "xr.Dataset":
-    """The result without the dim of a single prompt, for which the effects are those of all prompts."""
+def _without_single_prompt(result: "xr.Dataset") -> "xr.Dataset":
+    """The result without a `prompt` dim of size 1, and then without `each`, the effects by prompt."""
     if result.sizes.get("prompt") != 1:
         return result
-    one = result.isel(prompt=0).drop_vars("prompt", errors="ignore")
-    return one.drop_vars("each") if "each" in one and "value" in one else one
+    single = result.isel(prompt=0).drop_vars("prompt", errors="ignore")
+    return single.drop_vars("each") if "each" in single and "value" in single else single
 
 
 def _has_scores(result: "xr.Dataset") -> bool:
@@ -75,7 +77,7 @@ def _has_scores(result: "xr.Dataset") -> bool:
 
 
 def _scores(result: "xr.Dataset", names: Sequence[str]) -> list[str]:
-    """The scores to print. KeyError for one that the result does not have."""
+    """The scores to print, by default all; raises KeyError for one that the result does not have."""
     from interp.core.wording import nearest
 
     known = [str(name) for name in result.score.values]
@@ -87,13 +89,13 @@ def _scores(result: "xr.Dataset", names: Sequence[str]) -> list[str]:
     return list(names) or known
 
 
-def _of_score(result: "xr.Dataset", name: str) -> "xr.Dataset":
-    """The estimates of one score."""
-    found = result[[each for each in ("value", "low", "high") if each in result]]
-    return found.sel(score=name) if "score" in found.dims else found
+def _score_estimates(result: "xr.Dataset", name: str) -> "xr.Dataset":
+    """The variables `value`, `low` and `high` of one score."""
+    estimates = result[[end for end in ("value", "low", "high") if end in result]]
+    return estimates.sel(score=name) if "score" in estimates.dims else estimates
 
 
-def _by_score(result: "xr.Dataset", names: Sequence[str]) -> "pd.DataFrame":
+def _table_by_score(result: "xr.Dataset", names: Sequence[str]) -> "pd.DataFrame":
     """One line per cell and one column per score, the largest of the first score first."""
     import pandas as pd
 
@@ -104,23 +106,23 @@ def _by_score(result: "xr.Dataset", names: Sequence[str]) -> "pd.DataFrame":
     others = [str(name) for name, value in result.data_vars.items() if set(value.dims) == set(dims)]
     first = table.drop_duplicates(dims).set_index(dims)
     labels = [name for name in first.columns if name in result.coords and name not in ("score", "unit")]
-    found = first[labels + [name for name in others if name in first]].copy()
-    wide = table.pivot(
+    columns = first[labels + [name for name in others if name in first]].copy()
+    by_cell = table.pivot(
         index=dims, columns="score", values=[c for c in ("value", "low", "high") if c in table]
     )
     for name in names:
-        cells = wide.xs(name, axis=1, level="score").loc[found.index]
+        cells = by_cell.xs(name, axis=1, level="score").loc[columns.index]
         bare = len(names) > WITH_INTERVALS or "low" not in cells
-        every = ([float(x) for x in row] for row in cells.to_numpy())
-        ends = [dict(zip(cells.columns, row, strict=True)) for row in every]
-        found[name] = [_number(each["value"]) if bare else _interval(**each) for each in ends]
-    order = wide["value"][names[0]].sort_values(ascending=False, kind="stable").index
-    found = found.loc[order].reset_index()
-    return pd.DataFrame(found[[c for c in found if not ("part" in found and c in INDEX)]])
+        numbers = ([float(x) for x in row] for row in cells.to_numpy())
+        ends = [dict(zip(cells.columns, row, strict=True)) for row in numbers]
+        columns[name] = [_number(estimate["value"]) if bare else _interval(**estimate) for estimate in ends]
+    order = by_cell["value"][names[0]].sort_values(ascending=False, kind="stable").index
+    columns = columns.loc[order].reset_index()
+    return pd.DataFrame(columns[[c for c in columns if not ("part" in columns and c in INDEX)]])
 
 
-def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
-    """The tidy table, columns without a number left out, the largest line first."""
+def _tidy_table(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
+    """The result as a tidy table without empty columns, sorted by `sort` or `value`, the largest line first."""
     from interp.core.results import frame
     from interp.core.wording import nearest
 
@@ -133,7 +135,8 @@ def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     by = sort or ("value" if "value" in table else None)
     if by is not None:
         table = table.iloc[(-table[by].abs()).argsort(kind="stable")]
-    elif {"rank", "pos"} <= {*table}:  # the first words everywhere, and what comes next before all
+    elif {"rank", "pos"} <= {*table}:
+        # top tokens of all positions first, the last position before the others
         first = [name for name in ("prompt", "rank", "pos") if name in table]
         table = table.sort_values(first, ascending=[name != "pos" for name in first], kind="stable")
         table = table[table.token != ""] if "token" in table else table
@@ -146,8 +149,8 @@ def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     return table[[name for name in table if not ("part" in table and name in index)]]
 
 
-def _text(table: "pd.DataFrame") -> str:
-    """The table with texts quoted, so that spaces are seen, and numbers of three decimals."""
+def _table_text(table: "pd.DataFrame") -> str:
+    """The table as text, with quotes around token texts, so that spaces show, and three decimals."""
     out = table.copy()
     for name in out:
         if out[name].dtype.kind == "f":
@@ -165,20 +168,20 @@ def _interval(value: float, low: float, high: float) -> str:
     return "." if value != value else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _cell(found: "xr.Dataset") -> str:
-    ends = {str(name): float(found[name]) for name in found.data_vars}
+def _cell_text(cell: "xr.Dataset") -> str:
+    ends = {str(name): float(cell[name]) for name in cell.data_vars}
     return _interval(**ends) if "low" in ends else _number(ends["value"])
 
 
-def _place(found: "xr.Dataset") -> str:
+def _cell_name(cell: "xr.Dataset") -> str:
     """The name of a cell: its part, or its coordinates."""
-    if "part" in found.coords and found.part.ndim == 0:
-        return str(found.part.item())
-    inner = {str(name): at.item() for name, at in found.coords.items() if not at.ndim}
+    if "part" in cell.coords and cell.part.ndim == 0:
+        return str(cell.part.item())
+    inner = {str(name): at.item() for name, at in cell.coords.items() if not at.ndim}
     return ", ".join(f"{name} {at}" for name, at in inner.items() if name not in ("step", "score", "unit"))
 
 
-def _agreements(result: "xr.Dataset") -> Iterator[str]:
+def _agreement_texts(result: "xr.Dataset") -> Iterator[str]:
     """Every correlation of estimates with effects, and its interval where it has one."""
     for name in result.coefficient.values:
         value, low, high = (
@@ -187,8 +190,8 @@ def _agreements(result: "xr.Dataset") -> Iterator[str]:
         yield f"{name} {value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
 
 
-def _about(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
-    """Lines that say which numbers these are, and of which runs."""
+def _about_lines(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
+    """Lines that say what the printed numbers are: metric values, unit, effect and interval."""
     attrs = result.attrs
     single = [
         f"{name} {float(x):.3f}" for name, x in result.data_vars.items() if not x.ndim and x.dtype.kind == "f"
@@ -196,13 +199,13 @@ def _about(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
     if single:
         yield f"{attrs.get('metric', 'metric')}: {', '.join(single)}"
     if "agreement" in result:
-        yield f"agreement with patching: {', '.join(_agreements(result))}"
+        yield f"agreement with patching: {', '.join(_agreement_texts(result))}"
     unit = str(result.value.attrs.get("unit", "")) if "value" in result else ""
     if _has_scores(result):
         units = result.unit.sel(score=_scores(result, scores)).values
         unit = ", ".join(dict.fromkeys(map(str, units)))
-    told = [unit, *(str(attrs[name]) for name in ("effect", "interval") if name in attrs)]
+    texts = [unit, *(str(attrs[name]) for name in ("effect", "interval") if name in attrs)]
     if {"period", "repeats", "rows"} <= attrs.keys():
-        told.append(f"{attrs['rows']} rows of {attrs['period']} x {attrs['repeats']} random tokens")
-    if any(told):
-        yield "; ".join(text for text in told if text)
+        texts.append(f"{attrs['rows']} rows of {attrs['period']} x {attrs['repeats']} random tokens")
+    if any(texts):
+        yield "; ".join(text for text in texts if text)

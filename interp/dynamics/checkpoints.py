@@ -83,15 +83,15 @@ def over_checkpoints(
 
     def result(revision: str) -> xr.Dataset:
         if not isinstance(question, Askable):
-            return question(_loaded(load, revision))
-        return answered(question, _loaded(load, revision), data)
+            return question(_load_model(load, revision))
+        return answered(question, _load_model(load, revision), data)
 
     order = sorted(range(len(steps)), key=steps.__getitem__)
     bar = tqdm([revisions[i] for i in order], desc="checkpoints", delay=1, leave=False)
-    return _joined([result(revision) for revision in bar], [steps[i] for i in order])
+    return _along_step([result(revision) for revision in bar], [steps[i] for i in order])
 
 
-def _loaded(load: Callable[[str], Model], revision: str) -> Model:
+def _load_model(load: Callable[[str], Model], revision: str) -> Model:
     """The model of a revision. ValueError if `load` returns something else."""
     model = load(revision)
     check(f"load({revision!r})", model, Model)
@@ -108,10 +108,10 @@ def step_of(revision: str) -> int:
         >>> step_of("step2850")
         2850
     """
-    found = _STEP.search(revision)
-    if found is None:
+    match = _STEP.search(revision)
+    if match is None:
         raise ValueError(f"a revision that names its step is required, such as 'step2850', got {revision!r}")
-    return int(found[1])
+    return int(match[1])
 
 
 @public()
@@ -155,21 +155,23 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
     steps = torch.tensor(series["step"].to_numpy())
     if bool((steps.diff() <= 0).any()) or bool(values.isnan().any()):
         raise ValueError(f"ascending steps and a value at each are required, got steps {steps.tolist()}")
-    of, unit = (_scalar(series, name) for name in ("score", "unit"))
+    of, unit = (_scalar_label(series, name) for name in ("score", "unit"))
     unit = unit or str(series.attrs.get("unit", "that of the series"))
     dims = tuple(others)
     cells = {name: (dims, cell) for name, cell in _steepest(values, steps).items()}
-    found = labelled(
+    result = labelled(
         "phase_change",
         cells,
         units={"rise": unit, "rate": f"{unit} per step"},
         attrs={"of": of or str(series.name), "unit": unit},
     )
-    kept = {str(name): each for name, each in series.coords.items() if each.ndim and "step" not in each.dims}
-    return found.assign_coords(kept)
+    coords = {
+        str(name): coord for name, coord in series.coords.items() if coord.ndim and "step" not in coord.dims
+    }
+    return result.assign_coords(coords)
 
 
-def _scalar(series: xr.DataArray, name: str) -> str | None:
+def _scalar_label(series: xr.DataArray, name: str) -> str | None:
     """The label that a selection left on a series, such as the selected score; None where there is none."""
     return str(series[name].item()) if name in series.coords and series[name].ndim == 0 else None
 
@@ -221,7 +223,7 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
             f"{snapshots.shape[1]} prompts, got {components} components"
         )
     projection, direction, explained = principal_components(snapshots)
-    found = labelled(
+    result = labelled(
         "per_token_loss_pca",
         {
             "projection": (
@@ -236,7 +238,7 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
         units={"projection": "nats", "mean": "nats", "explained": "share of the variance"},
         attrs={"unit": "nats", "signs": "the largest entry of every direction is positive"},
     )
-    return found.assign_coords({str(name): at for name, at in losses.coords.items()})
+    return result.assign_coords({str(name): at for name, at in losses.coords.items()})
 
 
 def principal_components(
@@ -254,7 +256,7 @@ def principal_components(
 
 
 def _steepest(values: Float[Tensor, "s ..."], steps: Tensor) -> dict[str, Tensor]:
-    """For every cell, the neighbouring steps with the largest mean slope between them, and that rise."""
+    """For every cell, the neighbouring steps between which the value rises fastest, the rise and the rise per step."""
     rise = values.diff(dim=0)
     rate = rise / steps.diff().reshape(-1, *[1] * (values.ndim - 1))
     gap = rate.argmax(0)
@@ -266,26 +268,34 @@ def _steepest(values: Float[Tensor, "s ..."], steps: Tensor) -> dict[str, Tensor
     }
 
 
-def _joined(parts: Sequence[xr.Dataset], steps: Sequence[int]) -> xr.Dataset:
-    """The results along `step`; attributes that differ become variables."""
+def _along_step(results: Sequence[xr.Dataset], steps: Sequence[int]) -> xr.Dataset:
+    """The results of all checkpoints, concatenated along `step`; attributes that differ become variables over it."""
     import xarray as xr
 
-    names = [set(map(str, part.variables)) for part in parts]
-    if odd := sorted(names[0] ^ next((n for n in names if n != names[0]), names[0])):
-        raise ValueError(f"results with the same variables at every step are required; only some have {odd}")
+    names = [set(map(str, result.variables)) for result in results]
+    if missing := sorted(names[0] ^ next((n for n in names if n != names[0]), names[0])):
+        raise ValueError(
+            f"results with the same variables at every step are required; only some have {missing}"
+        )
     try:
-        whole = xr.concat(
-            list(parts), "step", join="exact", data_vars="all", coords="minimal", compat="equals",
+        series = xr.concat(
+            list(results), "step", join="exact", data_vars="all", coords="minimal", compat="equals",
             combine_attrs="override",
         )  # fmt: skip
     except ValueError as cause:
         raise ValueError(f"results with the same coordinates at every step are required: {cause}") from cause
-    attrs = {str(name): [part.attrs.get(name) for part in parts] for part in parts for name in part.attrs}
-    differing = {name: each for name, each in attrs.items() if any(value != each[0] for value in each)}
+    attrs = {
+        str(name): [result.attrs.get(name) for result in results]
+        for result in results
+        for name in result.attrs
+    }
+    differing = {
+        name: by_step for name, by_step in attrs.items() if any(value != by_step[0] for value in by_step)
+    }
     if taken := sorted(names[0] & set(differing)):
         raise ValueError(
             f"attributes that differ by step become variables, but {taken} are variables already"
         )
-    whole = whole.assign_coords(step=list(steps)).assign({k: ("step", v) for k, v in differing.items()})
-    whole.attrs = {name: each[0] for name, each in attrs.items() if name not in differing}
-    return whole
+    series = series.assign_coords(step=list(steps)).assign({k: ("step", v) for k, v in differing.items()})
+    series.attrs = {name: by_step[0] for name, by_step in attrs.items() if name not in differing}
+    return series

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FEWEST_TEXTS = 1024
-"""Fewest texts for an interval of the mean loss at one index: where tokens repeat, few texts make all of it."""
+"""Fewest texts for an interval of the mean loss at one index: where tokens repeat, few texts make up the whole loss."""
 INDEX = "tokens before it in its text: 1 for the first after BOS"
 SHORTEST = 3
 """Fewest tokens of a text that has two indices to compare."""
@@ -108,7 +108,7 @@ class InContext(Question):
     def bind(self, model: Subject) -> ByRow:
         """The losses of every text by index, read off the final stream."""
         config = model.transformer.config
-        _check(config)
+        _check_config(config)
         compared = compared_indices(config.n_ctx, self.early, self.late)
         return ByRow(
             self.name,
@@ -155,14 +155,14 @@ class OneTokenLosses(Question):
     seed: int = 0
 
     def bind(self, model: Subject) -> ByRow:
-        """The losses of every text, of which one each is kept."""
+        """The loss of one token of every text, read off the final stream."""
         config = model.transformer.config
-        _check(config)
+        _check_config(config)
         generator = torch.Generator().manual_seed(self.seed)
         keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
         return ByRow(
             self.name,
-            Reading(_reads(config), partial(_chosen, keys=keys)),
+            Reading(_reads(config), partial(_chosen_losses, keys=keys)),
             Rows,
             partial(_finish_chosen, name=self.name, seed=self.seed),
         )
@@ -210,16 +210,16 @@ def loss_map(
     """
     if isinstance(data, Iterator):
         data = list(data)  # it must last for every checkpoint
-    found = over_checkpoints(
+    result = over_checkpoints(
         load,
         revisions,
         InContext(early=early, late=late),
         data,
     )
-    loss = torch.tensor(found.value.sel(score="loss").transpose("step", "index").to_numpy())
-    slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
+    loss = torch.tensor(result.value.sel(score="loss").transpose("step", "index").to_numpy())
+    slope = log_index_slope(loss, torch.tensor(result.index.to_numpy()), span=span)
     attrs = {"unit": "nats per e-fold of the index"}
-    return found.assign(slope=(("step", "index"), slope.numpy(), attrs)).assign_attrs(
+    return result.assign(slope=(("step", "index"), slope.numpy(), attrs)).assign_attrs(
         interp_analysis="loss_map", span=span
     )
 
@@ -228,7 +228,7 @@ one_token_losses = of_data(OneTokenLosses)
 
 
 def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:
-    """Pairs of an early and a late index that may be compared, those of the longest texts first.
+    """Pairs of an early and a late index that may be compared, in order of falling late index.
 
     Args:
         n_ctx: the model's context.
@@ -256,7 +256,7 @@ def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tu
             for n, e in zip(halves, first, strict=True)
             if early is None or early < n - e
         ]
-    if not pairs or not all(1 <= one < other < n_ctx for one, other in pairs):
+    if not pairs or not all(1 <= first < second < n_ctx for first, second in pairs):
         raise ValueError(
             f"1 <= early < late < {n_ctx}, the model's context, is required, got early={early}, late={late}"
         )
@@ -268,10 +268,10 @@ def log_index_slope(
 ) -> Float[Tensor, "*s n"]:
     """Slope d loss / d log(index): least squares over the indices in [index / span, index * span], in float64.
 
-    The two neighbours always count. Every sum over a window is a difference of running sums.
+    Both neighbours of an index always belong to its window. Sums over windows are differences of running sums.
 
     Args:
-        loss: [*s n], NaN where it is not known.
+        loss: [*s n], NaN where there is none.
         index: [n], ascending.
         span: factor between an index and the ends of its window, above 1.
 
@@ -303,7 +303,7 @@ def log_index_slope(
     return (covariance / variance).masked_fill(count < 2, torch.nan)
 
 
-def _check(config: ModelConfig) -> None:
+def _check_config(config: ModelConfig) -> None:
     if not config.causal:
         raise ValueError("the loss by token index requires a causal model; this one sees what it predicts")
     if not config.unembed:
@@ -321,25 +321,26 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t 
     stream, target = trace[_reads(model.config)[0]][:, :-1], batch.tokens[:, 1:]
     counted = predicted(batch.keep, batch.documents)
     known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted
-    wide = torch.promote_types(stream.dtype, torch.float32)
+    dtype = torch.promote_types(stream.dtype, torch.float32)
     parts = zip(stream[known].split(CHUNK), target[known].split(CHUNK), strict=True)
-    each = [F.cross_entropy(model.read_out(x.to(wide)), t, reduction="none") for x, t in parts]
-    found = torch.full(target.shape, torch.nan, dtype=wide, device=stream.device)
-    found[known] = torch.cat(each)
-    if not bool(found[known].isfinite().all()):
+    losses = [F.cross_entropy(model.read_out(x.to(dtype)), t, reduction="none") for x, t in parts]
+    padded = torch.full(target.shape, torch.nan, dtype=dtype, device=stream.device)
+    padded[known] = torch.cat(losses)
+    if not bool(padded[known].isfinite().all()):
         raise NotFiniteError("finite losses are required; the model's are NaN or infinite on this batch")
-    return batch.by_text(F.pad(found, (1, 0), value=torch.nan), batch.real, torch.nan)[:, 1:]
+    return batch.by_text(F.pad(padded, (1, 0), value=torch.nan), batch.real, torch.nan)[:, 1:]
 
 
 def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]) -> Mapping[str, Tensor]:
     """The losses of every text `[t n]`, and their differences from the loss at every early index `[t e n]`."""
     loss = _losses(trace, batch, model)
-    none = loss.new_full((len(loss),), torch.nan)
-    first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else none for i in early], 1)
+    nans = loss.new_full((len(loss),), torch.nan)
+    first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else nans for i in early], 1)
     return {"loss": loss, "in_context": loss[:, None] - first[..., None]}
 
 
 def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> xr.Dataset:
+    """The Dataset[index, score]; raises ValueError if no text reaches the late index."""
     assert isinstance(merged, MaskedMeans)
     loss, changes = merged.moments["loss"], merged.moments["in_context"]
     assert isinstance(loss, MaskedMoments) and isinstance(changes, MaskedMoments)
@@ -357,7 +358,7 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
         name,
         {
             "loss": _score(loss, n, fewest=FEWEST_TEXTS, within=POSITIVE),
-            "in_context": _score(_of(changes, which), n, 0.0),
+            "in_context": _score(_moments_of_index(changes, which), n, 0.0),
         },
         ("index",),
         coords={"index": range(1, n + 1)},
@@ -369,8 +370,8 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
     )  # fmt: skip
 
 
-def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
-    """The moments of one row of the cells."""
+def _moments_of_index(moments: MaskedMoments, which: int) -> MaskedMoments:
+    """The moments of one early index: row `which` of the cells `[early index]`."""
     drawn = moments.replicates
     if drawn is not None:
         drawn = Replicates(drawn.per_cell()[:, which], drawn.total[:, which])
@@ -385,14 +386,16 @@ def _score(
     fewest: int = FEWEST,
     within: tuple[float, float] = ANYWHERE,
 ) -> Score:
-    """The score of the first `n` indices; NaN where no text has one."""
-    found, absent = Score.of(moments, "nats", null, fewest=fewest, within=within), moments.counts == 0
-    value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
-    return Score(value, low, high, found.n[:n], found.null[:n], "nats")
+    """The score at the first `n` token indices, from moments over texts; NaN where no text reaches the index."""
+    score, absent = Score.of(moments, "nats", null, fewest=fewest, within=within), moments.counts == 0
+    value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (score.value, score.low, score.high))
+    return Score(value, low, high, score.n[:n], score.null[:n], "nats")
 
 
-def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
-    """The loss of one token per row, whose index is a hash of the row's tokens, whatever batch they come in."""
+def _chosen_losses(
+    trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]
+) -> Mapping[str, Tensor]:
+    """The loss of one token per row; its index is a hash of the row's tokens, so it does not depend on the batch."""
     if batch.documents is not None:
         raise ValueError("one token per example requires one text per row, got a packed batch")
     lengths = batch.lengths

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 AT_ONCE = 2**25
-"""Numbers of all rows of a pass, before they are added up: 128 MiB in float32, twice that in float64."""
+"""Most entries of the squared matrices that the rows of one pass hold together: 128 MiB in float32."""
 InfluenceMethod = Literal["dot", "kfac", "ekfac"]
 Solved = Mapping[str, Float[Tensor, "c i o"]]
-"""The queries' gradients of each matrix, multiplied by the inverse curvature."""
+"""(H + damping)^-1 grad m_j of every query j, by the name of the matrix."""
 
 
 @public()
@@ -118,9 +118,9 @@ def influence(
         raise ValueError(f"samples must be at least 1, got {samples}")
     subject = as_model(model)
     check_differentiable(subject.transformer, chosen(subject.transformer.config, matrices, layers))
-    setup = _Asked(subject, matrices, layers, determined_only, samples, seed, batch_size)
-    found = _solved(setup, rows, queries, method, damping)
-    scores = setup.over(rows, partial(_scores, setup=setup, examples=rows, found=found), Rows)
+    setup = _Setup(subject, matrices, layers, determined_only, samples, seed, batch_size)
+    multipliers = _multipliers(setup, rows, queries, method, damping)
+    scores = setup.over(rows, partial(_scores, setup=setup, examples=rows, multipliers=multipliers), Rows)
     assert isinstance(scores, Rows)
     unit = queries.unit if method != "dot" else f"{queries.unit} per step of length 1"
     return labelled(
@@ -132,8 +132,8 @@ def influence(
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """The model, the matrices and the loss whose gradients are taken."""
+class _Setup:
+    """What every pass of `influence` needs: the model, the matrices, and which loss is differentiated."""
 
     subject: Subject
     matrices: Sequence[LensMatrix] | None
@@ -147,10 +147,10 @@ class _Asked:
         self,
         examples: Examples,
         rows: Callable[[Transformer, Batch], Steps[Values]],
-        kept: Reduction,
+        reduction: Reduction,
         most: int | None = None,
     ) -> object:
-        """The reduction of all rows.
+        """The values that `rows` computes for each batch of the examples, reduced over all batches.
 
         Args:
             most: the most rows of a pass; None: the batch size.
@@ -165,14 +165,14 @@ class _Asked:
             prepend_bos=False,
             batch_size=min(self.batch_size, most or self.batch_size),
         )
-        return reduced_over(ByRow("influence", rows, kept), self.subject, source)
+        return reduced_over(ByRow("influence", rows, reduction), self.subject, source)
 
     def factors(self, model: Transformer, batch: Batch, loss: Objective) -> Steps[GradientFactors]:
-        """The gradient factors of a loss of all logits."""
+        """The gradient factors of a loss that is a function of the logits at all positions."""
         return factor_steps(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
 
     def tokens(self, rows: Examples) -> int:
-        """Number of tokens that the mean loss is over."""
+        """The number of tokens over which the mean loss is taken."""
         count = int(rows.predicted(determined_only=self.determined_only).sum())
         if not count:
             raise ValueError("rows with a token to predict are required, none is asked")
@@ -213,13 +213,12 @@ def drawn(
     """
     p = logits.shape[1]
     levels = to_device(uniforms(row, p, seed, start=sample * width).T, logits.device)
-    found = []
-    for each, level in zip(
-        logits.detach(), levels, strict=True
-    ):  # a row at a time: float64 over the vocabulary
-        cumulative = each.double().softmax(-1).cumsum(-1)
-        found.append(torch.searchsorted(cumulative, level[:, None].contiguous(), right=True)[:, 0])
-    return torch.stack(found).clamp_max(logits.shape[-1] - 1)
+    tokens = []
+    # a row at a time, because the cumulative probabilities are float64 over the vocabulary
+    for row_logits, level in zip(logits.detach(), levels, strict=True):
+        cumulative = row_logits.double().softmax(-1).cumsum(-1)
+        tokens.append(torch.searchsorted(cumulative, level[:, None].contiguous(), right=True)[:, 0])
+    return torch.stack(tokens).clamp_max(logits.shape[-1] - 1)
 
 
 def nats(
@@ -235,20 +234,20 @@ def nats(
     Returns:
         One number, in nats.
     """
-    each = F.cross_entropy(upcast(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
-    return (each * predicted).sum()
+    losses = F.cross_entropy(upcast(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
+    return (losses * predicted).sum()
 
 
-def _solved(
-    setup: _Asked, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
+def _multipliers(
+    setup: _Setup, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
 ) -> Solved | Mapping[str, tuple[Tensor, Tensor]]:
-    """The multipliers of the rows' gradients: the queries' factors, or their solved gradients."""
-    kept = setup.over(queries, partial(_of_queries, setup=setup, examples=queries), Rows)
-    assert isinstance(kept, Rows)
+    """What the rows' gradients are multiplied by: the factors of the queries' gradients ("dot"), or H^-1 times them."""
+    factors = setup.over(queries, partial(_query_factors, setup=setup, examples=queries), Rows)
+    assert isinstance(factors, Rows)
     device = setup.subject.transformer.device
-    names = [name.removesuffix(" x") for name in kept.rows if name.endswith(" x")]
+    names = [name.removesuffix(" x") for name in factors.rows if name.endswith(" x")]
     pairs = {
-        name: tuple(to_device(kept.rows[f"{name} {side}"], device) for side in ("x", "delta"))
+        name: tuple(to_device(factors.rows[f"{name} {side}"], device) for side in ("x", "delta"))
         for name in names
     }
     if method == "dot":
@@ -259,14 +258,14 @@ def _solved(
     solved = {}
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
-        # of the host, which has them already
+        # the mean is taken of the copy on the host, without waiting for the device
         eigenvalues = curvature[name].eigenvalues.to(matrix.eigenvalues.dtype)
         solved[name] = matrix.solved(x, delta, damping * float(eigenvalues.mean()))
     return solved
 
 
 def fisher(
-    setup: _Asked, rows: Examples, method: InfluenceMethod, most: int | None = None
+    setup: _Setup, rows: Examples, method: InfluenceMethod, most: int | None = None
 ) -> dict[str, Kronecker]:
     """Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
 
@@ -279,101 +278,106 @@ def fisher(
     Returns:
         A `Kronecker` for each matrix, by name.
     """
-    moments = setup.over(rows, partial(_moments, setup=setup, examples=rows), Means, most)
+    moments = setup.over(rows, partial(_factor_moments, setup=setup, examples=rows), Means, most)
     assert isinstance(moments, Means)
-    mean = {name: each.mean for name, each in moments.moments.items()}
+    mean = {name: matrix.mean for name, matrix in moments.moments.items()}
     count, real, tokens = len(rows.batch), int(rows.batch.real.sum()), setup.tokens(rows)
     names = [name.removesuffix(" x") for name in mean if name.endswith(" x")]
-    found = {}
-    for (
-        name
-    ) in names:  # sums over rows / real tokens on both sides: sum x'x (kron) sum delta'delta / (real tokens)
-        scale = count * count / (real * tokens)
-        found[name] = Kronecker.of(mean[f"{name} x"], mean[f"{name} delta"], scale)
+    curvature = {}
+    # means over rows become sums (count on either side): sum x^T x (kron) sum delta^T delta / (real tokens)
+    scale = count * count / (real * tokens)
+    for name in names:
+        curvature[name] = Kronecker.of(mean[f"{name} x"], mean[f"{name} delta"], scale)
     if method == "kfac":
-        return found
-    squares = setup.over(rows, partial(_squares, setup=setup, examples=rows, bases=found), Means, most)
+        return curvature
+    squares = setup.over(
+        rows, partial(_squared_gradients, setup=setup, examples=rows, bases=curvature), Means, most
+    )
     assert isinstance(squares, Means)
     return {
-        name: each.corrected(squares.moments[name].mean.to(each.basis_in.device) * (count / tokens))
-        for name, each in found.items()
+        name: matrix.corrected(squares.moments[name].mean.to(matrix.basis_in.device) * (count / tokens))
+        for name, matrix in curvature.items()
     }
 
 
-def _pseudo(
-    setup: _Asked, model: Transformer, batch: Batch, examples: Examples, sample: int
+def _sampled_label_factors(
+    setup: _Setup, model: Transformer, batch: Batch, examples: Examples, sample: int
 ) -> Steps[GradientFactors]:
-    """Factors of the loss of labels that the model draws."""
-    part = here(examples, batch)
+    """Gradient factors of the loss against labels drawn from the model's own predictions (for the Fisher matrix)."""
+    rows = here(examples, batch)
     assert batch.row is not None
     labels = partial(
         drawn, row=batch.row, sample=sample, width=examples.batch.tokens.shape[1], seed=setup.seed
     )
-    where = part.predicted(determined_only=setup.determined_only)
-    return setup.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
+    counted = rows.predicted(determined_only=setup.determined_only)
+    return setup.factors(model, batch, lambda logits: nats(logits, labels(logits), counted))
 
 
-def _moments(model: Transformer, batch: Batch, setup: _Asked, examples: Examples) -> Steps[Values]:
-    """x^T x and delta^T delta of every matrix, summed over the tokens of each row."""
+def _factor_moments(model: Transformer, batch: Batch, setup: _Setup, examples: Examples) -> Steps[Values]:
+    """x^T x `[b i i]` and delta^T delta `[b o o]` of every matrix, summed over the tokens of each row."""
     values: dict[str, Tensor] = {}
     for sample in range(setup.samples):
-        found = yield from _pseudo(setup, model, batch, examples, sample)
-        for name, (x, delta) in found.items():
-            kept, delta = upcast(x) * batch.real[..., None], upcast(delta)
-            values[f"{name} x"] = kept.mT @ kept
-            more = delta.mT @ delta / setup.samples
-            values[f"{name} delta"] = values.get(f"{name} delta", torch.zeros_like(more)) + more
+        factors = yield from _sampled_label_factors(setup, model, batch, examples, sample)
+        for name, (x, delta) in factors.items():
+            real_x, delta = upcast(x) * batch.real[..., None], upcast(delta)
+            values[f"{name} x"] = real_x.mT @ real_x
+            delta_moment = delta.mT @ delta / setup.samples
+            values[f"{name} delta"] = (
+                values.get(f"{name} delta", torch.zeros_like(delta_moment)) + delta_moment
+            )
     return values
 
 
-def _squares(
+def _squared_gradients(
     model: Transformer,
     batch: Batch,
-    setup: _Asked,
+    setup: _Setup,
     examples: Examples,
     bases: Mapping[str, Kronecker],
 ) -> Steps[Values]:
-    """The squared gradient of each row in the eigenbasis of every matrix."""
+    """The squared entries of each row's gradient in the eigenbasis of every matrix, `[b i o]`."""
     values: dict[str, Tensor] = {}
     for sample in range(setup.samples):
-        found = yield from _pseudo(setup, model, batch, examples, sample)
-        for name, (x, delta) in found.items():
-            more = bases[name].to(x).in_basis(x, delta).square() / setup.samples
-            values[name] = values.get(name, torch.zeros_like(more)) + more
+        factors = yield from _sampled_label_factors(setup, model, batch, examples, sample)
+        for name, (x, delta) in factors.items():
+            squares = bases[name].to(x).in_basis(x, delta).square() / setup.samples
+            values[name] = values.get(name, torch.zeros_like(squares)) + squares
     return values
 
 
-def _of_queries(model: Transformer, batch: Batch, setup: _Asked, examples: Examples) -> Steps[Values]:
-    """Both factors of the gradient of each query's measure."""
-    part = here(examples, batch)
-    found = yield from setup.factors(
-        model, batch, lambda logits: part.measured(logits, determined_only=setup.determined_only).sum()
+def _query_factors(model: Transformer, batch: Batch, setup: _Setup, examples: Examples) -> Steps[Values]:
+    """Both factors of the gradient of each query's measure m_j, under the names `<matrix> x` and `<matrix> delta`."""
+    queries = here(examples, batch)
+    factors = yield from setup.factors(
+        model, batch, lambda logits: queries.measured(logits, determined_only=setup.determined_only).sum()
     )
     return {
-        f"{name} {side}": each
-        for name, pair in found.items()
-        for side, each in zip(("x", "delta"), pair, strict=True)
+        f"{name} {side}": factor
+        for name, pair in factors.items()
+        for side, factor in zip(("x", "delta"), pair, strict=True)
     }
 
 
 def _scores(
     model: Transformer,
     batch: Batch,
-    setup: _Asked,
+    setup: _Setup,
     examples: Examples,
-    found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
+    multipliers: Mapping[str, Tensor | tuple[Tensor, Tensor]],
 ) -> Steps[Values]:
-    """The gradient of each row's summed loss times the multipliers of the queries, over all matrices."""
-    where = here(examples, batch).predicted(determined_only=setup.determined_only)
+    """Inner products `[b query]` of each row's loss gradient with each query's multiplier, summed over all matrices."""
+    counted = here(examples, batch).predicted(determined_only=setup.determined_only)
 
     def loss(logits: Tensor) -> Tensor:
-        return (next_token_loss(logits, batch.tokens, batch.keep) * where).sum()
+        return (next_token_loss(logits, batch.tokens, batch.keep) * counted).sum()
 
     total: Tensor | None = None
-    recorded = yield from setup.factors(model, batch, loss)
-    for name, (x, delta) in recorded.items():
-        other = found[name]
-        part = along(x, delta, other) if isinstance(other, Tensor) else products(x, delta, *other)
-        total = part if total is None else total + part
+    factors = yield from setup.factors(model, batch, loss)
+    for name, (x, delta) in factors.items():
+        multiplier = multipliers[name]
+        inner = (
+            along(x, delta, multiplier) if isinstance(multiplier, Tensor) else products(x, delta, *multiplier)
+        )
+        total = inner if total is None else total + inner
     assert total is not None
     return {"value": total}

@@ -27,29 +27,31 @@ class Kronecker:
     basis_out: Float[Tensor, "o o"]
     """Columns are the eigenvectors of the second moment of delta."""
     eigenvalues: Float[Tensor, "i o"]
-    """Of every pair of eigenvectors."""
+    """The eigenvalue of every pair of an eigenvector of x and one of delta."""
 
     @classmethod
     def of(
         cls, moment_in: Float[Tensor, "i i"], moment_out: Float[Tensor, "o o"], scale: float = 1.0
     ) -> Kronecker:
-        """scale * moment_in (kron) moment_out. Eigenvalues below 0, which are rounding, become 0."""
-        (a, basis_in), (s, basis_out) = (torch.linalg.eigh(each.double()) for each in (moment_in, moment_out))
+        """The matrix scale * moment_in (kron) moment_out; eigenvalues below 0, which are rounding, become 0."""
+        (a, basis_in), (s, basis_out) = (
+            torch.linalg.eigh(moment.double()) for moment in (moment_in, moment_out)
+        )
         return cls(basis_in, basis_out, scale * torch.outer(a.clamp_min(0), s.clamp_min(0)))
 
     def to(self, like: Tensor) -> Kronecker:
         """This matrix on the device of `like`, in its dtype (float32 at least)."""
         dtype = upcast(like).dtype
-        parts = (self.basis_in, self.basis_out, self.eigenvalues)
-        return Kronecker(*(to_device(each.to(dtype), like.device) for each in parts))
+        tensors = (self.basis_in, self.basis_out, self.eigenvalues)
+        return Kronecker(*(to_device(tensor.to(dtype), like.device) for tensor in tensors))
 
     def in_basis(self, x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"]) -> Float[Tensor, "b i o"]:
-        """The gradient of each row, sum x^T delta over positions, in the eigenbasis."""
+        """The gradient of each row in the eigenbasis, Q_in^T (sum_p x_p^T delta_p) Q_out."""
         turned = upcast(x) @ self.basis_in, upcast(delta) @ self.basis_out
         return einsum(*turned, "b p i, b p o -> b i o")
 
     def corrected(self, eigenvalues: Float[Tensor, "i o"]) -> Kronecker:
-        """This basis with other eigenvalues; the mean squares of `in_basis` are those of EK-FAC."""
+        """The matrix with this basis and other eigenvalues; EK-FAC takes the mean squares of `in_basis`."""
         return replace(self, eigenvalues=eigenvalues)
 
     def solved(
@@ -77,6 +79,6 @@ def products(
 def along(
     x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"], other: Float[Tensor, "c i o"]
 ) -> Float[Tensor, "b c"]:
-    """Inner products <G_b, M_c> of the gradients of rows with given matrices."""
-    seen = einsum(upcast(x), other, "b p i, c i o -> b c p o")
-    return einsum(seen, upcast(delta), "b c p o, b p o -> b c")
+    """Inner products <G_b, M_c> of the gradients G = sum x^T delta of rows b with the matrices M_c in `other`."""
+    projected = einsum(upcast(x), other, "b p i, c i o -> b c p o")
+    return einsum(projected, upcast(delta), "b c p o, b p o -> b c")

@@ -31,10 +31,10 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
         Dataset:
 
         - `value`: the score. 1: the estimate orders the groups as training without them does; 0 (`null`): no relation.
-        - `low`, `high`: 95 % interval, for other queries and other groups of the same kind, without end. The variances
-          of a jackknife over each are added (their common part counts twice, so it is a little wide), around the
-          jackknife's estimate (ranks of few groups correlate less), with Student's t of the fewer of both; NaN below 3
-          of either.
+        - `low`, `high`: 95 % interval of the score over infinitely many queries and groups of the same kind. Its centre
+          is the jackknife's estimate (ranks of few groups correlate less); its variance adds that over queries and that
+          over groups (their common part counts twice, so it is a little wide), with Student's t of the smaller number.
+          NaN below 3 queries or groups.
         - `n`: number of queries.
         - `each` [query]: the correlation of every query.
         - `predicted`, `exact` [group, query]: both effects, which `plot.influence` draws.
@@ -124,20 +124,21 @@ def correlations(
     """
     if x.shape[1] < 3:
         raise ValueError(f"at least 3 groups are required to rank, got {x.shape[1]}")
+    # [c g] -> [c g g]: signs of all differences, whose sums over an axis are ranks (centred, times 2)
     ours, theirs = ((side[:, :, None] - side[:, None]).sign() for side in (x, y))
-    every = torch.ones(1, 1, x.shape[1], dtype=torch.bool, device=x.device)
-    whole = _correlation(ours.sum(2)[:, None], theirs.sum(2)[:, None], every)[:, 0]
-    left = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[None]
-    without = [each.sum(2)[:, None] - each.mT for each in (ours, theirs)]
-    return whole, _correlation(without[0], without[1], left)
+    all_groups = torch.ones(1, 1, x.shape[1], dtype=torch.bool, device=x.device)
+    of_all = _correlation(ours.sum(2)[:, None], theirs.sum(2)[:, None], all_groups)[:, 0]
+    others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[None]
+    ranks = [signs.sum(2)[:, None] - signs.mT for signs in (ours, theirs)]
+    return of_all, _correlation(ranks[0], ranks[1], others)
 
 
 def _correlation(
-    x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], kept: Bool[Tensor, "1 k g"]
+    x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], columns: Bool[Tensor, "1 k g"]
 ) -> Float[Tensor, "c k"]:
-    """Pearson's correlation over the columns kept. Ranks by signs are whole numbers: a constant side is exactly 0."""
-    count = kept.sum(2, keepdim=True)
-    x, y = ((side - (side * kept).sum(2, keepdim=True) / count) * kept for side in (x, y))
+    """Pearson's correlation over the columns kept; NaN for a constant side, whose ranks by signs are exactly 0."""
+    count = columns.sum(2, keepdim=True)
+    x, y = ((side - (side * columns).sum(2, keepdim=True) / count) * columns for side in (x, y))
     sizes = (x.square().sum(2) * y.square().sum(2)).sqrt()
     return torch.where(sizes > 0, (x * y).sum(2) / sizes, torch.nan)
 
@@ -147,7 +148,7 @@ def interval(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """95 % interval of the mean correlation over queries and groups, by a jackknife over groups.
 
-    Its middle is the jackknife's: the mean of few groups lies nearer to 0 than that of many.
+    Its middle is the jackknife's estimate, because the mean over few groups is biased towards 0.
 
     Args:
         correlation: [c], of every query.

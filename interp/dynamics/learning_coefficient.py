@@ -140,27 +140,27 @@ def learning_coefficient(
         >>> found.loss.shape
         (2, 3)
     """
-    network = _wide(as_network(model))
+    network = _in_float32(as_network(model))
     examples = rows.to(network.device)
     count = len(examples.batch)
     if examples.batch.documents is not None:
         raise ValueError("a learning coefficient is that of rows with one text each, got packed ones")
     if rows_per_step is not None and not 1 <= rows_per_step <= count:
         raise ValueError(f"rows_per_step must be in [1, {count}], got {rows_per_step}")
-    at = _moving(network, parameters)
+    at = _moving_parameters(network, parameters)
 
-    def loss_of(part: Examples) -> PointLoss:
-        return lambda point: _row_loss(network.with_parameters(dict(point)), part, determined_only)
+    def loss_of(some_rows: Examples) -> PointLoss:
+        return lambda point: _row_loss(network.with_parameters(dict(point)), some_rows, determined_only)
 
     if rows_per_step is None or rows_per_step == count:
-        whole = loss_of(examples)
-        return _sampled(lambda generator: whole, at, count, sampler)
+        full_loss = loss_of(examples)
+        return _sampled_coefficient(lambda generator: full_loss, at, count, sampler)
 
-    def some(generator: torch.Generator) -> PointLoss:
+    def minibatch_loss(generator: torch.Generator) -> PointLoss:
         order = torch.randperm(count, generator=generator, device=generator.device)
         return loss_of(examples.rows(order[:rows_per_step]))
 
-    return _sampled(some, at, count, sampler)
+    return _sampled_coefficient(minibatch_loss, at, count, sampler)
 
 
 @public()
@@ -203,10 +203,10 @@ def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, samp
         >>> 4.5 < float(found.value) < 5.5
         True
     """
-    return _sampled(lambda generator: loss, at, rows, sampler)
+    return _sampled_coefficient(lambda generator: loss, at, rows, sampler)
 
 
-def _wide(network: Transformer) -> Transformer:
+def _in_float32(network: Transformer) -> Transformer:
     """The model in float32 at least: in half precision a chain's step is smaller than the rounding of a weight."""
     narrow = {name: x for name, x in network.named_parameters() if x.dtype != upcast(x).dtype}
     return network.with_parameters(
@@ -214,43 +214,48 @@ def _wide(network: Transformer) -> Transformer:
     )
 
 
-def _moving(network: Transformer, names: Sequence[str] | None) -> ParameterPoint:
-    """The parameters that move. ValueError for a name that the model does not have."""
+def _moving_parameters(network: Transformer, names: Sequence[str] | None) -> ParameterPoint:
+    """The parameters that the chains change, by name; raises ValueError for a name that the model does not have."""
     known = dict(network.named_parameters())
     chosen = list(known) if names is None else list(names)
-    if odd := [name for name in chosen if name not in known]:
-        raise ValueError(f"unknown parameter {odd[0]!r}; {nearest(odd[0], known)}")
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"unknown parameter {unknown[0]!r}; {nearest(unknown[0], known)}")
     return {name: known[name].detach() for name in chosen}
 
 
-def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Float[Tensor, ""]:
-    """Summed nats of a row, mean over rows."""
-    batch = part.batch
+def _row_loss(network: Transformer, rows: Examples, determined_only: bool) -> Float[Tensor, ""]:
+    """The loss of a row, summed over its tokens in nats, as a mean over the rows."""
+    batch = rows.batch
     losses = next_token_loss(
         network(batch.tokens, keep=batch.keep, types=batch.types), batch.tokens, batch.keep
     )
-    return (losses * part.predicted(determined_only=determined_only)).sum() / len(batch)
+    return (losses * rows.predicted(determined_only=determined_only)).sum() / len(batch)
 
 
-def _sampled(
+def _sampled_coefficient(
     draw: Callable[[torch.Generator], PointLoss], at: ParameterPoint, rows: int, sampler: Langevin
 ) -> xr.Dataset:
-    """The results of all chains, labelled.
+    """The Dataset of `learning_coefficient_of`, from all chains.
 
     Args:
-        draw: makes the loss of a step.
+        draw: makes the loss function of one step, on the rows that it draws.
     """
     if not at:
         raise ValueError("at least one parameter that moves is required, got none")
     strength = rows * sampler.beta(rows)
-    losses = torch.stack([_chain(draw, at, strength, sampler, chain) for chain in range(sampler.chains)])
-    each = strength * losses.mean(1)
+    losses = torch.stack(
+        [_chain_losses(draw, at, strength, sampler, chain) for chain in range(sampler.chains)]
+    )
+    of_chain = strength * losses.mean(1)
     return labelled(
         "learning_coefficient",
         {
-            "value": ((), each.mean()),
-            "spread": ((), each.std() if len(each) > 1 else each.new_tensor(torch.nan)),
-            "of_chain": (("chain",), each),
+            "value": ((), of_chain.mean()),
+            "spread": (
+                (),
+                of_chain.std() if len(of_chain) > 1 else of_chain.new_tensor(torch.nan),
+            ),
+            "of_chain": (("chain",), of_chain),
             "loss": (("chain", "draw"), losses),
         },
         units={
@@ -267,7 +272,7 @@ def _sampled(
     )
 
 
-def _chain(
+def _chain_losses(
     draw: Callable[[torch.Generator], PointLoss],
     at: ParameterPoint,
     strength: float,
@@ -283,33 +288,35 @@ def _chain(
         for i in range(2)
     )
     point = {name: value.detach().clone() for name, value in at.items()}
-    kept: list[Tensor] = []
+    losses: list[Tensor] = []
     bar = tqdm(range(sampler.burn_in + sampler.steps), desc=f"chain {chain}", delay=1, leave=False)
     base: dict[PointLoss, Tensor] = {}
     for i in bar:
         loss = draw(choice)
-        value, gradients = _gradients(loss, point)
+        value, gradients = _loss_and_gradients(loss, point)
         if loss not in base:
             with torch.no_grad():
                 base = {loss: loss(at)}
         if i >= sampler.burn_in:
-            kept.append((value - base[loss]).double())
+            losses.append((value - base[loss]).double())
         for name in list(gradients):
-            gradient = gradients.pop(name)  # so that there is never more than one set of them
+            gradient = gradients.pop(name)  # popped, so that its memory is free at once
             pull = strength * gradient + sampler.localisation * (point[name] - at[name])
-            shake = torch.randn(gradient.shape, generator=noise, dtype=gradient.dtype, device=device)
-            point[name] = point[name] - sampler.step / 2 * pull + sampler.step**0.5 * shake
-    found = torch.stack(kept)
-    if not bool(found.isfinite().all()):
-        first = sampler.burn_in + int((~found.isfinite()).nonzero()[0])
+            kick = torch.randn(gradient.shape, generator=noise, dtype=gradient.dtype, device=device)
+            point[name] = point[name] - sampler.step / 2 * pull + sampler.step**0.5 * kick
+    excess = torch.stack(losses)
+    if not bool(excess.isfinite().all()):
+        first = sampler.burn_in + int((~excess.isfinite()).nonzero()[0])
         raise NotFiniteError(
             f"chain {chain} ran away, its loss is NaN or infinite from draw {first} on: a smaller step than "
             f"{sampler.step} is required, and a loss that is finite at the start"
         )
-    return found
+    return excess
 
 
-def _gradients(loss: PointLoss, point: ParameterPoint) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+def _loss_and_gradients(
+    loss: PointLoss, point: ParameterPoint
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """The loss at a point and its gradient."""
     live = {name: value.detach().requires_grad_() for name, value in point.items()}
     with torch.enable_grad():
@@ -318,5 +325,5 @@ def _gradients(loss: PointLoss, point: ParameterPoint) -> tuple[Float[Tensor, ""
             raise ValueError(
                 f"a loss that is one number and depends on the parameters is required, got {value!r:.60}"
             )
-        found = torch.autograd.grad(value.reshape(()), list(live.values()))
-    return value.detach().reshape(()), dict(zip(live, found, strict=True))
+        gradients = torch.autograd.grad(value.reshape(()), list(live.values()))
+    return value.detach().reshape(()), dict(zip(live, gradients, strict=True))

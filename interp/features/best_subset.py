@@ -27,16 +27,16 @@ CANDIDATES = 50
 RIDGE = 1.0
 """Weight of |w|^2 against the sum of squared errors of standardised neurons."""
 MOST = 300_000
-"""Branches of the largest search that is begun: five of fifty neurons."""
+"""Most branches of a search that is begun: as many as a search for five of fifty neurons can take."""
 
 
 class Subset(NamedTuple):
     """The best neurons of one size."""
 
     neurons: Int[Tensor, "k"]
-    """Ordered by how much the loss would rise without each, the most first."""
+    """The neurons, ordered by how much the loss would rise without each, the largest rise first."""
     loss: float
-    """Weighted sum of squared errors plus the ridge, classes weighing the same, per example."""
+    """The minimised ridge loss per example: weighted squared errors plus the ridge, both classes with equal weight."""
 
 
 def best_subsets(
@@ -71,30 +71,30 @@ def best_subsets(
     x = activations.double()
     spread = x.std(0, correction=0)
     z = (x - x.mean(0)) / spread.where(spread > 0, 1.0)
-    apart = (z[labels].mean(0) - z[~labels].mean(0)).abs()
-    kept = apart.argsort(descending=True, stable=True)[:candidates]
-    check_sizes(sizes, len(kept))
+    difference = (z[labels].mean(0) - z[~labels].mean(0)).abs()
+    pool = difference.argsort(descending=True, stable=True)[:candidates]
+    check_sizes(sizes, len(pool))
     y = torch.where(labels, 1.0, -1.0).double()
     weight = torch.where(labels, 0.5 / labels.double().mean(), 0.5 / (~labels).double().mean())
-    z = z[:, kept] - (weight[:, None] * z[:, kept]).mean(0)  # b is free: both sides are centred
+    z = z[:, pool] - (weight[:, None] * z[:, pool]).mean(0)  # b is free: both sides are centred
     y = y - (weight * y).mean()
-    gram = (z.mT * weight) @ z + RIDGE * torch.eye(len(kept)).double()
+    gram = (z.mT * weight) @ z + RIDGE * torch.eye(len(pool)).double()
     response = z.mT @ (weight * y)
     total = float((weight * y.square()).sum())
-    found = []
+    subsets = []
     for k in sizes:
         search = SubsetSearch(k)
-        search.descend(gram.numpy(), response.numpy(), np.arange(len(kept)), (), 0.0)
+        search.descend(gram.numpy(), response.numpy(), np.arange(len(pool)), (), 0.0)
         inner = torch.tensor(search.best)
         coefficient = torch.linalg.solve(gram[inner][:, inner], response[inner])
         cost = coefficient.square() / torch.linalg.inv(gram[inner][:, inner]).diagonal()
         order = cost.argsort(descending=True, stable=True)
-        found.append(Subset(kept[inner[order]], (total - search.gain) / len(y)))
-    return found
+        subsets.append(Subset(pool[inner[order]], (total - search.gain) / len(y)))
+    return subsets
 
 
 def check_sizes(sizes: Sequence[int], candidates: int) -> None:
-    """ValueError for sizes whose full search could take too long."""
+    """Raise ValueError for a size of which a full search could take more than `MOST` branches."""
     for k in sizes:
         if k > candidates or comb(candidates, k - 1) > MOST:
             sizes_in_reach = takewhile(lambda j: comb(candidates, j - 1) <= MOST, range(1, candidates + 1))
@@ -107,7 +107,7 @@ def check_sizes(sizes: Sequence[int], candidates: int) -> None:
 
 @dataclass
 class SubsetSearch:
-    """A search for the k neurons of the largest gain, which is by how much they lower the loss."""
+    """A branch-and-bound search for the k neurons that lower the loss most; `gain` is how much `best` lowers it."""
 
     k: int
     gain: float = -1.0
@@ -123,30 +123,31 @@ class SubsetSearch:
         chosen: tuple[int, ...],
         gain: float,
     ) -> None:
-        """Search all subsets that hold the chosen neurons and some of the free ones.
+        """Search all subsets of size k that hold the chosen neurons, the others from `free`, and update `best`.
 
         Args:
-            gram, response: of the free ones, after the chosen ones have explained what they can (Schur complement): one
-                more neuron j gains response_j^2 / gram_jj, all of them response . gram^-1 response.
-            free: the numbers of the neurons that may be added.
-            chosen: those of the neurons that the subsets hold.
-            gain: of the chosen ones.
+            gram, response: Gram matrix and correlations with the labels of the free neurons, after projecting out the
+                chosen ones (Schur complement): one more neuron j gains response_j^2 / gram_jj, all free neurons
+                together gain response . gram^-1 response.
+            free: numbers of the neurons that may be added.
+            chosen: numbers of the neurons that every subset holds.
+            gain: by how much the chosen neurons lower the loss.
         """
         self.branches += 1
         single = response**2 / gram.diagonal()
-        left = self.k - len(chosen)
-        if left == 1:
+        missing = self.k - len(chosen)
+        if missing == 1:
             j = int(single.argmax())
             if gain + single[j] > self.gain:
                 self.gain, self.best = gain + float(single[j]), (*chosen, int(free[j]))
             return
         order = np.argsort(-single, kind="stable")
-        for place, j in enumerate(order[: len(order) - left + 1]):
-            rest = order[place:]
-            inner = gram[np.ix_(rest, rest)]
-            if gain + response[rest] @ np.linalg.solve(inner, response[rest]) <= self.gain:
-                return  # nor can fewer of them
-            others = rest[1:]
+        for place, j in enumerate(order[: len(order) - missing + 1]):
+            remaining = order[place:]
+            inner = gram[np.ix_(remaining, remaining)]
+            if gain + response[remaining] @ np.linalg.solve(inner, response[remaining]) <= self.gain:
+                return  # all of them together do not beat the best subset, so fewer cannot
+            others = remaining[1:]
             column = gram[others, j]
             self.descend(
                 gram[np.ix_(others, others)] - np.outer(column, column) / gram[j, j],

@@ -202,11 +202,11 @@ def probe(
         ([3, -1], 1.0)
     """
     procedure = Procedure(tuple(sizes), select, test_share, shuffles, seed)
-    return _table("probe", [activations], as_labels(labels), procedure).isel(layer=0, drop=True)
+    return _probe_table("probe", [activations], as_labels(labels), procedure).isel(layer=0, drop=True)
 
 
 def _width(sites: Sequence[str], config: ModelConfig) -> int:
-    """How many neurons a site has at one position. ValueError for one without one vector per position."""
+    """Number of entries of a site at one position; raises ValueError for a site without one vector per position."""
     for site in sites:
         axes = find(site, config)[0].axes
         if axes not in ("b p m", "b p d"):
@@ -222,14 +222,14 @@ def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePos
         ValueError: packed rows.
         IndexError: a missing position.
     """
-    share = to_device(_shares(batch, pos), model.device)
-    reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
+    share = to_device(_token_weights(batch, pos), model.device)
+    reads = [Read(site, partial(_weighted_sum, share_bp=share)) for site in sites]
     trace = (yield from recorded(batch, reads)).trace
     return {read.site: trace[read] for read in reads}
 
 
-def _shares(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
-    """The weight of each token in the vector of its text; on the host."""
+def _token_weights(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
+    """Weights `[b p]` with which each text's token vectors are summed to one; on the host."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
     batch = batch.host()
@@ -242,9 +242,9 @@ def _shares(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
     return torch.zeros(real.shape, dtype=torch.float64).scatter(1, batch.tokens_at(pos).columns, 1.0)
 
 
-def _weighted(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) -> Float[Tensor, "b m"]:
-    wide = torch.promote_types(value.dtype, torch.float32)
-    return torch.einsum("bpm, bp -> bm", value.to(wide), share_bp.to(value.device, wide))
+def _weighted_sum(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) -> Float[Tensor, "b m"]:
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    return torch.einsum("bpm, bp -> bm", value.to(dtype), share_bp.to(value.device, dtype))
 
 
 def _finish(
@@ -261,7 +261,9 @@ def _finish(
     if int(ids.max()) >= len(labels):
         raise ValueError(f"one label per prompt is required, got {len(labels)} for prompt {int(ids.max())}")
     neurons = Part.of(sites[0]).kind == KINDS["neuron"].site
-    return _table(name, [merged.rows[s] for s in sites], labels[ids], procedure, neurons=neurons, **attrs)
+    return _probe_table(
+        name, [merged.rows[s] for s in sites], labels[ids], procedure, neurons=neurons, **attrs
+    )
 
 
 # --- the procedure ------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class Procedure:
     seed: int
 
     def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]) -> list[Probes]:
-        """The probes of some examples, and after them those of every repetition with shuffled labels.
+        """The probes of the examples, then as null the probes of every repetition with shuffled training labels.
 
         Raises:
             ValueError: as `probe`.
@@ -308,7 +310,7 @@ class ExampleSplit(NamedTuple):
 
     @classmethod
     def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> ExampleSplit:
-        """A random split that sets aside a share of each class. ValueError if that leaves a class without examples."""
+        """A random split with a share of each class as test examples; raises ValueError if a class has none left."""
         test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
 
@@ -317,31 +319,36 @@ class Probes(NamedTuple):
     """One probe per size, made from the training examples alone, and its results on the test examples."""
 
     neuron: Int[Tensor, "s k"]
-    """The neurons that each reads, best first; -1 after the last."""
+    """Numbers of the neurons that each probe reads, best first; -1 after the last."""
     weight: Float[Tensor, "s k"]
-    """Their coefficients; NaN after the last."""
+    """Coefficients of these neurons in the probe; NaN after the last."""
     confusion: Int[Tensor, "s 4"]
     """Test examples that are true positives, false positives, false negatives, true negatives."""
 
     @classmethod
     def of(cls, split: ExampleSplit, how: Procedure, seed: int) -> Probes:
-        """The probes of these training examples."""
+        """One probe for each size of `how`, fitted on the training examples and counted on the test examples."""
         shape = len(how.sizes), max(how.sizes)
         neuron, weight, counts = torch.full(shape, -1), torch.full(shape, torch.nan).double(), []
         chosen = selected(split.train_x, split.train_y, how.sizes, select=how.select, seed=seed)
         for i, neurons in enumerate(chosen):
-            train, test = (part[:, neurons].double() for part in (split.train_x, split.test_x))
+            train, test = (x[:, neurons].double() for x in (split.train_x, split.test_x))
             mean, spread = standard(train)
             weights, bias = logistic((train - mean) / spread, split.train_y)
-            yes, is_so = (test - mean) / spread @ weights + bias > 0, split.test_y
-            pairs = [(yes, is_so), (yes, ~is_so), (~yes, is_so), (~yes, ~is_so)]
+            guess, truth = (test - mean) / spread @ weights + bias > 0, split.test_y
+            pairs = [
+                (guess, truth),
+                (guess, ~truth),
+                (~guess, truth),
+                (~guess, ~truth),
+            ]
             counts.append(torch.stack([(a & b).sum() for a, b in pairs]))
             neuron[i, : len(neurons)], weight[i, : len(neurons)] = neurons, weights
         return cls(neuron, weight, torch.stack(counts))
 
 
 def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Tensor, "n"]:
-    """Which examples are set aside, a share of each class. ValueError if that leaves a class without examples."""
+    """Mask of the test examples, a random share of each class; raises ValueError if a class then has none left."""
     generator = torch.Generator().manual_seed(seed)
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must be between 0 and 1, got {test_share}")
@@ -358,16 +365,16 @@ def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Te
 
 
 def as_labels(labels: Labels) -> Bool[Tensor, "n"]:
-    """Labels as booleans on the host. ValueError for anything but a list of true and false."""
-    given = torch.as_tensor(labels).detach().cpu()
-    if given.ndim != 1:
-        raise ValueError(f"one label per example is required, got {list(given.shape)}")
-    if given.dtype != torch.bool and not bool(((given == 0) | (given == 1)).all()):
-        raise ValueError(f"labels must be true or false (1 or 0), got {sorted(set(given.tolist()))[:5]}")
-    return given.bool()
+    """Labels as booleans on the host; raises ValueError for anything but a list of true and false (1 and 0)."""
+    values = torch.as_tensor(labels).detach().cpu()
+    if values.ndim != 1:
+        raise ValueError(f"one label per example is required, got {list(values.shape)}")
+    if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
+        raise ValueError(f"labels must be true or false (1 or 0), got {sorted(set(values.tolist()))[:5]}")
+    return values.bool()
 
 
-def _table(
+def _probe_table(
     name: str,
     activations: Sequence[Float[Tensor, "n m"]],
     labels: Bool[Tensor, "n"],
@@ -381,9 +388,12 @@ def _table(
     Args:
         neurons: whether the site holds neurons, which have names.
     """
-    found = [procedure.probed(x, labels) for x in activations]
-    neuron, weight, _ = (torch.stack(each) for each in zip(*(probes[0] for probes in found), strict=True))
-    confusion = torch.stack([torch.stack([each.confusion for each in probes]) for probes in found], 1)
+    by_layer = [procedure.probed(x, labels) for x in activations]
+    neuron, weight, _ = (
+        torch.stack(values) for values in zip(*(probes[0] for probes in by_layer), strict=True)
+    )
+    # [repetition layer size 4]; the first repetition has the true labels
+    confusion = torch.stack([torch.stack([probe.confusion for probe in probes]) for probes in by_layer], 1)
     table, null_sd, p = _scores(confusion, procedure.seed)
     dims = ("layer", "n_neurons")
     test = int(confusion[0, 0, 0].sum())
@@ -392,8 +402,8 @@ def _table(
         table,
         dims,
         coords={
-            "n_neurons": procedure.sizes, "rank": range(neuron.shape[-1]), "layer": range(len(found)),
-            **({"part": ((*dims, "rank"), _names(neuron))} if neurons else {}),
+            "n_neurons": procedure.sizes, "rank": range(neuron.shape[-1]), "layer": range(len(by_layer)),
+            **({"part": ((*dims, "rank"), _neuron_names(neuron))} if neurons else {}),
         },
         others={
             "null_sd": ((*dims, "score"), null_sd),
@@ -414,11 +424,11 @@ def _table(
 def _scores(
     confusion: Int[Tensor, "r l s 4"], seed: int
 ) -> tuple[dict[str, Score], Float[Tensor, "l s score"], Float[Tensor, "l s score"]]:
-    """Every score of the first probes, with the other probes as the null, its deviation, and p."""
+    """Every score of the first probes with the mean of the shuffled ones as null, the null's deviation, and p."""
     counts, shape = confusion[0], confusion.shape[1:-1]
     low, high = intervals(counts.flatten(0, 1), seed=seed)
     value, shuffled = scores(counts), scores(confusion[1:])
-    nothing = torch.full(shape, torch.nan, dtype=torch.float64)
+    nans = torch.full(shape, torch.nan, dtype=torch.float64)
     table = {
         name: Score(
             value[name], low[name].view(shape), high[name].view(shape), counts.sum(-1),
@@ -426,13 +436,13 @@ def _scores(
         )
         for name in SCORES
     }  # fmt: skip
-    spread = [x.std(0) if len(x) > 1 else nothing for x in shuffled.values()]
-    rare = [upper_p(value[name], shuffled[name].movedim(0, -1)) for name in SCORES]
-    return table, torch.stack(spread, -1), torch.stack(rare, -1)
+    spread = [x.std(0) if len(x) > 1 else nans for x in shuffled.values()]
+    p = [upper_p(value[name], shuffled[name].movedim(0, -1)) for name in SCORES]
+    return table, torch.stack(spread, -1), torch.stack(p, -1)
 
 
-def _names(neuron: Int[Tensor, "l s k"]) -> list[list[list[str]]]:
-    """The neurons of every layer by name, "" for none."""
+def _neuron_names(neuron: Int[Tensor, "l s k"]) -> list[list[list[str]]]:
+    """The names of the chosen neurons by layer, size and rank, such as "L3N17"; "" where there is none."""
     return [
         [[str(Part("neuron", layer, i)) if i >= 0 else "" for i in ranks] for ranks in sizes]
         for layer, sizes in enumerate(neuron.tolist())
@@ -450,7 +460,7 @@ def selected(
     select: Selection = "mean_difference",
     seed: int = 0,
 ) -> list[Int[Tensor, "_"]]:
-    """For each size k, the k neurons that tell the labels apart best, best first; equally good ones by their number.
+    """For each size k, the k neurons that separate the labels best, best first; ties go to the smaller number.
 
     Coefficients are those of activations in standard deviations. A constant neuron has difference, F and coefficient 0.
 
@@ -469,7 +479,7 @@ def selected(
                 many, pausing at every size (adaptive thresholding; how fast to shrink is not in the paper).
             optimal: no other k of the 50 neurons of the largest mean difference (in standard deviations) fit the labels
                 better by least squares (`best_subset.py`); up to k = 5, of fewer neurons more.
-            random: any k.
+            random: k random neurons.
         seed: of random choices.
 
     Raises:
@@ -486,17 +496,17 @@ def selected(
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError("examples with and without the feature are required, all labels are the same")
     if select == "l1":
-        return _by_l1(activations, labels, sizes)
+        return _l1_selection(activations, labels, sizes)
     if select == "adaptive":
-        return _by_adaptive_thresholding(activations, labels, sizes)
+        return _adaptive_selection(activations, labels, sizes)
     if select == "optimal":
         return [subset.neurons for subset in best_subsets(activations, labels, sizes)]
-    order = _descending(_SCORES[select](activations, labels, seed))
+    order = _descending_order(_SCORES[select](activations, labels, seed))
     return [order[:k] for k in sizes]
 
 
 def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
-    """ValueError for an unknown selector, or sizes of probes beyond the number of neurons."""
+    """Raise ValueError for an unknown selector, or a size of a probe beyond the number of neurons."""
     if select not in get_args(Selection):
         raise ValueError(f"select must be one of {', '.join(get_args(Selection))}, got {select!r}")
     if not sizes or min(sizes) < 1 or max(sizes) > neurons:
@@ -507,10 +517,10 @@ def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
 
 def standard(activations: Float[Tensor, "n m"]) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
     """Mean and standard deviation of each neuron, in float64; 1 where it is constant, so that nothing divides by 0."""
-    wide = activations.double()
-    spread = wide.std(0, correction=0)
+    x = activations.double()
+    spread = x.std(0, correction=0)
     constant = activations.amax(0) == activations.amin(0)
-    return wide.mean(0), spread.masked_fill(constant, 1.0)
+    return x.mean(0), spread.masked_fill(constant, 1.0)
 
 
 def logistic(
@@ -528,6 +538,7 @@ def _mean_difference(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: i
 
 
 def _f_statistic(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
+    """The F statistic of each neuron between the classes; 0 for a constant neuron."""
     import numpy as np
     from sklearn.feature_selection import f_classif
 
@@ -535,8 +546,8 @@ def _f_statistic(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) 
     scores = torch.zeros(x.shape[1], dtype=torch.float64)
     if bool(varies.any()):
         with np.errstate(divide="ignore"):  # a neuron that is constant within both classes scores infinity
-            found, _ = f_classif(x[:, varies].double().numpy(), labels.numpy())
-        scores[varies] = torch.from_numpy(found)
+            f_values, _ = f_classif(x[:, varies].double().numpy(), labels.numpy())
+        scores[varies] = torch.from_numpy(f_values)
     return scores
 
 
@@ -547,6 +558,7 @@ def _mutual_information(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed
 
 
 def _svm(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
+    """The size of each neuron's coefficient in a linear support vector machine."""
     from sklearn.svm import LinearSVC
 
     mean, spread = standard(x)
@@ -565,54 +577,56 @@ _SCORES: dict[str, Callable[[Tensor, Tensor, int], Float[Tensor, "m"]]] = {
     "svm": _svm,
     "random": _random,
 }
-"""Selectors that give each neuron a score of its own."""
+"""The selectors that score each neuron by itself, by name."""
 
 
-def _descending(scores: Float[Tensor, "m"]) -> Int[Tensor, "m"]:
+def _descending_order(scores: Float[Tensor, "m"]) -> Int[Tensor, "m"]:
     return scores.argsort(descending=True, stable=True)
 
 
-def _by_l1(
+def _l1_selection(
     x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], sizes: Sequence[int]
 ) -> list[Int[Tensor, "_"]]:
+    """The k neurons of each size by the L1 penalty: the penalty is halved until k coefficients are not 0."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import l1_min_c
 
     mean, spread = standard(x)
     z = (x.double() - mean) / spread
-    # Where fewer than k survive even the weakest penalty, mean differences decide among those at 0.
-    first = _descending(_mean_difference(z, labels, 0))
+    # Where fewer than k coefficients are not 0 even at the weakest penalty, mean differences order those at 0.
+    first = _descending_order(_mean_difference(z, labels, 0))
     strongest = l1_min_c(z.numpy(), labels.numpy(), loss="log")
-    found: dict[int, Tensor] = {}
+    selected: dict[int, Tensor] = {}
     for doubling in range(WEAKEST + 1):
         model = LogisticRegression(
             C=strongest * 2**doubling, l1_ratio=1.0, solver="liblinear", class_weight="balanced",
             max_iter=1000, random_state=0,
         )  # fmt: skip
         size = _coefficients(model, z, labels)[0].abs()[first]
-        order = first[_descending(size)]
-        enough = len(x[0]) if doubling == WEAKEST else int((size > 0).sum())
-        found |= {k: order[:k] for k in sizes if k <= enough and k not in found}
-        if len(found) == len(set(sizes)):
+        order = first[_descending_order(size)]
+        survivors = len(x[0]) if doubling == WEAKEST else int((size > 0).sum())
+        selected |= {k: order[:k] for k in sizes if k <= survivors and k not in selected}
+        if len(selected) == len(set(sizes)):
             break
-    return [found[k] for k in sizes]
+    return [selected[k] for k in sizes]
 
 
-def _by_adaptive_thresholding(
+def _adaptive_selection(
     x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], sizes: Sequence[int]
 ) -> list[Int[Tensor, "_"]]:
+    """The k neurons of each size by repeated fits, each on the half with the largest coefficients of the fit before."""
     mean, spread = standard(x)
     z = (x.double() - mean) / spread
     survivors = torch.arange(x.shape[1])
     halves = {x.shape[1] >> i for i in range(1, x.shape[1].bit_length())}
-    found = {}
+    selected = {}
     for size in sorted(halves | set(sizes), reverse=True):
         if size < min(sizes):
             break
         weights, _ = logistic(z[:, survivors], labels)
-        survivors = survivors[_descending(weights.abs())[:size]]
-        found[size] = survivors
-    return [found[k] for k in sizes]
+        survivors = survivors[_descending_order(weights.abs())[:size]]
+        selected[size] = survivors
+    return [selected[k] for k in sizes]
 
 
 def _coefficients(
@@ -654,8 +668,8 @@ def intervals(
     """
     tp, fp, fn, tn = confusion.double().unbind(-1)
     value = scores(confusion)
-    whole = {"precision": tp + fp, "recall": tp + fn, "accuracy": tp + fp + fn + tn}
-    ends = {name: wilson(value[name], n) for name, n in whole.items()}
+    counted = {"precision": tp + fp, "recall": tp + fn, "accuracy": tp + fp + fn + tn}
+    ends = {name: wilson(value[name], n) for name, n in counted.items()}
     low, high = wilson(_share(tp, tp + fp + fn), tp + fp + fn)
     ends["f1"] = 2 * low / (1 + low), 2 * high / (1 + high)
     recall, specificity = value["recall"], _share(tn, tn + fp)
@@ -665,18 +679,18 @@ def intervals(
         balanced - torch.hypot(recall - low_1, specificity - low_0) / 2,
         balanced + torch.hypot(recall - high_1, specificity - high_0) / 2,
     )
-    drawn = torch.stack([_resampled(counts, draws, seed) for counts in confusion], 1)
+    drawn = torch.stack([_bootstrap_counts(counts, draws, seed) for counts in confusion], 1)
     low, high = torch.quantile(scores(drawn)["mcc"], torch.tensor([0.025, 0.975]).double(), dim=0)
     ends["mcc"] = low, high
     return {name: pair[0] for name, pair in ends.items()}, {name: pair[1] for name, pair in ends.items()}
 
 
-def _share(part: Float[Tensor, "..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    return torch.where(whole > 0, part / whole.where(whole > 0, 1.0), 0.0)
+def _share(numerator: Float[Tensor, "..."], denominator: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    return torch.where(denominator > 0, numerator / denominator.where(denominator > 0, 1.0), 0.0)
 
 
-def _resampled(counts: Int[Tensor, "4"], draws: int, seed: int) -> Int[Tensor, "draws 4"]:
-    """The confusion counts of bootstrap samples of as many examples."""
+def _bootstrap_counts(counts: Int[Tensor, "4"], draws: int, seed: int) -> Int[Tensor, "draws 4"]:
+    """Confusion counts of bootstrap samples with as many examples as `counts` has."""
     import numpy as np
 
     n = int(counts.sum())

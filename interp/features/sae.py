@@ -233,7 +233,7 @@ class SAE(nn.Module):
 
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
-        """Threshold that z must exceed for each feature to be active: 0, but JumpReLU has its own, at least 0."""
+        """Threshold of each feature that z must exceed for it to be active: trained for JumpReLU, else 0."""
         if not isinstance(self.kind, JumpReLU):
             return torch.zeros_like(self.b_enc)
         return self.get_parameter("threshold").clamp_min(0.0)
@@ -266,14 +266,16 @@ class SAE(nn.Module):
         """The reconstruction of each vector."""
         return self.decode(self.encode(x), x)
 
-    def _check_device(self, given: Tensor) -> None:
-        if given.device != (device := self.W_enc.device):
+    def _check_device(self, x: Tensor) -> None:
+        """Raise ValueError for a tensor on another device than the weights."""
+        if x.device != (device := self.W_enc.device):
             raise ValueError(
-                f"an autoencoder on the device of what it reads, {given.device}, is required; this one is on {device}: "
-                f"sae.to({str(given.device)!r})"
+                f"an autoencoder on the device of what it reads, {x.device}, is required; this one is on {device}: "
+                f"sae.to({str(x.device)!r})"
             )
 
     def _scaling(self, x: Float[Tensor, "*n d"]) -> InputScaling:
+        """What is subtracted from each vector and what it is divided by, as `normalize_activations` says."""
         x = x.to(self.W_enc.dtype)
         match self.normalize_activations:
             case "layer_norm":
@@ -362,7 +364,7 @@ class OnFeatures:
         sae = self.sae
         x = sae.vectors(cells)
         features = sae.encode(x)
-        before = sae.decode(features, x) if self.error else None  # the change may write into what it gets
+        before = sae.decode(features, x) if self.error else None  # now: `change` may write into `features`
         changed = self.change(features)
         if changed.shape != features.shape:
             raise ValueError(
@@ -374,10 +376,10 @@ class OnFeatures:
 
 
 def _check_weights(kind: SaeKind, weights: Mapping[str, Tensor]) -> None:
-    """ValueError unless these are all the weights of this kind, of shapes that fit, and finite."""
-    wanted = {"W_enc", "b_enc", "W_dec", "b_dec"} | ({"threshold"} if isinstance(kind, JumpReLU) else set())
-    if set(weights) != wanted:
-        raise ValueError(f"{kind} requires the weights {sorted(wanted)}, got {sorted(weights)}")
+    """Raise ValueError unless `weights` are exactly those of the kind, with matching shapes and finite numbers."""
+    names = {"W_enc", "b_enc", "W_dec", "b_dec"} | ({"threshold"} if isinstance(kind, JumpReLU) else set())
+    if set(weights) != names:
+        raise ValueError(f"{kind} requires the weights {sorted(names)}, got {sorted(weights)}")
     shape = weights["W_enc"].shape
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"W_enc must have shape [d_in, d_sae], got {shape_text(shape)}")

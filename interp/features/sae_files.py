@@ -62,7 +62,7 @@ OF_TRAINING = _words("""
     prefer_streaming streaming autocast autocast_lm compile_llm compile_sae tokens_per_buffer name
     eval_every_n_wandb_logs n_eval_batches eval_batch_size_prompts act_store_device
 """)
-"""Keys that say how it was trained, in configs of older versions: no number of the finished autoencoder needs them."""
+"""Keys that say how the autoencoder was trained, in configs of older versions; they are ignored at loading."""
 
 
 @public()
@@ -83,7 +83,7 @@ def save_sae(sae: SAE, folder: Path | str) -> None:
 
     folder = made_folder(folder)
     weights = {name: weight.detach().cpu().contiguous() for name, weight in sae.state_dict().items()}
-    text = json.dumps(_described(sae), indent=2) + "\n"
+    text = json.dumps(_sae_config(sae), indent=2) + "\n"
     write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path))
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -124,14 +124,14 @@ def load_sae(
         TopK(k=2)
     """
     folder = Path(folder)
-    config, weights = _read(folder)
+    config, weights = _folder_content(folder)
     try:
-        return _built(config, weights, dtype, norm_scaling_factor).to(device)
+        return _sae_of(config, weights, dtype, norm_scaling_factor).to(device)
     except ValueError as cause:
         raise ValueError(f"{folder}: {cause}") from cause
 
 
-def _described(sae: SAE) -> Json:
+def _sae_config(sae: SAE) -> Json:
     """The config of an autoencoder as SAELens 6 writes it."""
     names = {ReLU: "standard", TopK: "topk", JumpReLU: "jumprelu"}
     hook = str(sae.metadata.get("hook_name", ""))
@@ -151,7 +151,8 @@ def _described(sae: SAE) -> Json:
     return config
 
 
-def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
+def _folder_content(folder: Path) -> tuple[Json, dict[str, Tensor]]:
+    """The config and the weights in a SAELens folder, as they are stored."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -165,9 +166,10 @@ def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
     return config, weights
 
 
-def _built(
+def _sae_of(
     raw: Json, weights: dict[str, Tensor], dtype: torch.dtype | None, norm_scaling_factor: float | None
 ) -> SAE:
+    """The autoencoder of a stored config and its weights, with the config's constants folded into the weights."""
     config = {RENAMED.get(key, key): value for key, value in raw.items()}
     metadata = _metadata(config)
     _refuse_unknown(config)
@@ -176,7 +178,7 @@ def _built(
     if dtype_name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype_name!r}")
     tensors = {name: narrowed(weight, dtype or DTYPES[dtype_name], name) for name, weight in weights.items()}
-    _fold_older(tensors, config)
+    _convert_older(tensors, config)
     normalisation = _normalisation(config)
     sae = SAE(
         kind,
@@ -190,27 +192,28 @@ def _built(
             f"the config says d_in={config.get('d_in')}, d_sae={config.get('d_sae')}, "
             f"W_enc has shape [{sae.d_in}, {sae.d_sae}]"
         )
-    _fold(sae, config, normalisation, norm_scaling_factor)
+    _fold_constants(sae, config, normalisation, norm_scaling_factor)
     return sae
 
 
 def _metadata(config: Json) -> Json:
-    """The keys that describe the autoencoder, wherever the version keeps them; ValueError for that of one head."""
+    """The config's descriptive keys, top-level or under `metadata`; raises ValueError for one head's autoencoder."""
     inner = config.get("metadata") or {}
     if not isinstance(inner, dict):
         raise ValueError(f"metadata must be a JSON object, got {type(inner).__name__}")
-    found = {key: config[key] for key in DESCRIPTIVE if key in config} | inner
-    if found.get("hook_head_index") is not None:
+    metadata = {key: config[key] for key in DESCRIPTIVE if key in config} | inner
+    if metadata.get("hook_head_index") is not None:
         raise ValueError(
-            f"hook_head_index={found['hook_head_index']}: an autoencoder of a single head is not supported"
+            f"hook_head_index={metadata['hook_head_index']}: an autoencoder of a single head is not supported"
         )
-    settings = found.get("model_from_pretrained_kwargs")
+    settings = metadata.get("model_from_pretrained_kwargs")
     if isinstance(settings, Mapping) and any(settings.values()):
         warnings.warn(f"this autoencoder was trained on a model loaded with {dict(settings)}", stacklevel=4)
-    return found
+    return metadata
 
 
 def _refuse_unknown(config: Json) -> None:
+    """Raise ValueError for a config key that may change numbers and is not understood."""
     known = {*UNDERSTOOD, *DESCRIPTIVE, *OF_TRAINING}
     if unknown := sorted(set(config) - known):
         raise ValueError(f"unknown key {unknown[0]!r} may change numbers; {nearest(unknown[0], known)}")
@@ -219,7 +222,7 @@ def _refuse_unknown(config: Json) -> None:
 
 
 def _kind(config: Json) -> SaeKind:
-    """The activation of the config's architecture, or in older versions of its activation function."""
+    """The autoencoder kind that the config names by `architecture`, or in older versions by `activation_fn`."""
     activation = config.get("activation_fn", "relu")
     arguments = config.get("activation_fn_kwargs") or {}
     assert isinstance(arguments, Mapping)
@@ -242,8 +245,9 @@ def _kind(config: Json) -> SaeKind:
 
 
 def _normalisation(config: Json) -> str:
+    """The input normalisation that the config names."""
     kind = config.get("normalize_activations", "none")
-    if kind is None or isinstance(kind, bool):  # as older versions have it
+    if kind is None or isinstance(kind, bool):  # older versions store a boolean
         kind = "expected_average_only_in" if kind else "none"
     known = ("none", "expected_average_only_in", "layer_norm", "constant_norm_rescale")
     if kind not in known:
@@ -251,8 +255,8 @@ def _normalisation(config: Json) -> str:
     return str(kind)
 
 
-def _fold_older(weights: dict[str, Tensor], config: Json) -> None:
-    """Convert weights of older versions to the ones that are stored now."""
+def _convert_older(weights: dict[str, Tensor], config: Json) -> None:
+    """Rename and convert, in place, weights that older versions store under other names."""
     if "scaling_factor" in weights and bool((weights["scaling_factor"] == 1).all()):
         del weights["scaling_factor"]
     if "log_threshold" in weights and config.get("architecture") == "jumprelu":
@@ -260,8 +264,8 @@ def _fold_older(weights: dict[str, Tensor], config: Json) -> None:
 
 
 @torch.no_grad()
-def _fold(sae: SAE, config: Json, normalisation: str, factor: float | None) -> None:
-    """Write constants of the config into the weights, so that none is applied at run time."""
+def _fold_constants(sae: SAE, config: Json, normalisation: str, factor: float | None) -> None:
+    """Fold the constants of the config into the weights, in place, so that none is applied at run time."""
     if (normalisation == "expected_average_only_in") != (factor is not None):
         raise ValueError(
             "norm_scaling_factor belongs to normalize_activations='expected_average_only_in' and only there; "

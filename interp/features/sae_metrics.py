@@ -90,8 +90,8 @@ class Reconstruction(Question):
     skip_bos: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """Sums over the vectors of every text, where they arise."""
-        sums = _Sums.of(self, model)
+        """A read of the site, reduced to sums over the vectors of every text."""
+        sums = _TextSums.of(self, model)
         return ByRow(self.name, Reading([Read(sums.site)], sums), Fit, partial(_finish, name=self.name))
 
 
@@ -158,7 +158,7 @@ class SaeQuality(Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """With the data themselves as reference, where none is named: they are read twice."""
+        """This question with the data as its reference if none is named, so that the data are read twice."""
         if self.reference is not None:
             return self, data
         source = prompt_source(data, text_of(model))
@@ -174,26 +174,28 @@ class SaeQuality(Question):
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
-        sums = _Sums.of(self, model)
+        sums = _TextSums.of(self, model)
         metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric, model.text)
-        bound = partial(self._bound, model.text, sums, metric)
+        bound = partial(self._question, model.text, sums, metric)
         if self.reference is None:
             return bound(None)
         source = prompt_source(self.reference, model.text)
         reference = ByRow("reference", Reading([Read(sums.site)], sums), Fit)
 
-        def with_mean(kept: Partial) -> ByRow:
-            assert isinstance(kept, Fit)
-            return bound(kept.checked().mean)
+        def with_mean(fit: Partial) -> ByRow:
+            assert isinstance(fit, Fit)
+            return bound(fit.checked().mean)
 
         return Staged.after(self.name, Ask(reference, source), with_mean)
 
-    def _bound(self, text: Text, sums: _Sums, metric: Metric, mean: Float[Tensor, "d"] | None) -> ByRow:
-        """The question with the mean that replaces the site in `ce_mean`, if there is one."""
+    def _question(
+        self, text: Text, sums: _TextSums, metric: Metric, mean: Float[Tensor, "d"] | None
+    ) -> ByRow:
+        """The bound question; `mean` replaces the site's value in the run `ce_mean`, which None leaves out."""
         runs = RUNS if mean is not None else RUNS[:3]
         return ByRow(
             self.name,
-            _Quality(sums, mean, metric),
+            _SumsAndLosses(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
             answers=metric.answers(text),
@@ -210,7 +212,8 @@ sae_quality = of_data(SaeQuality)
 class Fit:
     """A reduction: sums over vectors x and their reconstructions; `merge` is exact for counts, else to rounding.
 
-    Squared deviations are taken from the mean of the part and moved to that of the whole (Chan's update).
+    Squared deviations are taken from the mean of each part, and moved to the joint mean when parts are merged (Chan's
+    update).
     """
 
     refuses_nan: ClassVar[bool] = True
@@ -221,11 +224,11 @@ class Fit:
     error: Float[Tensor, ""]
     """Sum of ||x - x_hat||^2."""
     active: Int[Tensor, "s"]
-    """On how many vectors each feature is active."""
+    """Number of vectors on which each feature is active."""
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Fit:
-        """The sums over some rows, from the sums of each row (`fitted`)."""
+        """The sums over some rows, from each row's own sums as `fitted` returns them."""
         vectors, means = values["vectors"], values["mean"]
         total = vectors.sum()
         weight = vectors.to(means.dtype)
@@ -234,7 +237,7 @@ class Fit:
         return cls(total, mean, spread, values["error"].sum(), values["active"].sum(0))
 
     def merge(self, other: Fit) -> Fit:
-        """The sums over both parts."""
+        """The sums over the vectors of `self` and of `other`."""
         mine, theirs = self.tensors(), other.tensors()
         return Fit.of({name: torch.stack((mine[name], theirs[name])) for name in mine})
 
@@ -248,7 +251,7 @@ class Fit:
         return cls(**tensors)
 
     def checked(self) -> Fit:
-        """Itself; ValueError for no vectors, or NaN."""
+        """The same sums; raises ValueError if they are of no vectors, or hold NaN."""
         if int(self.vectors) == 0:
             raise ValueError("activations: at least one vector is required, got none")
         if not bool(self.error.isfinite()):
@@ -260,14 +263,14 @@ class Fit:
         n, d_in, d_sae = int(self.vectors), len(self.mean), len(self.active)
         density = self.active.double() / n
         return {
-            "l0": _plain(density.sum(), n, "active features per vector"),
-            "mse": _plain(self.error / (n * d_in), n, "squared units of the site per coordinate"),
-            "explained_variance": _plain(1 - self.error / self.spread, n, "share of the variance", 0.0),
-            "dead_fraction": _plain((self.active == 0).double().mean(), d_sae, "share of features"),
+            "l0": _bare_score(density.sum(), n, "active features per vector"),
+            "mse": _bare_score(self.error / (n * d_in), n, "squared units of the site per coordinate"),
+            "explained_variance": _bare_score(1 - self.error / self.spread, n, "share of the variance", 0.0),
+            "dead_fraction": _bare_score((self.active == 0).double().mean(), d_sae, "share of features"),
         }
 
     def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> xr.Dataset:
-        """The sums as labelled scores with some more, as in `reconstruction_quality`; ValueError as in `checked`."""
+        """The Dataset of `reconstruction_quality` with the scores in `more` added; raises ValueError as `checked`."""
         self.checked()
         density = self.active.double() / self.vectors
         return scored(
@@ -289,19 +292,19 @@ class Fit:
 
 @torch.no_grad()
 def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
-    """The sums of each row for `Fit`: its vectors are those of `x` where `row` has its number. In float64."""
+    """The sums of each row for `Fit`, in float64; vector x[i] belongs to row number row[i] of `rows`."""
     features = sae.encode(x)
     error = (x.double() - sae.decode(features, x).double()).square().sum(1)
-    wide, count = x.double(), torch.bincount(row, minlength=rows)
+    x64, count = x.double(), torch.bincount(row, minlength=rows)
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(rows, *values.shape[1:]).index_add(0, row, values)
 
-    mean = summed(wide) / count.clamp_min(1)[:, None]
+    mean = summed(x64) / count.clamp_min(1)[:, None]
     return {
         "vectors": count,
         "mean": mean,
-        "spread": summed((wide - mean[row]).square().sum(1)),
+        "spread": summed((x64 - mean[row]).square().sum(1)),
         "error": summed(error),
         "active": summed((features > 0).long()),
     }
@@ -338,18 +341,18 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
         >>> round(float(found.value.sel(score="explained_variance")), 6)
         1.0
     """
-    found: Fit | None = None
+    fit: Fit | None = None
     for chunk in (activations,) if isinstance(activations, Tensor) else activations:
         if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(sae.b_dec):
             raise ValueError(
                 f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {value_text(chunk)}"
             )
         x = chunk.to(sae.W_enc.device)
-        part = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
-        found = part if found is None else found.merge(part)
-    if found is None:
+        chunk_fit = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
+        fit = chunk_fit if fit is None else fit.merge(chunk_fit)
+    if fit is None:
         raise ValueError("activations: at least one vector is required, got none")
-    return found.result("reconstruction", {}, {})
+    return fit.result("reconstruction", {}, {})
 
 
 @public()
@@ -378,7 +381,7 @@ def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -
 
     if truth.shape[-1] != W_dec.shape[-1]:
         raise ValueError(f"truth must have the width of W_dec, {W_dec.shape[-1]}, got {truth.shape[-1]}")
-    cosines = _directions(truth) @ _directions(W_dec).mT
+    cosines = _unit_rows(truth) @ _unit_rows(W_dec).mT
     row, column = (torch.from_numpy(index) for index in linear_sum_assignment(-cosines.numpy()))
     feature = torch.full((len(truth),), -1).index_copy(0, row, column)
     cosine = cosines.new_full((len(truth),), torch.nan).index_copy(0, row, cosines[row, column])
@@ -394,7 +397,7 @@ def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -
 
 
 def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Tensor, "b p"]:
-    """The real tokens, but with `skip_bos` for a BOS in front of a text."""
+    """Mask of the real tokens; with `skip_bos` without a BOS in front of a text."""
     if not skip_bos:
         return batch.real
     is_bos = torch.full_like(batch.real, batch.bos)
@@ -414,14 +417,14 @@ def ratio(
 ) -> Score:
     """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised, Student's t; NaN below `fewest`).
 
-    The residuals x . (top - value bottom) sum to 0, so their squares are a form in the products of deviations.
+    The residuals x . r with r = top - value bottom sum to 0, so the sum of their squares is r^T scatter r.
     """
     n, mean = sums.n, sums.mean
     top, bottom = top.to(mean), bottom.to(mean)
-    value, whole = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
+    value, denominator = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
     residual = top - value * bottom
     squares = (residual @ sums.scatter @ residual).clamp_min(0.0)
-    half = t95(n.double(), fewest) * (squares * n / (n - 1)).sqrt() / whole
+    half = t95(n.double(), fewest) * (squares * n / (n - 1)).sqrt() / denominator
     return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
 
 
@@ -449,15 +452,15 @@ def recovered_share(
     return Score(value, end(-1.0), end(1.0), n, torch.zeros_like(value), unit)
 
 
-def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
+def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
     """A score without an interval."""
-    none = torch.full_like(value, torch.nan)
-    return Score(value, none, none, torch.tensor(n), torch.full_like(value, null), unit)
+    nan = torch.full_like(value, torch.nan)
+    return Score(value, nan, nan, torch.tensor(n), torch.full_like(value, null), unit)
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
-    """From the values of a site to the sums over the vectors of every text that count (`fitted`)."""
+class _TextSums:
+    """A function from a site's activation to the sums of every text over its vectors that count (`fitted`)."""
 
     sae: SAE
     site: str
@@ -465,7 +468,7 @@ class _Sums:
     skip_bos: bool
 
     @classmethod
-    def of(cls, question: Reconstruction | SaeQuality, model: Subject) -> _Sums:
+    def of(cls, question: Reconstruction | SaeQuality, model: Subject) -> _TextSums:
         """The sums for a question.
 
         Raises:
@@ -483,21 +486,21 @@ class _Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class _Quality:
-    """The sums of every text, and the metric of the text with the site replaced.
+class _SumsAndLosses:
+    """A function from a batch to the sums of every text, and to the metric of every text with the site replaced.
 
-    `losses`: the summed next-token losses of the runs, how many tokens were predicted, and how many BOS were skipped.
+    `losses` `[text run + 2]`: the metric of each run, the number of predicted tokens, and the number of skipped BOS.
     """
 
-    sums: _Sums
+    sums: _TextSums
     mean: Float[Tensor, "d"] | None
     metric: Metric
 
     def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
         """The sums and the losses of every text."""
-        sums, texts = self.sums, _unpacked(batch)
-        seen = yield from recorded(batch, [Read(sums.site)])
-        found = sums(seen.trace, batch, model)
+        sums, texts = self.sums, _one_text_per_row(batch)
+        recording = yield from recorded(batch, [Read(sums.site)])
+        fit_sums = sums(recording.trace, batch, model)
         counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
         losses = yield from self._losses(texts, counted)
         unlike = f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
@@ -506,10 +509,10 @@ class _Quality:
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
         number = tokens.sum(1) if self.metric == SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
         counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))
-        return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
+        return {**fit_sums, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
 
     def _losses(self, batch: Batch, at: Bool[Tensor, "b p"]) -> Steps[Float[Tensor, "r b"]]:
-        """The metric of every row, in the order of `RUNS`, as far as there is a mean."""
+        """The metric of every row in each run, in the order of `RUNS`; without a mean, the last run is left out."""
         sae, mean = self.sums.sae, self.mean
 
         def placed(value: Tensor, new: Tensor) -> Tensor:
@@ -529,19 +532,19 @@ class _Quality:
         if self.metric == SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
             return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
         variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
-        found = yield from swept(batch, variants, self.metric)
-        return torch.cat((found.base[None], found.values))
+        outcomes = yield from swept(batch, variants, self.metric)
+        return torch.cat((outcomes.base[None], outcomes.values))
 
 
-def _unpacked(batch: Batch) -> Batch:
-    """The texts of packed rows, one per row, in the order in which they stand."""
+def _one_text_per_row(batch: Batch) -> Batch:
+    """The batch with one text per row: packed rows are split into their texts, in order."""
     if batch.documents is None:
         return batch
     home = batch.host()
     tokens = home.by_text(home.tokens, home.real, -1)
     keep = tokens >= 0
-    found = Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
-    return found.to(batch.tokens.device)
+    texts = Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
+    return texts.to(batch.tokens.device)
 
 
 def _finish(merged: Partial, name: str) -> xr.Dataset:
@@ -550,24 +553,25 @@ def _finish(merged: Partial, name: str) -> xr.Dataset:
 
 
 def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Metric) -> xr.Dataset:
+    """The Dataset of `sae_quality`: reconstruction scores, the metric of each run, and the recovered shares."""
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
     of_loss = metric == SUMMED_LOSS
     stem, unit = ("ce", "nats per predicted token") if of_loss else ("metric", metric.unit)
     recovered, of_what = ("loss_recovered", "the loss") if of_loss else ("metric_recovered", metric.name)
-    one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
+    basis = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
     fewest = FEWEST_TEXTS if of_loss else max(FEWEST_TEXTS, metric.fewest)
-    scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit, fewest=fewest) for run in runs}
+    scores = {f"{stem}_{run}": ratio(sums, basis[run], basis["tokens"], unit, fewest=fewest) for run in runs}
     reasons = {}
     for run in runs[2:]:
-        lost, above = one[run] - one["sae"], one[run] - one["clean"]
+        top, bottom = basis[run] - basis["sae"], basis[run] - basis["clean"]
         enough = FEWEST_RECOVERED if of_loss else max(FEWEST_RECOVERED, metric.fewest)
-        share = recovered_share(sums, lost, above, f"share of {of_what}", fewest=enough)
-        cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
+        share = recovered_share(sums, top, bottom, f"share of {of_what}", fewest=enough)
+        cost = ratio(sums, basis[run] - basis["clean"], basis["tokens"], unit)
         if of_loss and float(cost.value) <= 0:
-            none = torch.full_like(share.value, torch.nan)
-            share = share._replace(value=none, low=none, high=none)
+            nan = torch.full_like(share.value, torch.nan)
+            share = share._replace(value=nan, low=nan, high=nan)
             reasons[f"no_{recovered}_{run}"] = (
                 f"{of_what} is no greater with {run} at the site: {float(cost.value):+.3g}"
             )
@@ -597,11 +601,12 @@ def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:
 SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=True)
 
 
-def _directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    wide = rows.detach().cpu().double()
-    if not wide.numel() or not bool(wide.isfinite().all()):
+def _unit_rows(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The rows divided by their norms, in float64 on the host; raises ValueError for zero or non-finite rows."""
+    directions = rows.detach().cpu().double()
+    if not directions.numel() or not bool(directions.isfinite().all()):
         raise ValueError(f"directions of finite numbers are required, got {value_text(rows)}")
-    norm = wide.norm(dim=1, keepdim=True)
+    norm = directions.norm(dim=1, keepdim=True)
     if bool((norm == 0).any()):
         raise ValueError("directions must not be zero vectors")
-    return wide / norm
+    return directions / norm

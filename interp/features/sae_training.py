@@ -48,7 +48,7 @@ class Terms(NamedTuple):
     error: Float[Tensor, ""]
     """Mean of ||x - x_hat||^2."""
     penalty: Float[Tensor, ""]
-    """Mean L1 of the features (ReLU), mean number of active ones (JumpReLU), error of the dead ones (TopK)."""
+    """Mean L1 norm of the features (ReLU), mean number of active features (JumpReLU), or `dead_error` (TopK)."""
     l0: Float[Tensor, ""]
     """Mean number of active features."""
     fired: Bool[Tensor, "s"]
@@ -119,7 +119,7 @@ def train_sae(
         >>> history.error.dims
         ('step',)
     """
-    _check(activations, kind, d_sae, steps, sparsity, batch_size, lr)
+    _check_arguments(activations, kind, d_sae, steps, sparsity, batch_size, lr)
     batches = _batches(activations, batch_size, seed)
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     if not first:
@@ -130,11 +130,11 @@ def train_sae(
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
     sae = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
-    history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
-    found = _checked(history, steps)
-    return _unscaled(sae, scale), labelled(
+    terms = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
+    history = _history_columns(terms, steps)
+    return _fold_scale(sae, scale), labelled(
         "train_sae",
-        {name: (("step",), value) for name, value in found.items()},
+        {name: (("step",), value) for name, value in history.items()},
         coords={"step": range(steps)},
         units=UNITS,
         attrs={
@@ -145,7 +145,7 @@ def train_sae(
 
 
 def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
-    """The loss of a batch: the mean of ||x - x_hat||^2 plus the penalty of its kind. Differentiable."""
+    """The differentiable loss of a batch: the mean of ||x - x_hat||^2 plus `sparsity` times the kind's penalty."""
     if isinstance(sae.kind, TopK):
         return _topk_objective(sae, sae.kind.k, x, dead)
     z = sae.before(x)
@@ -161,11 +161,11 @@ def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Ten
 
 
 def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]) -> Terms:
-    """The TopK objective with k rows of each matrix per vector, both ways: of the dense products only z is computed."""
+    """The TopK objective; z is the only dense product, decoder and gradients use only the k active features' rows."""
     with torch.no_grad():
         z = sae.before(x)
         index = z.topk(k, sorted=False).indices
-    values = _Chosen.apply(x, sae.b_dec, sae.W_enc, sae.b_enc, z, index).relu()  # type: ignore[no-untyped-call]
+    values = _ChosenPreActivations.apply(x, sae.b_dec, sae.W_enc, sae.b_enc, z, index).relu()  # type: ignore[no-untyped-call]
     guess = F.embedding_bag(index, sae.W_dec, per_sample_weights=values, mode="sum") + sae.b_dec
     residual = x - guess
     error = residual.square().sum(1).mean()
@@ -176,7 +176,7 @@ def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor
     return Terms(error + AUX_COEFFICIENT * penalty, error, penalty, l0, counts > 0)
 
 
-class _Chosen(torch.autograd.Function):
+class _ChosenPreActivations(torch.autograd.Function):
     """z = (x - b_dec) W_enc + b_enc at k features of each vector, with the gradient of these k columns alone."""
 
     @staticmethod
@@ -190,9 +190,9 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Float[Tensor, "n k"]) -> tuple[Tensor | None, ...]:
         x, b_dec, W_enc, index = ctx.saved_tensors  # type: ignore[attr-defined]
         order = index.flatten().argsort(stable=True)
-        every = torch.arange(W_enc.shape[1], device=x.device)
-        starts = torch.searchsorted(index.flatten()[order], every)
-        of_feature = grad.flatten()[order]
+        features = torch.arange(W_enc.shape[1], device=x.device)
+        starts = torch.searchsorted(index.flatten()[order], features)
+        of_feature = grad.flatten()[order]  # [(n k)], sorted by feature
         columns = F.embedding_bag(
             order // index.shape[1], x - b_dec, starts, per_sample_weights=of_feature, mode="sum"
         )
@@ -205,14 +205,14 @@ def dead_error(
 ) -> Float[Tensor, ""]:
     """Mean of ||residual - sum of the dead features||^2 over the d/2 dead features of largest z; 0 if none is dead.
 
-    Gao et al. 2024, appendix A.2. Their z counts as it is: one below 0 learns too.
+    Gao et al. 2024, appendix A.2. z enters without the ReLU, so a dead feature with z below 0 learns too.
     """
-    where = dead.nonzero()[:, 0]
-    if not len(where):
+    dead_features = dead.nonzero()[:, 0]
+    if not len(dead_features):
         return residual.new_zeros(())
-    z = (x - sae.b_dec) @ sae.W_enc[:, where] + sae.b_enc[where]
-    best = z.topk(min(max(1, sae.d_in // 2), len(where)))
-    guess = torch.zeros_like(z).scatter(1, best.indices, best.values) @ sae.W_dec[where]
+    z = (x - sae.b_dec) @ sae.W_enc[:, dead_features] + sae.b_enc[dead_features]
+    best = z.topk(min(max(1, sae.d_in // 2), len(dead_features)))
+    guess = torch.zeros_like(z).scatter(1, best.indices, best.values) @ sae.W_dec[dead_features]
     return (residual - guess).square().sum(1).mean()
 
 
@@ -223,14 +223,14 @@ def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Ten
         >>> geometric_median(torch.tensor([[0.0], [1.0], [50.0]])).round().tolist()
         [1.0]
     """
-    found = x.mean(0)
+    median = x.mean(0)
     for _ in range(rounds):
-        weight = 1 / (x - found).norm(dim=1).clamp_min(torch.finfo(x.dtype).eps)
-        found = (weight @ x) / weight.sum()
-    return found
+        weight = 1 / (x - median).norm(dim=1).clamp_min(torch.finfo(x.dtype).eps)
+        median = (weight @ x) / weight.sum()
+    return median
 
 
-def _check(
+def _check_arguments(
     activations: object,
     kind: SaeKind,
     d_sae: int,
@@ -239,6 +239,7 @@ def _check(
     batch_size: int,
     lr: float,
 ) -> None:
+    """Raise ValueError for an argument of `train_sae` that is out of range or does not fit the kind."""
     if not isinstance(activations, Tensor | Iterable):
         raise ValueError(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
@@ -259,26 +260,26 @@ def _check(
 
 
 def _batches(activations: Tensor | Iterable[Tensor], size: int, seed: int) -> Iterator[Tensor]:
-    """Batches of exactly `size` rows without end, or until a stream that cannot be repeated ends."""
+    """Endless batches of exactly `size` shuffled rows; an iterator is read only once, and ends them."""
     generator = torch.Generator().manual_seed(seed)
-    rest: Tensor | None = None
+    leftover: Tensor | None = None
     repeatable = isinstance(activations, Tensor) or not isinstance(activations, Iterator)
     while True:
         seen = 0
         for chunk in (activations,) if isinstance(activations, Tensor) else activations:
             _check_chunk(chunk)
             rows = chunk[torch.randperm(len(chunk), generator=generator).to(chunk.device)]
-            rows = rows if rest is None else torch.cat((rest, rows))
-            whole = len(rows) // size * size
-            for start in range(0, whole, size):
+            rows = rows if leftover is None else torch.cat((leftover, rows))
+            full = len(rows) // size * size
+            for start in range(0, full, size):
                 yield rows[start : start + size]
-            rest, seen = rows[whole:], seen + len(chunk)
+            leftover, seen = rows[full:], seen + len(chunk)
         if not repeatable or not seen:
             return
 
 
 def _check_chunk(chunk: object) -> None:
-    """ValueError for anything but activations."""
+    """Raise ValueError unless the chunk is a floating-point tensor [n, d]."""
     if not isinstance(chunk, Tensor):
         raise ValueError(
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
@@ -290,7 +291,7 @@ def _check_chunk(chunk: object) -> None:
 
 
 def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int) -> SAE:
-    """Random unit directions, the encoder their transpose; b_dec at the geometric median."""
+    """An untrained SAE: W_dec of random unit directions, W_enc its transpose, b_dec the sample's geometric median."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(d_sae, sample.shape[1], generator=generator, dtype=torch.float64)
     W_dec = (directions / directions.norm(dim=1, keepdim=True)).to(sample)
@@ -314,10 +315,10 @@ def _train(
     dead_after: int,
     seed: int,
 ) -> list[Tensor]:
-    """Train in place; returns loss, error, penalty, L0 and the share of dead features of each step."""
+    """Train `sae` in place; returns per step the loss, error, penalty, L0 and share of dead features, `[5]`."""
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate(n, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate_factor(n, steps))
     idle = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.W_enc.device)
     history = []
     for n, x in enumerate(tqdm(batches, desc="SAE", total=steps, delay=1, leave=False), 1):
@@ -327,7 +328,7 @@ def _train(
         _drop_radial_gradient(sae)
         optimiser.step()
         schedule.step()
-        _project(sae)
+        _normalise_weights(sae)
         idle = torch.where(terms.fired, 0, idle + 1)
         share = (idle >= dead_after).to(x.dtype).mean()
         history.append(torch.stack((terms.loss, terms.error, terms.penalty, terms.l0, share)).detach())
@@ -337,22 +338,22 @@ def _train(
     return history
 
 
-def _rate(n: int, steps: int) -> float:
-    """The factor on the learning rate at a step."""
+def _rate_factor(n: int, steps: int) -> float:
+    """The factor on the learning rate at step n: linear warm-up, 1, linear decay."""
     return min(1.0, (n + 1) / (WARM_UP * steps), (steps - n) / (DECAY * steps))
 
 
 @torch.no_grad()
 def _drop_radial_gradient(sae: SAE) -> None:
-    """Remove the decoder gradient's part along each direction, since norms stay 1."""
+    """Remove from the gradient of W_dec its component along each direction, because the norms are kept at 1."""
     grad = sae.W_dec.grad
     assert grad is not None
     grad -= (grad * sae.W_dec).sum(1, keepdim=True) * sae.W_dec
 
 
 @torch.no_grad()
-def _project(sae: SAE) -> None:
-    """Directions of norm 1, thresholds of at least 0."""
+def _normalise_weights(sae: SAE) -> None:
+    """Rescale the rows of W_dec to norm 1, and clamp thresholds to at least 0, in place."""
     sae.W_dec.div_(sae.W_dec.norm(dim=1, keepdim=True))
     if isinstance(sae.kind, JumpReLU):
         sae.get_parameter("threshold").clamp_(min=0.0)
@@ -367,7 +368,7 @@ def _resample(
     dead_after: int,
     generator: torch.Generator,
 ) -> Int[Tensor, "s"]:
-    """Restart dead features at badly explained inputs; returns for how many steps each feature has been silent."""
+    """Restart dead features at inputs with a large error; returns `idle` with 0 for the restarted features."""
     dead = (idle >= dead_after).nonzero()[:, 0]
     if len(dead) == 0:
         return idle
@@ -386,8 +387,8 @@ def _resample(
     return idle.index_fill(0, dead, 0)
 
 
-def _checked(history: list[Tensor], steps: int) -> dict[str, Tensor]:
-    """The history by name; ValueError if it is short, or not finite."""
+def _history_columns(history: list[Tensor], steps: int) -> dict[str, Tensor]:
+    """The columns of the training history by name; raises ValueError if steps are missing, or a number not finite."""
     if len(history) < steps:
         raise ValueError(f"the stream of activations ended after {len(history)} of {steps} steps")
     table = torch.stack(history)
@@ -400,8 +401,8 @@ def _checked(history: list[Tensor], steps: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _unscaled(sae: SAE, scale: Float[Tensor, ""]) -> SAE:
-    """The dictionary as a function of activations that were not scaled, still with directions of norm 1."""
+def _fold_scale(sae: SAE, scale: Float[Tensor, ""]) -> SAE:
+    """The autoencoder changed in place to read unscaled activations; the directions keep norm 1."""
     for name, weight in sae.named_parameters():
         if name not in ("W_enc", "W_dec"):
             weight.div_(scale)

@@ -131,10 +131,10 @@ class TopExamples(Question):
     once_per_row: bool = True
 
     def bind(self, model: Subject) -> ByRow:
-        """The values of the cells, chosen at the site, reduced to lists that merge."""
+        """A read of the chosen cells at the site, reduced to mergeable lists of the largest values and to sums."""
         site = as_site(self.site, model.transformer.config)
         axes = find(site, model.transformer.config)[0].axes
-        dim = _dim(site, axes, self.sae)
+        dim = _cell_dim(site, axes, self.sae)
         cells = None if self.cells is None else tuple(int(i) for i in self.cells)
         if cells is not None and (not cells or len(set(cells)) < len(cells)):
             raise ValueError(
@@ -146,11 +146,15 @@ class TopExamples(Question):
             raise ValueError(
                 f"context must be how many tokens before and how many after, got {list(self.context)}"
             )
-        read = Read(site, _Attention(cells) if axes == "b h q k" else _Activation(axes, cells, self.sae))
+        read = Read(
+            site, _LargestAttention(cells) if axes == "b h q k" else _CellActivations(axes, cells, self.sae)
+        )
         reads_keys = axes == "b h q k"
         return ByRow(
             self.name,
-            Reading([read], partial(_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos)),
+            Reading(
+                [read], partial(_text_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos)
+            ),
             self._reduction(("key", "key_token") if reads_keys else ()),
             partial(
                 _finish,
@@ -164,7 +168,7 @@ class TopExamples(Question):
         )
 
     def _reduction(self, attended: tuple[str, ...]) -> Several:
-        """The lists, the distribution of all values, and the sums of density and mean."""
+        """The reductions of all rows: the top lists, the histogram of all values, the sums for density and mean."""
         before, after = self.context
         top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
         sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
@@ -206,8 +210,8 @@ def examples_table(result: xr.Dataset) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class _Activation:
-    """At the site: the value of the chosen cells, `[b p c]`."""
+class _CellActivations:
+    """A function from a site's activation to the values of the chosen cells, `[b p c]`."""
 
     axes: str
     cells: tuple[int, ...] | None
@@ -215,31 +219,36 @@ class _Activation:
 
     def __call__(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p c"]:
         if self.sae is not None:
-            found = self.sae.features(value)
-            if found.ndim != 3:
+            values = self.sae.features(value)
+            if values.ndim != 3:
                 raise ValueError(
                     "an autoencoder of the whole site is required, got one that reads head by head"
                 )
         else:
-            found = upcast(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
-        return _chosen(found, self.cells)
+            values = upcast(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
+        return _chosen_cells(values, self.cells)
 
 
 @dataclass(frozen=True)
-class _Attention:
-    """At the pattern: the two largest weights of every query and their keys, `[2 b q c 2]`; one key may be a BOS."""
+class _LargestAttention:
+    """A function from a pattern to the 2 largest weights of every query and their keys, `[2 b q c 2]`.
+
+    Two are taken because one of the keys may be a BOS that does not count.
+    """
 
     cells: tuple[int, ...] | None
 
     def __call__(self, pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "2 b q c n"]:
-        pattern = _chosen(pattern_bhqk.movedim(1, -1), self.cells).movedim(-1, 2)
+        # [b h q k] -> [b q k h] -> [b q c k]
+        pattern = _chosen_cells(pattern_bhqk.movedim(1, -1), self.cells).movedim(-1, 2)
         weight, key = pattern.to(torch.promote_types(pattern.dtype, torch.float32)).topk(
             min(2, pattern.shape[-1])
         )
         return torch.stack((weight, key.to(weight)))
 
 
-def _chosen(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -> Float[Tensor, "*n s"]:
+def _chosen_cells(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -> Float[Tensor, "*n s"]:
+    """The values of the chosen cells; raises ValueError for a cell that the site does not have."""
     count = value.shape[-1]
     if cells is None:
         return value
@@ -248,33 +257,33 @@ def _chosen(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -> Floa
     return value[..., torch.tensor(cells, device=value.device)]
 
 
-def _dim(site: str, axes: str, sae: SAE | None) -> str:
-    """The name of a site's cells; ValueError for a site that has none."""
+def _cell_dim(site: str, axes: str, sae: SAE | None) -> str:
+    """The result's dim of a site's cells, such as "neuron"; raises ValueError for a site without cells."""
     if sae is not None:
         return "feature"
     if re.fullmatch(r"b h q k", axes) and site.endswith("hook_pattern"):
         return "head"
-    found = re.fullmatch(r"b p ([mdhgxv])( [ed])?", axes)
-    if found is None:
+    match = re.fullmatch(r"b p ([mdhgxv])( [ed])?", axes)
+    if match is None:
         raise ValueError(
             f"a site with neurons, coordinates, heads or experts at every token is required, {site!r} has axes [{axes}]"
         )
-    return CELLS[found[1]]
+    return CELLS[match[1]]
 
 
-def _values(
+def _text_values(
     trace: Trace, batch: Batch, model: Transformer, read: Read, bos_id: int | None, skip_bos: bool
 ) -> Mapping[str, Tensor]:
-    """Text by text: the activation of every token that counts, its id, and the sums of mean and density."""
+    """By text: the activation of every token that counts `[t p c]`, token ids `[t p]`, and the sums for the scores."""
     counted, value = counted_tokens(batch, bos_id, skip_bos), trace[read]
     more: dict[str, Tensor] = {}
-    if isinstance(read.via, _Attention):
-        value, more = _attended(value, batch, counted)
+    if isinstance(read.via, _LargestAttention):
+        value, more = _attention_and_keys(value, batch, counted)
     if not bool((value.isfinite().all(-1) | ~batch.real).all()):
         raise NotFiniteError(f"finite values are required, some at {read.site} are NaN or infinite")
-    each = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
-    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
-    activation = found["activation"]
+    by_row = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
+    by_text = {name: batch.by_text(x, batch.real, absent(x)) for name, x in by_row.items()}
+    activation = by_text["activation"]
     active, total = (activation > 0).sum(1).double(), activation.nansum(1, dtype=torch.float64)
     n = (~activation[..., 0].isnan()).sum(1).double()
     sums = {
@@ -283,25 +292,26 @@ def _values(
         "total": total,
         f"total{_BOTH}": total + n[:, None],
     }
-    return found | sums | {"counted": n}
+    return by_text | sums | {"counted": n}
 
 
-def _attended(
+def _attention_and_keys(
     answer: Float[Tensor, "2 b q c n"], batch: Batch, counted: Bool[Tensor, "b p"]
 ) -> tuple[Float[Tensor, "b q c"], dict[str, Int[Tensor, "b q c"]]]:
-    """The largest attention to a key that counts, 0 if there is none; the key's position in its text and its token."""
+    """The largest attention of each query to a key that counts (0 without one), and that key's position and token."""
     weight, column = answer[0], answer[1].long()
     row = torch.arange(len(batch), device=column.device)[:, None, None, None]
     best, which = weight.masked_fill(~counted[row, column], -1.0).max(-1)
     column = column.gather(-1, which[..., None])[..., 0]
-    none = best <= 0
-    found = {"key": batch.places[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
-    return best.clamp_min(0.0), {name: x.masked_fill(none, -1) for name, x in found.items()}
+    no_key = best <= 0
+    keys = {"key": batch.places[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
+    return best.clamp_min(0.0), {name: x.masked_fill(no_key, -1) for name, x in keys.items()}
 
 
 def _finish(
     merged: Partial, name: str, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool, text: Text
 ) -> xr.Dataset:
+    """The Dataset of the top lists, the quantiles and the scores of every cell."""
     assert isinstance(merged, Parts)
     examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
     assert isinstance(examples, ContextExamples) and isinstance(spread, Histogram) and isinstance(sums, Means)
@@ -309,23 +319,24 @@ def _finish(
     if not bool(counted.mean > 0):
         raise ValueError(f"texts with a token that counts are required, got {counted.n} of BOS alone")
     rule, entry, best = top.rule, (dim, "rank"), top.values[:, :1]
-    known = torch.minimum if rule.largest else torch.maximum  # no quantile is beyond the exact end
+    # the histogram's quantiles are rounded, the extreme is exact: none may lie beyond it
+    bound = torch.minimum if rule.largest else torch.maximum
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "peak": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
-        "quantiles": ((dim, "q"), known(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
+        "quantiles": ((dim, "q"), bound(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
         **{
             part: ((*entry, "offset"), x) if part in IN_CONTEXT else (entry, x[..., 0])
             for part, x in examples.along.items()
         },
     }  # fmt: skip
     chosen = range(len(top.rows)) if cells is None else cells
-    parts = _parts(site, dim, chosen)
+    parts = _part_names(site, dim, chosen)
     scores = {
         "density": per_token(sums, "active", "share of tokens"),
         "mean": per_token(sums, "total", "units of the site"),
         "max" if rule.largest else "min": Score.exact(best[:, 0], "units of the site"),
     }
-    found = scored(
+    result = scored(
         name,
         scores,
         (dim,),
@@ -345,11 +356,11 @@ def _finish(
         },
         notes=top.notes(),
     )  # fmt: skip
-    return _worded(found, text)
+    return _with_texts(result, text)
 
 
-def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
-    """The names of the cells as parts of the model, if they are parts."""
+def _part_names(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
+    """The cells' names as parts of the model, such as "L1N3"; None for cells that are no parts."""
     kinds = {
         ("neuron", "mlp"): "neuron", ("neuron", "mlp_before"): "neuron_before", ("head", "attn"): "head",
         ("head", "cross_attn"): "cross_head", ("expert", "mlp"): "expert",
@@ -359,20 +370,20 @@ def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
     return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
 
 
-def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
+def _with_texts(result: xr.Dataset, text: Text) -> xr.Dataset:
     """The result with the text of every token, and contexts with their token marked; shared characters show as �."""
-    found = text.worded(
+    worded = text.worded(
         result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
     )
-    marked, is_top, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
+    marked, is_top, (open_, close) = worded.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
     marked[..., is_top] = open_ + marked[..., is_top] + close
     texts = marked.sum(-1)
     texts[result.row.to_numpy() < 0] = ""
-    return found.assign(text=(result.row.dims, texts))
+    return worded.assign(text=(result.row.dims, texts))
 
 
 def per_token(sums: Means, part: str, unit: str) -> Score:
-    """A sum over tokens that count, per token, with its 95 % interval over texts (linearised, Student's t).
+    """A sum over texts per token that counts, with its 95 % interval over texts (linearised, Student's t).
 
     Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
 
@@ -384,7 +395,7 @@ def per_token(sums: Means, part: str, unit: str) -> Score:
     Returns:
         A `Score` over cells, without a null.
     """
-    top, number, both = (sums.moments[name] for name in (part, "counted", f"{part}{_BOTH}"))
+    top, number, joint = (sums.moments[name] for name in (part, "counted", f"{part}{_BOTH}"))
     fewest, within = (FEWEST_TEXTS, (0.0, 1.0)) if part == "active" else (FEWEST_SUMS, ANYWHERE)
-    value, low, high = ratio(top, number, both, fewest, within=within)
+    value, low, high = ratio(top, number, joint, fewest, within=within)
     return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), unit)

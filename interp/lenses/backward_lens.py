@@ -61,7 +61,7 @@ _CELL = ("prompt", "matrix", "layer", "pos")
 
 @dataclass(frozen=True, eq=False)
 class _OfGradients(Question):
-    """Questions about the factors of weight gradients, with the fields that choose which gradients.
+    """Base of the questions about factors of weight gradients: its fields choose the loss, the matrices and the layers.
 
     Args:
         answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
@@ -91,47 +91,48 @@ class _OfGradients(Question):
         )
 
     def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
-        """The matrices that it is about: of those at the tokens of the prompt; None = all there are.
+        """Matrices whose gradients the question takes; None: all that have factors.
 
-        W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError for them.
+        Raises ValueError for W_K and W_V of cross-attention, which read the encoder's stream at source positions.
         """
         if not config.cross_attention:
             return self.matrices
-        if elsewhere := [each for each in self.matrices or () if each in ELSEWHERE]:
+        if elsewhere := [matrix for matrix in self.matrices or () if matrix in ELSEWHERE]:
             raise ValueError(
                 f"{elsewhere[0]} reads the encoder's stream, which the unembedding does not read; `gradient_factors` "
                 "has its vectors, `gradient_rank` its rank"
             )
         if self.matrices is not None:
             return self.matrices
-        return [each for each in present(config, self.layers) if each not in ELSEWHERE]
+        return [matrix for matrix in present(config, self.layers) if matrix not in ELSEWHERE]
 
     def of_matrix(
-        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+        self, factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
-        """The numbers of one matrix in these layers, per row, from its factors."""
+        """Result values of one matrix in the given layers, computed from its gradient factors, by name."""
         raise NotImplementedError
 
     def labelled(
         self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
     ) -> xr.Dataset:
-        """The result of all rows: the numbers of `of_matrix`, and each prompt's tokens as `token`."""
+        """The Dataset of all prompts: the values of `of_matrix`, and the text of each prompt's tokens as `token`."""
         raise NotImplementedError
 
 
 def _compute(model: Transformer, batch: Batch, question: _OfGradients) -> Steps[Mapping[str, Tensor]]:
-    """Every number of every matrix `[b matrix layer ...]`."""
-    wanted = question.wanted(model.config)
-    found = yield from factor_steps(model, batch, wanted, question.layers, rules=question.rules)
-    by_matrix = [question.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
-    values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
+    """Values of `question.of_matrix` for every matrix, `[b matrix layer ...]`, and the token ids `[b p]`."""
+    matrices = question.wanted(model.config)
+    factors = yield from factor_steps(model, batch, matrices, question.layers, rules=question.rules)
+    by_matrix = [question.of_matrix(factors, matrix, layers) for matrix, layers in factors.recorded().items()]
+    values = {name: torch.stack([numbers[name] for numbers in by_matrix], 1) for name in by_matrix[0]}
     return values | {"token": batch.token_ids}
 
 
 def _finish(merged: Partial, question: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
+    """The Dataset of all prompts, with the matrices, layers and sublayers as coordinates."""
     assert isinstance(merged, Rows)
-    every = chosen(config, question.wanted(config), question.layers)
-    layers, matrices = (list(dict.fromkeys(each)) for each in zip(*every, strict=True))
+    layers_and_matrices = chosen(config, question.wanted(config), question.layers)
+    layers, matrices = (list(dict.fromkeys(names)) for names in zip(*layers_and_matrices, strict=True))
     parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
     coords = {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
     return question.labelled(merged.rows, coords, config, text)
@@ -225,18 +226,18 @@ class BackwardLens(_OfGradients):
 
     @torch.no_grad()
     def of_matrix(
-        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+        self, factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
-        """Lengths, ranks and tokens, `[b layer p ...]`."""
-        values = norms(found, matrix, layers)
-        rounding = (
-            torch.finfo(found.model.dtype).eps / 4
-        )  # which is more than the threshold in half precision
+        """Lengths of x and delta, the answer's rank, and the most and least probable tokens, `[b layer p ...]`."""
+        values = norms(factors, matrix, layers)
+        rounding = torch.finfo(factors.model.dtype).eps / 4  # above the default threshold in half precision
         updated = values["relative_update"] > max(self.threshold, rounding)
-        vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
-        assert found.batch.answer is not None
-        cells = updated.nonzero().unbind(1)  # one wait for all that is taken and put there
-        for name, ids in _read_off(found.model, vectors[cells], found.batch.answer[cells[0]], self).items():
+        vectors = torch.stack([factors.in_stream(layer, matrix) for layer in layers], 1)
+        assert factors.batch.answer is not None
+        cells = updated.nonzero().unbind(1)  # one GPU synchronisation for all uses of the indices
+        for name, ids in _ranked_tokens(
+            factors.model, vectors[cells], factors.batch.answer[cells[0]], self
+        ).items():
             values[name] = torch.full((*updated.shape, *ids.shape[1:]), -1, device=ids.device)
             values[name][cells] = ids
         return values
@@ -248,7 +249,7 @@ class BackwardLens(_OfGradients):
         matrices = coords["matrix"]
         assert isinstance(matrices, list)
         sides = ["delta" if matrix in WRITERS else "x" for matrix in matrices]
-        found = labelled(
+        result = labelled(
             self.name,
             {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items() if name != "token"},
             coords={"side": (("matrix",), sides), **coords, "token": text.token_words(rows["token"])},
@@ -259,11 +260,11 @@ class BackwardLens(_OfGradients):
                 "null": f"target_rank: {(config.n_outputs - 1) / 2}",
             },
         )  # fmt: skip
-        found = text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")
-        writes = (found.side == "delta").values[:, None, None]
-        extreme = np.where(writes, found.bottom_word.values[..., 0], found.top_word.values[..., 0])
-        silent = np.where(found.x.isnull(), "", NO_UPDATE)
-        return found.assign(word=(_CELL, np.where(found.target_rank < 0, silent, extreme)))
+        result = text.of_outputs.worded(result, top_word="top_token", bottom_word="bottom_token")
+        writes = (result.side == "delta").values[:, None, None]
+        extreme = np.where(writes, result.bottom_word.values[..., 0], result.top_word.values[..., 0])
+        silent = np.where(result.x.isnull(), "", NO_UPDATE)
+        return result.assign(word=(_CELL, np.where(result.target_rank < 0, silent, extreme)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,8 +279,8 @@ class GradientRank(_OfGradients):
             all that have factors.
         layers: which layers; None: all.
         rules: backward rules under which gradients are taken, or the name of a preset; none: the gradient as it is.
-        tolerance: share of the largest singular value above which one counts; None: max(rows, columns) times the
-            epsilon of the model's dtype, as `torch.linalg.matrix_rank` of the gradient takes it.
+        tolerance: share of the largest singular value above which a singular value counts; None: max(rows, columns)
+            times the epsilon of the model's dtype, as `torch.linalg.matrix_rank` of the gradient takes it.
 
     Returns:
         Dataset[prompt, matrix, layer]:
@@ -316,16 +317,16 @@ class GradientRank(_OfGradients):
         return super().bind(model)
 
     def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
-        """All matrices that were named: a rank needs no stream."""
+        """The named matrices, also W_K and W_V of cross-attention: a rank is not projected on the vocabulary."""
         return self.matrices
 
     def of_matrix(
-        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+        self, factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Int[Tensor, "b l"]]:
         """The rank in every layer."""
         ranks = []
         for layer in layers:
-            x, delta = found[full_name(layer, matrix)]
+            x, delta = factors[full_name(layer, matrix)]
             cut = self.tolerance
             cut = max(x.shape[-1], delta.shape[-1]) * torch.finfo(x.dtype).eps if cut is None else cut
             _, s, _ = FactoredMatrix(x.double().mT, delta.double()).svd()
@@ -383,12 +384,12 @@ class GradientCosines(_OfGradients):
     """
 
     def of_matrix(
-        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+        self, factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Float[Tensor, "b l ..."]]:
         """The cosines of all pairs of layers at the last token."""
-        last = found.batch.last()
+        last = factors.batch.last()
         rows = torch.arange(len(last), device=last.device)
-        vectors = torch.stack([upcast(found.in_stream(layer, matrix)[rows, last]) for layer in layers], 1)
+        vectors = torch.stack([upcast(factors.in_stream(layer, matrix)[rows, last]) for layer in layers], 1)
         unit = vectors / vectors.norm(dim=-1, keepdim=True)
         return {"value": unit @ unit.mT}
 
@@ -414,12 +415,12 @@ gradient_cosines = of_data(GradientCosines)
 
 
 def norms(
-    found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+    factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
 ) -> dict[str, Float[Tensor, "b l p"]]:
     """Lengths of `x` and `delta`, and of their outer product relative to the prompt's largest; NaN at padding."""
-    pairs, hidden = [found[full_name(layer, matrix)] for layer in layers], ~found.batch.real[:, None]
+    pairs, padding = [factors[full_name(layer, matrix)] for layer in layers], ~factors.batch.real[:, None]
     x, delta = (
-        torch.stack([upcast(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(hidden, torch.nan)
+        torch.stack([upcast(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(padding, torch.nan)
         for side in (0, 1)
     )
     size = x * delta
@@ -428,15 +429,15 @@ def norms(
     return {"x": x, "delta": delta, "relative_update": size / largest.clamp_min(tiny)}
 
 
-def _read_off(
+def _ranked_tokens(
     model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], question: BackwardLens
 ) -> dict[str, Tensor]:
-    """The most and least probable tokens of each vector, in order, and the rank of its answer; a tile at a time."""
+    """Most and least probable tokens of each vector `[n top]` and rank of its answer `[n]`, in tiles of rows."""
     weights, top = Weights(model), listed(question.top, 5, model.config.n_outputs)
     bias = weights.b_U if question.projection != "raw" and model.config.unembed_bias else None
     rank = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
     best, worst = (rank.new_empty(len(vectors), top) for _ in range(2))
-    for first, logits in row_tiles(_projected(vectors, model, question.projection), weights.W_U):
+    for first, logits in row_tiles(_unembedding_inputs(vectors, model, question.projection), weights.W_U):
         if bias is not None:
             logits += bias
         block = slice(first, first + len(logits))
@@ -445,10 +446,10 @@ def _read_off(
     return {"target_rank": rank, "top_token": best, "bottom_token": worst}
 
 
-def _projected(
+def _unembedding_inputs(
     vectors: Float[Tensor, "n d"], model: Transformer, projection: Projection
 ) -> Float[Tensor, "n d"]:
-    """Vectors of the stream as they enter the unembedding."""
+    """The input of the unembedding for stream vectors: they pass the final norm as `projection` says."""
     v = upcast(vectors)
     if projection == "raw":
         return v

@@ -84,17 +84,17 @@ class CompareLenses(Question):
         """The states, read by every lens."""
         if not self.lenses:
             raise ValueError("lenses requires at least one, by name, got none")
-        given = self.others or {}
-        if unknown := [name for name in given if name not in self.lenses]:
+        other_lenses = self.others or {}
+        if unknown := [name for name in other_lenses if name not in self.lenses]:
             raise KeyError(
                 f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"
             )
         fits, others = (
             {
                 name: LogitLens(top=1, sites=self.sites, translators=lens).reading(model)
-                for name, lens in some.items()
+                for name, lens in named_lenses.items()
             }
-            for some in (self.lenses, given)
+            for named_lenses in (self.lenses, other_lenses)
         )
         reads = next(iter(fits.values())).reads
         return ByRow(
@@ -116,32 +116,33 @@ def _compute(
     fits: Mapping[str, Reading],
     others: Mapping[str, Reading],
 ) -> Mapping[str, Tensor]:
-    """The scores of every text `[b lens depth]`."""
-    found = [lens.compute(trace, batch, model) for lens in fits.values()]
-    kl = torch.stack([each["kl"] for each in found], 1).double()
-    entropy = found[0]["entropy"][:, -1:].double()
-    top = torch.stack([each["top_token"][..., 0] for each in found], 1)
+    """Each score of every text, the mean over its tokens: `[b lens depth]`."""
+    outputs = [lens.compute(trace, batch, model) for lens in fits.values()]
+    kl = torch.stack([output["kl"] for output in outputs], 1).double()  # [b lens depth p]
+    entropy = outputs[0]["entropy"][:, -1:].double()
+    top = torch.stack([output["top_token"][..., 0] for output in outputs], 1)
     real = top[:, :1, -1:] >= 0
-    other = torch.full_like(top, -1)
+    other_top = torch.full_like(top, -1)
     for i, name in enumerate(fits):
         if name in others:
-            other[:, i] = others[name].compute(trace, batch, model)["top_token"][..., 0]
-    known = real & (other >= 0)
+            other_top[:, i] = others[name].compute(trace, batch, model)["top_token"][..., 0]
+    known = real & (other_top >= 0)
     return {
         "kl": _mean(kl, real),
         "cross_entropy": _mean(kl + entropy[:, None], real),
         "top_agreement": _mean((top == top[:, :, -1:]).double(), real),
-        "stability": _mean((top == other).double(), known),
+        "stability": _mean((top == other_top).double(), known),
     }
 
 
 def _mean(value_blop: Float[Tensor, "b l o p"], counted: Tensor) -> Float[Tensor, "b l o"]:
-    """The mean over a text's tokens that count; NaN where none does."""
+    """The mean over the tokens that count, the last axis; NaN for a text without such a token."""
     counted = counted.expand_as(value_blop)
     return value_blop.masked_fill(~counted, 0.0).sum(-1) / counted.sum(-1)
 
 
 def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[str]) -> xr.Dataset:
+    """The Dataset[lens, depth, score] from the moments over prompts."""
     assert isinstance(merged, Means)
     scores = {key: _score(merged.moments[key], key) for key in UNITS}
     depths = [str(Part.of(site)) for site in sites]
@@ -157,5 +158,5 @@ def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[st
 
 def _score(moments: Moments, name: str) -> Score:
     fewest, share = FEWEST_DIVERGENCES if name == "kl" else FEWEST, UNITS[name] == "share of tokens"
-    found = Score.of(moments, UNITS[name], share=share, fewest=fewest, within=POSITIVE)
-    return found._replace(value=found.value.masked_fill(found.n == 0, torch.nan))
+    score = Score.of(moments, UNITS[name], share=share, fewest=fewest, within=POSITIVE)
+    return score._replace(value=score.value.masked_fill(score.n == 0, torch.nan))

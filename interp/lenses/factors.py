@@ -100,12 +100,12 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
 
     def recorded(self) -> dict[LensMatrix, list[int]]:
         """The layers in which each matrix was recorded."""
-        found: dict[LensMatrix, list[int]] = {}
+        layers: dict[LensMatrix, list[int]] = {}
         for name in self.pairs:
             _, layer, part, matrix = name.split(".")
             matrix = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
-            found.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
-        return found
+            layers.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
+        return layers
 
     def in_stream(self, layer: int, matrix: LensMatrix) -> Float[Tensor, "b p d"]:
         """The factor of a matrix in a residual stream: delta of W_out and W_O, x of the others.
@@ -127,12 +127,12 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
 
         Takes a pass of its own, and as much memory as the matrix.
         """
-        expected, ours = self._autograd(name), self.reconstruct(name)
+        expected, ours = self._autograd_gradient(name), self.reconstruct(name)
         largest = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
         return float((ours - expected).abs().max() / largest)
 
-    def _autograd(self, name: str) -> Float[Tensor, "i o"]:
-        """The weight gradient by autograd; the pass runs with a stand-in that shares memory, so nothing is written."""
+    def _autograd_gradient(self, name: str) -> Float[Tensor, "i o"]:
+        """The weight gradient by autograd, at a detached alias of the parameter, so that its `.grad` stays as it is."""
         where = matrix_place(self.model, name)
         path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
@@ -142,8 +142,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
                 batch.tokens, logits_at=None if self.everywhere else _columns(self.model, batch), keep=batch.keep,
                 types=batch.types, memory=batch.memory,
             )  # fmt: skip
-            (found,) = torch.autograd.grad(self.loss(output), stand_in)
-        return upcast(side_by_side(where.view(found).to(self.model.device), name))
+            (gradient,) = torch.autograd.grad(self.loss(output), stand_in)
+        return upcast(side_by_side(where.view(gradient).to(self.model.device), name))
 
 
 @public()
@@ -210,9 +210,9 @@ def gradient_factors(
         for sentence in answers.notes(batch):
             note(sentence)
         batch = answers.on(batch)
-    compute = partial(_both_sides, matrices=matrices, layers=layers)
+    compute = partial(_flat_factors, matrices=matrices, layers=layers)
     analysis = ByRow("gradient_factors", compute, Rows)
-    batches = GivenBatches.cut(by_place(batch), batch_size)  # as it is: factors have its columns
+    batches = GivenBatches.cut(by_place(batch), batch_size)  # padding stays: factors keep the batch's columns
     total = reduced_over(analysis, subject, batches)
     assert isinstance(total, Rows)
     names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
@@ -221,17 +221,18 @@ def gradient_factors(
     return GradientFactors(subject.transformer, batch, pairs, answer_loss(batch))
 
 
-def _both_sides(
+def _flat_factors(
     model: Transformer,
     batch: Batch,
     matrices: Sequence[LensMatrix] | None,
     layers: Sequence[int] | None,
 ) -> Steps[Mapping[str, Tensor]]:
-    found = yield from factor_steps(model, batch, matrices, layers)
+    """The factors of every matrix under flat names: `blocks.3.mlp.W_in x` and `blocks.3.mlp.W_in delta`."""
+    pairs = yield from factor_steps(model, batch, matrices, layers)
     return {
-        f"{name} {side}": each
-        for name, pair in found.items()
-        for side, each in zip(("x", "delta"), pair, strict=True)
+        f"{name} {side}": factor
+        for name, pair in pairs.items()
+        for side, factor in zip(("x", "delta"), pair, strict=True)
     }
 
 
@@ -290,38 +291,46 @@ def factor_steps(
     Args:
         rules: backward rules under which the model runs. Other arguments and errors as in `factors`.
     """
-    every = chosen(model.config, matrices, layers, logits=loss is None)
-    check_differentiable(model, every)
+    layers_and_matrices = chosen(model.config, matrices, layers, logits=loss is None)
+    check_differentiable(model, layers_and_matrices)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
     toward = TowardLoss(loss_of_answers if loss is None else partial(_of_logits, loss=loss), everywhere)
-    names = {key: full_name(*key) for key in every}
-    given = {name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)}
-    output = {name: Read(given_at(model.config, name), grad=True) for name in names.values()}
-    union = list(dict.fromkeys((*given.values(), *output.values())))
-    seen = yield from recorded(batch, union, toward=toward, rules=rules)
-    model, trace, pairs = seen.model, seen.trace, {}
+    names = {key: full_name(*key) for key in layers_and_matrices}
+    input_reads = {
+        name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)
+    }
+    output_reads = {name: Read(given_at(model.config, name), grad=True) for name in names.values()}
+    all_reads = list(dict.fromkeys((*input_reads.values(), *output_reads.values())))
+    recording = yield from recorded(batch, all_reads, toward=toward, rules=rules)
+    model, trace, pairs = recording.model, recording.trace, {}
     for (layer, matrix), name in names.items():
-        x = _states(batch) if name not in given else trace[given[name]].to(model.device).flatten(2)
-        delta = trace[output[name]].to(model.device).flatten(2)
-        pairs[name] = x, _at_output(model, layer, matrix, x, delta)
-    check(finite([each for pair in pairs.values() for each in pair]), partial(_not_finite, pairs))
+        # [b p h e] -> [b p (h e)]: heads side by side
+        x = (
+            _encoder_states(batch)
+            if name not in input_reads
+            else trace[input_reads[name]].to(model.device).flatten(2)
+        )
+        delta = trace[output_reads[name]].to(model.device).flatten(2)
+        pairs[name] = x, _output_gradient(model, layer, matrix, x, delta)
+    check(finite([factor for pair in pairs.values() for factor in pair]), partial(_not_finite_error, pairs))
     return GradientFactors(model, batch, pairs, metric, everywhere)
 
 
 def _of_logits(logits: Tensor, batch: Batch, loss: Objective) -> Float[Tensor, ""]:
-    """The value of a loss that needs no batch."""
+    """The loss of the logits, as a function that is also given the batch and ignores it."""
     return loss(logits)
 
 
-def _not_finite(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> NotFiniteError | None:
+def _not_finite_error(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> NotFiniteError | None:
+    """The error that names the first matrix with a NaN or infinite factor; None if all factors are finite."""
     for name, pair in pairs.items():
-        if not all(bool(each.isfinite().all()) for each in pair):
+        if not all(bool(factor.isfinite().all()) for factor in pair):
             return NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
     return None
 
 
-def _states(batch: Batch) -> Float[Tensor, "b s d"]:
+def _encoder_states(batch: Batch) -> Float[Tensor, "b s d"]:
     """The encoder's states that cross-attention reads."""
     assert batch.memory is not None
     return batch.memory.states.detach()
@@ -374,7 +383,7 @@ def encoder_factors(
 def answer_loss(batch: Batch) -> Objective:
     """The function from logits at the last token to the sum over rows of -log p(answer), in nats.
 
-    With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).
+    With wrong answers it is the sum of log p(wrong) - log p(answer), which equals logit(wrong) - logit(answer).
 
     Raises:
         ValueError: a batch without answers.
@@ -440,12 +449,12 @@ def part_of(layer: int, matrix: LensMatrix) -> Part:
     return Part(sublayer_of(matrix), layer)
 
 
-def check_differentiable(model: Transformer, every: Sequence[tuple[int, LensMatrix]]) -> None:
-    """ValueError for a model with an edit where one of these matrices gives its output: its gradient ends there.
+def check_differentiable(model: Transformer, layers_and_matrices: Sequence[tuple[int, LensMatrix]]) -> None:
+    """Raise ValueError if an edit replaces the output of one of these matrices, because the gradient would end there.
 
-    Edits that add there change no gradient.
+    Edits that add a vector (`Add`) are allowed: they change no gradient.
     """
-    for layer, matrix in every:
+    for layer, matrix in layers_and_matrices:
         output = given_at(model.config, full_name(layer, matrix))
         inner = {output, *(f"blocks.{layer}.{site}" for site in _UNSEEN.get(matrix, ()))}
         acting = [edit for edit in model.edits if edit.site in inner and not isinstance(edit.change, Add)]
@@ -473,34 +482,34 @@ def chosen(
     """
     if logits and not config.unembed:
         raise ValueError("a backward lens requires logits; this model ends in its residual stream")
-    every = range(config.n_layers) if layers is None else layers
-    if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
+    layer_numbers = range(config.n_layers) if layers is None else layers
+    if bad := [layer for layer in layer_numbers if not 0 <= layer < config.n_layers]:
         raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
     if config.block.why_not("matrices"):
         raise ValueError(f"a backward lens requires known matrices; this model {config.block.unusual}")
-    wanted = present(config, every) if matrices is None else tuple(matrices)
-    if not wanted or not every:
+    names = present(config, layer_numbers) if matrices is None else tuple(matrices)
+    if not names or not layer_numbers:
         raise ValueError(
-            f"at least one matrix and one layer are required, got matrices={wanted} and layers={list(every)}"
+            f"at least one matrix and one layer are required, got matrices={names} and layers={list(layer_numbers)}"
         )
-    for matrix in wanted:
+    for matrix in names:
         if matrix not in MATRICES:
             hint = nearest(matrix, MATRICES)
             raise ValueError(f"matrices are {', '.join(MATRICES)}, got {matrix!r}; {hint}")
-        if reason := why_not(config, matrix, every):
-            others = ", ".join(present(config, every))
+        if reason := why_not(config, matrix, layer_numbers):
+            others = ", ".join(present(config, layer_numbers))
             raise ValueError(f"no factors of {matrix}: this model {reason}; it has {others}")
-    return [(layer, matrix) for layer in every for matrix in wanted]
+    return [(layer, matrix) for layer in layer_numbers for matrix in names]
 
 
-def _at_output(
+def _output_gradient(
     model: Transformer,
     layer: int,
     matrix: LensMatrix,
     x: Float[Tensor, "b p i"],
     gradient: Float[Tensor, "b p o"],
 ) -> Float[Tensor, "b p o"]:
-    """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
+    """The gradient at x W itself, before the norm and the factor that some families apply to a sublayer's output."""
     if matrix not in WRITERS:
         return gradient
     norm = output_norm(model, layer, f"{sublayer_of(matrix)}_out")

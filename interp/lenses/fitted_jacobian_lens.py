@@ -125,13 +125,13 @@ class FittedJacobianLens:
 
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """J x of the states of a site, in their dtype. KeyError for a site without J."""
-        self._whole()
+        self._require_all_rows()
         matrix = self.jacobian[self.place(site)]
         return (state.to(matrix.dtype) @ matrix.mT.to(state.device)).to(state.dtype)
 
     def check(self, model: Transformer, sites: Sequence[str]) -> None:
-        """ValueError unless this is the model it was fitted on (or a copy in a narrower dtype), KeyError for a site."""
-        self._whole()
+        """Raise ValueError if `model` is not the fitted one (or its copy in a narrower dtype), KeyError without a J."""
+        self._require_all_rows()
         if not is_of(model, sample_of(as_network(self.model))):
             raise ValueError("the Jacobian lens is of another model: its parameters differ from this one's")
         for site in sites:
@@ -166,14 +166,15 @@ class FittedJacobianLens:
             depth is the model's own answer, which does not vary. All three are NaN for fewer than three groups (files
             of others have none).
 
-            - `low`, `high` [prompt, depth, pos, rank]: ends of its rank in 95 % of the resampled lenses.
-            - `stays` [prompt, depth, pos, rank]: share of them in which it is among the listed ones.
+            - `low`, `high` [prompt, depth, pos, rank]: ends of the token's rank in 95 % of the resampled lenses.
+            - `stays` [prompt, depth, pos, rank]: share of the resampled lenses that list the token.
 
         Raises:
             ValueError: as `logit_lens`; a lens of some tokens alone, or no resample.
 
         Caveat:
-            They say how much the words depend on which prompts the corpus happened to have, not on which corpus it was.
+            The three say how much the words depend on which prompts the corpus happened to have, not on the choice of
+            corpus.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -188,13 +189,13 @@ class FittedJacobianLens:
         reading = question.reading(subject)
         names = tuple(read.site for read in reading.reads)
         weights = self.draws(resamples, seed)
-        inner = partial(_with_ranks, inner=reading, lens=self, sites=names, pos=pos, weights=weights)
-        bound = replace(question.bind(subject), rows=replace(reading, compute=inner))
-        found = answered(bound, subject, data)
+        with_ranks = partial(_with_ranks, inner=reading, lens=self, sites=names, pos=pos, weights=weights)
+        bound = replace(question.bind(subject), rows=replace(reading, compute=with_ranks))
+        result = answered(bound, subject, data)
         for name in ("low", "high"):
-            found[name].attrs["unit"] = "rank"
-        found["stays"].attrs["unit"] = "share of resamples"
-        return found.assign_attrs(prompts_of_lens=self.prompts, resamples=resamples)
+            result[name].attrs["unit"] = "rank"
+        result["stays"].attrs["unit"] = "share of resamples"
+        return result.assign_attrs(prompts_of_lens=self.prompts, resamples=resamples)
 
     def directions(self, token: Answers) -> Float[Tensor, "l *n d"]:
         """Direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
@@ -216,16 +217,16 @@ class FittedJacobianLens:
             True
         """
         subject = as_model(self.model)
-        wanted = subject.text.outputs(token).tolist()
+        token_ids = subject.text.outputs(token).tolist()
         if self.tokens is None:
-            found = token_directions(subject.transformer, wanted).to(self.jacobian) @ self.jacobian
+            directions = token_directions(subject.transformer, token_ids).to(self.jacobian) @ self.jacobian
         else:
-            if missing := [each for each in wanted if each not in self.tokens]:
+            if missing := [token_id for token_id in token_ids if token_id not in self.tokens]:
                 raise ValueError(
                     f"the lens was fitted for the tokens {list(self.tokens)}, not for {missing[0]}"
                 )
-            found = self.jacobian[:, [self.tokens.index(each) for each in wanted]]
-        return found[:, 0] if isinstance(token, str | int) else found
+            directions = self.jacobian[:, [self.tokens.index(token_id) for token_id in token_ids]]
+        return directions[:, 0] if isinstance(token, str | int) else directions
 
     def steer(self, token: str | int, scale: float, *, layers: Sequence[int] | None = None) -> list[Edit]:
         """Edits that add a vector of length `scale` along the token's direction after each layer.
@@ -246,10 +247,10 @@ class FittedJacobianLens:
             >>> model.edited(lens.steer(5, 2.0, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """
-        found = []
-        for site, (vector,) in self._vectors((token,), layers).items():
-            found.append(Edit(site, Add(vector / vector.norm(), scale)))
-        return found
+        edits = []
+        for site, (vector,) in self._site_directions((token,), layers).items():
+            edits.append(Edit(site, Add(vector / vector.norm(), scale)))
+        return edits
 
     def swap(self, a: str | int, b: str | int, *, layers: Sequence[int] | None = None) -> list[Edit]:
         """Edits that exchange the coordinates of the stream along two tokens' directions after each layer.
@@ -271,12 +272,12 @@ class FittedJacobianLens:
             >>> model.edited(lens.swap(5, 6, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """
-        found = []
-        for site, pair in self._vectors((a, b), layers).items():
+        edits = []
+        for site, pair in self._site_directions((a, b), layers).items():
             if int(torch.linalg.matrix_rank(pair)) < 2:
                 raise ValueError(f"two tokens of different directions are required, got {a!r} and {b!r}")
-            found.append(Edit(site, CoordinateExchange(pair)))
-        return found
+            edits.append(Edit(site, CoordinateExchange(pair)))
+        return edits
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -319,15 +320,17 @@ class FittedJacobianLens:
         Raises:
             ValueError: a lens of some tokens alone, of the last layer only, or of numbers too large for `dtype`.
         """
-        self._whole()
+        self._require_all_rows()
         last = as_network(self.model).config.n_layers - 1
-        kept = {layer: i for i, layer in enumerate(self.layers) if layer != last}
-        if not kept:
+        places = {layer: i for i, layer in enumerate(self.layers) if layer != last}
+        if not places:
             raise ValueError("a layer before the last is required, whose J is the identity; got none")
         content = {
-            "J": {layer: narrowed(self.jacobian[i].detach().cpu(), dtype, "J") for layer, i in kept.items()},
+            "J": {
+                layer: narrowed(self.jacobian[i].detach().cpu(), dtype, "J") for layer, i in places.items()
+            },
             "n_prompts": self.prompts,
-            "source_layers": list(kept),
+            "source_layers": list(places),
             "d_model": self.jacobian.shape[-1],
         }
         write_atomically(Path(path), lambda file: torch.save(content, file))
@@ -350,12 +353,12 @@ class FittedJacobianLens:
         """
         network = as_network(model)
         last, d = network.config.n_layers - 1, network.config.d_model
-        matrices, prompts = _neuronpedia(_unpickled(Path(path)), path, last)
+        matrices, prompts = _neuronpedia_matrices(_torch_file_content(Path(path)), path, last)
         if bad := [layer for layer in matrices if not 0 <= layer < last]:
             raise ValueError(f"{path}: layers 0 to {last - 1} are possible in this model, got {bad[0]}")
-        if odd := [x for x in matrices.values() if tuple(x.shape) != (d, d)]:
+        if misshapen := [x for x in matrices.values() if tuple(x.shape) != (d, d)]:
             raise ValueError(
-                f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(odd[0].shape)}"
+                f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(misshapen[0].shape)}"
             )
         like = upcast(torch.empty(0, dtype=network.dtype, device=network.device))
         layers = tuple(sorted(matrices))
@@ -366,37 +369,38 @@ class FittedJacobianLens:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _whole(self) -> None:
+    def _require_all_rows(self) -> None:
+        """Raise ValueError for a lens that has only the rows of J for some tokens."""
         if self.tokens is not None:
             raise ValueError(
                 f"the whole of J is required; this lens was fitted for {len(self.tokens)} tokens alone (tokens=)"
             )
 
     def place(self, site: str) -> int:
-        """The index of a site's matrix: of the block that the state leaves, or of that before the block it enters."""
+        """Index into `jacobian` of the block whose output the site holds (a block's input is the output before it)."""
         config = as_network(self.model).config
         _, layer = find(site, config)
         if layer is not None:
             entered = layer - 1 if site.endswith(".hook_resid_pre") else None
             layer = layer if site == stream_after(config, layer) else entered
         if layer not in self.layers:
-            known = ", ".join(stream_after(config, each) for each in self.layers)
+            known = ", ".join(stream_after(config, fitted_layer) for fitted_layer in self.layers)
             raise KeyError(f"no Jacobian of {site!r}; there are: {known} (sites='resid_post')")
         return self.layers.index(layer)
 
-    def _vectors(
+    def _site_directions(
         self, tokens: Sequence[str | int], layers: Sequence[int] | None
     ) -> dict[str, Float[Tensor, "n d"]]:
-        """The tokens' directions by site."""
-        wanted = self.layers if layers is None else tuple(layers)
-        if missing := [layer for layer in wanted if layer not in self.layers]:
+        """The direction of every token in the stream after each layer, by the name of the site."""
+        chosen = self.layers if layers is None else tuple(layers)
+        if missing := [layer for layer in chosen if layer not in self.layers]:
             raise ValueError(f"the lens has the layers {list(self.layers)}, not {missing[0]}")
         config = as_network(self.model).config
-        found = torch.stack([self.directions(token) for token in tokens], 1)
-        return {stream_after(config, layer): found[self.layers.index(layer)] for layer in wanted}
+        directions = torch.stack([self.directions(token) for token in tokens], 1)
+        return {stream_after(config, layer): directions[self.layers.index(layer)] for layer in chosen}
 
     def draws(self, resamples: int, seed: int) -> Float[Tensor, "n g"] | None:
-        """The weight of every group in each resampled lens; None for too few groups."""
+        """Weights of the groups of prompts in each resampled lens, each row sums to 1; None below three groups."""
         if self.by_group is None or self.sizes is None or len(self.sizes) < FEWEST:
             return None
         g = len(self.sizes)
@@ -406,17 +410,18 @@ class FittedJacobianLens:
         counts.scatter_add_(1, drawn, torch.ones_like(counts))
         weights, shares = counts * sizes, sizes / sizes.sum()
         weights = weights / weights.sum(1, keepdim=True)
+        # deviations from the lens of all prompts, widened by what g groups miss of the variance
         return shares + (g / (g - 1)) ** 0.5 * (weights - shares)
 
 
 @dataclass(frozen=True, eq=False)
 class CoordinateExchange:
-    """A change of an edit that exchanges the coordinates of cells along two vectors."""
+    """The change of an `Edit` that exchanges the coordinates of each state along two vectors."""
 
     pair: Float[Tensor, "2 d"]
 
     def __call__(self, cells: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """x + V (c swapped - c), c = V^+ x."""
+        """x + V (c' - c) with the coordinates c = V^+ x and c' = c in reverse order."""
         basis = self.pair.to(upcast(cells))
         coordinates = upcast(cells) @ torch.linalg.pinv(basis)
         return (upcast(cells) + (coordinates.flip(-1) - coordinates) @ basis).to(cells.dtype)
@@ -446,12 +451,12 @@ def _with_ranks(
     pos: Places | None,
     weights: Float[Tensor, "n g"] | None,
 ) -> Mapping[str, Tensor]:
-    """The predictions of the lens, and the ranks of their tokens under resampled lenses `[b depth pos rank]`."""
+    """What `inner` computes, with `low`, `high` and `stays` of every listed token, `[b depth pos rank]`."""
     values = dict(inner.compute(trace, batch, model))
     tokens = values["top_token"]
-    nothing = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device=tokens.device)
+    nans = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device=tokens.device)
     for name in ("low", "high", "stays"):
-        values[name] = nothing.clone()
+        values[name] = nans.clone()
     if weights is None:
         return values
     columns, real = (to_device(x, tokens.device) for x in columns_of(batch, pos))
@@ -463,10 +468,10 @@ def _with_ranks(
         values[name][row, -1, place] = ranks
     for depth, site in enumerate(sites[:-1]):
         state = trace[Read(site)][row, columns[row, place]]
-        found = lens_ranks(model, lens, site, state, tokens[row, depth, place], weights)
-        values["low"][row, depth, place] = found.quantile(0.025, 1, interpolation="lower")
-        values["high"][row, depth, place] = found.quantile(0.975, 1, interpolation="higher")
-        values["stays"][row, depth, place] = (found < tokens.shape[-1]).double().mean(1)
+        ranks_cnk = lens_ranks(model, lens, site, state, tokens[row, depth, place], weights)
+        values["low"][row, depth, place] = ranks_cnk.quantile(0.025, 1, interpolation="lower")
+        values["high"][row, depth, place] = ranks_cnk.quantile(0.975, 1, interpolation="higher")
+        values["stays"][row, depth, place] = (ranks_cnk < tokens.shape[-1]).double().mean(1)
     return values
 
 
@@ -478,44 +483,46 @@ def lens_ranks(
     tokens: Int[Tensor, "c k"],
     weights: Float[Tensor, "n g"],
 ) -> Float[Tensor, "c n k"]:
-    """The rank of each state's tokens under lenses that weigh the groups like this.
+    """Rank of each state's tokens under n lenses, each the mean of the groups' J with one row of `weights`.
 
-    J x is linear in J: every group's is computed once.
+    J x is linear in J, so it is computed once for each group and then averaged.
     """
     assert lens.by_group is not None
     groups = lens.by_group[:, lens.place(site)].to(state.device)
-    arrived = torch.einsum("god,cd->cgo", groups, state.to(groups.dtype))
-    mixed = weights.to(arrived) @ arrived
-    found = []
+    mapped_cgo = torch.einsum("god,cd->cgo", groups, state.to(groups.dtype))
+    mapped_cno = weights.to(mapped_cgo) @ mapped_cgo  # [n g] @ [c g o] -> [c n o]
+    ranks = []
     size = max(1, CHUNK // len(weights))
-    for some, listed in zip(mixed.split(size), tokens.split(size), strict=True):
-        logits = model.read_out(upcast(some))
+    for some_mapped, listed in zip(mapped_cno.split(size), tokens.split(size), strict=True):
+        logits = model.read_out(upcast(some_mapped))  # [c n v]
         listed_logits = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
-        found.append(
+        ranks.append(
             torch.stack(
                 [(logits > listed_logits[..., [i]]).sum(-1) for i in range(listed_logits.shape[-1])], -1
             )
         )
-    return torch.cat(found).double()
+    return torch.cat(ranks).double()
 
 
-def _unpickled(path: Path) -> object:
-    """The content of a torch file, tensors and plain values alone. ValueError for anything else."""
+def _torch_file_content(path: Path) -> object:
+    """The content of a torch file of tensors and plain values; raises ValueError if the file holds anything else."""
     try:
         return torch.load(regular(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as cause:
         raise ValueError(
             f"{path} is refused, and nothing in it was run: it holds more than tensors"
         ) from cause
-    except Exception as cause:  # of many kinds, and of none in particular: a pickle may be damaged anywhere
+    except Exception as cause:  # a damaged pickle raises errors of many types
         raise ValueError(f"{path} is not a readable torch file (truncated?): {cause}") from cause
 
 
-def _neuronpedia(content: object, path: Path | str, last: int) -> tuple[dict[int, Tensor], int]:
-    """The matrices by layer and the number of prompts: means (`J`), or the sums of a fit that is going on."""
-    wanted = f"{path}: a Jacobian lens is required, matrices by layer as 'J' (or 'jacobian_sum' and 'n_done')"
+def _neuronpedia_matrices(content: object, path: Path | str, last: int) -> tuple[dict[int, Tensor], int]:
+    """The mean Jacobian of each layer, and the number of prompts; sums of an unfinished fit become means."""
+    required = (
+        f"{path}: a Jacobian lens is required, matrices by layer as 'J' (or 'jacobian_sum' and 'n_done')"
+    )
     if not isinstance(content, Mapping):
-        raise ValueError(f"{wanted}, got {type(content).__name__}")
+        raise ValueError(f"{required}, got {type(content).__name__}")
     summed = "J" not in content
     matrices = content.get("jacobian_sum" if summed else "J")
     prompts = content.get("n_done" if summed else "n_prompts", 0)
@@ -524,7 +531,7 @@ def _neuronpedia(content: object, path: Path | str, last: int) -> tuple[dict[int
         for layer, x in matrices.items()
     )
     if not fits or not matrices or not isinstance(prompts, int) or prompts < summed:
-        raise ValueError(f"{wanted}, got the keys {', '.join(map(str, content))}")
+        raise ValueError(f"{required}, got the keys {', '.join(map(str, content))}")
     more = content.get("metadata")
     towards = content.get("target_layer", more.get("target_layer") if isinstance(more, Mapping) else None)
     if towards not in (None, last):

@@ -90,8 +90,8 @@ def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float
 def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
     """Gradient of -log p(answer) at the output of the final norm: sum_k (p_k - 1[k = answer]) u_k.
 
-    u_k: column k of W_U; every unembedding enters with a positive weight but the answer's. The factor on the logits,
-    and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
+    u_k is column k of W_U; every column has a positive weight except that of the answer. The gradient includes the
+    model's factor on the logits and the slope 1 - (logit / cap)^2 of a soft cap.
 
     Args:
         logits: [*b v], of the model.
@@ -111,7 +111,7 @@ def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b
         raise ValueError(
             f"the top VJP requires logits that are linear in the normed stream; this model {what}"
         )
-    found, cap = logit_vjp(logits, answer), network.config.logit_softcap
+    gradient, cap = logit_vjp(logits, answer), network.config.logit_softcap
     if cap is not None:
-        found = found * (1 - (upcast(logits) / cap).square())
-    return (found * network.config.logit_scale) @ Weights(network).W_U.mT.to(found)
+        gradient = gradient * (1 - (upcast(logits) / cap).square())
+    return (gradient * network.config.logit_scale) @ Weights(network).W_U.mT.to(gradient)

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FEWEST = 16
-"""Prompts below which J never counts as precise. Where a quarter of them has a J ten times as large as the others', a
-fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`).
-"""
+"""Fewest prompts after which the fit may stop. If a quarter of the prompts has a J ten times as large as the others', a
+fit that may stop after 8 prompts stops too early in 8 % of their orders, one that may stop after 16 in 2 %
+(`experiments/jacobian_lens.py`)."""
 TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
-"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); the
-second number, for accelerators, is not measured."""
+"""Most tokens of one pass, over all copies of a prompt, on a CPU and on a GPU: more tokens overflow a CPU's cache
+(`experiments/bench/jacobian_lens.py`); the number for a GPU is not measured."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class JacobianLens(Question):
             product for each token, the gradient of its logit at final norm scale 1, instead of one for each dimension:
             enough for `directions`, `steer` and `swap`.
         precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
-            It is that over prompts, sqrt(sum of squares), as a share of J's norm in every layer, looked at after every
-            8 prompts and from 16 on (in a stream after each of its windows). Where the data end before,
-            `about["ended"]` says so, and `error` how precise it is.
+            The error is taken over prompts: the root of its sum of squares over all entries of J, divided by the norm
+            of J, in the worst layer. It is checked after every 8 prompts, from 16 on (in a stream after each of its
+            windows). `about["ended"]` says whether the data ended before, `error` how precise J is.
         skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
             last never does.
-        groups: as how many sums prompts are kept, by their numbers modulo `groups`; resampling draws groups.
+        groups: into how many groups the prompts fall, by row number modulo `groups`; resampling draws groups.
         rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`;
             none: as it is.
 
@@ -88,9 +88,9 @@ class JacobianLens(Question):
         NotFiniteError: a prompt whose J is NaN or infinite.
 
     Caveats:
-        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
-        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
-        prompt's own if it had.
+        J is a mean of linear maps: what is special to one prompt is averaged away. The standard error speaks of prompts
+        like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and which
+        would dominate the mean.
 
     Memory:
         8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
@@ -139,7 +139,7 @@ class JacobianLens(Question):
             Unshared(partial(_compute, layers=layers, tokens=tokens, skip=self.skip, rules=self.rules)),
             JacobianGroups(self.groups),
             partial(_finish, question=self, layers=layers, tokens=tokens, text=model.text),
-            enough=None if self.precision is None else partial(_enough, precision=self.precision),
+            enough=None if self.precision is None else partial(_is_precise, precision=self.precision),
         )
 
 
@@ -168,12 +168,12 @@ def jacobian_lens(
             product for each token, the gradient of its logit at final norm scale 1, instead of one for each dimension:
             enough for `directions`, `steer` and `swap`.
         precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
-            It is that over prompts, sqrt(sum of squares), as a share of J's norm in every layer, looked at after every
-            8 prompts and from 16 on (in a stream after each of its windows). Where the data end before,
-            `about["ended"]` says so, and `error` how precise it is.
+            The error is taken over prompts: the root of its sum of squares over all entries of J, divided by the norm
+            of J, in the worst layer. It is checked after every 8 prompts, from 16 on (in a stream after each of its
+            windows). `about["ended"]` says whether the data ended before, `error` how precise J is.
         skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
             last never does.
-        groups: as how many sums prompts are kept, by their numbers modulo `groups`; resampling draws groups.
+        groups: into how many groups the prompts fall, by row number modulo `groups`; resampling draws groups.
         rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`;
             none: as it is.
 
@@ -187,9 +187,9 @@ def jacobian_lens(
         NotFiniteError: a prompt whose J is NaN or infinite.
 
     Caveats:
-        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
-        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
-        prompt's own if it had.
+        J is a mean of linear maps: what is special to one prompt is averaged away. The standard error speaks of prompts
+        like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and which
+        would dominate the mean.
 
     Memory:
         8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
@@ -220,7 +220,7 @@ def jacobian_lens(
 
 
 def _announce(question: JacobianLens, subject: Subject, prompts: Batch) -> None:
-    """Note before a fit of more than about a minute: how much work it is, and what makes it less."""
+    """Write a note before a fit of more than about a minute: how much work it is, and which arguments reduce it."""
     model, layers = subject.transformer, chosen(subject.transformer.config, question.layers)
     n_layers, d = model.config.n_layers, model.config.d_model
     products = d if question.tokens is None else len(subject.text.outputs(question.tokens))
@@ -272,39 +272,35 @@ def _compute(
     skip: int,
     rules: Rules,
 ) -> Mapping[str, Tensor]:
-    """The Jacobian of every text, and how many of its positions count.
+    """The Jacobian of every text `[t l r d]`, and the number of its positions that count `[t]`.
 
-    Its passes are shared with no other question: each text runs by itself, in as many copies as rows are differentiated
-    at once, starting from the keys and values of the skipped positions, with one backward pass per cotangent.
+    No other question shares these passes: each text runs alone, as copies of one prompt, one copy for each row of J
+    that is differentiated in the same backward pass, and starts from the keys and values of the skipped positions.
     """
     model = under_rules(model, rules)
     d = model.config.d_model
     rows = torch.eye(d, device=model.device) if tokens is None else token_directions(model, tokens)
-    texts = list(_texts(batch.host()))
+    texts = list(_single_texts(batch.host()))
     counts = [max(0, text.tokens.shape[1] - 1 - skip) for text in texts]
-    nothing = upcast(torch.empty(0, dtype=model.dtype)).new_zeros(
-        len(layers), len(rows), d, device=model.device
-    )
+    zero = upcast(torch.empty(0, dtype=model.dtype)).new_zeros(len(layers), len(rows), d, device=model.device)
     total = len(rows) * sum(count > 0 for count in counts)
     with tqdm(total=total, desc="vector-Jacobian products", delay=1, leave=False) as bar:
-        found = [
-            prompt_jacobian(model, text.to(model.device), layers, rows, skip, bar.update)
-            if count
-            else nothing
+        jacobians = [
+            prompt_jacobian(model, text.to(model.device), layers, rows, skip, bar.update) if count else zero
             for text, count in zip(texts, counts, strict=True)
         ]
-    return {"jacobian": torch.stack(found), "positions": torch.tensor(counts)}
+    return {"jacobian": torch.stack(jacobians), "positions": torch.tensor(counts)}
 
 
-def _texts(batch: Batch) -> Iterator[Batch]:
+def _single_texts(batch: Batch) -> Iterator[Batch]:
     """Each text alone, without padding, in the order of `Batch.identities`."""
     number = batch.text_numbers
     for i in range(int(number.max()) + 1):
-        mine = number == i
-        (row,) = mine.any(1).nonzero()[0].tolist()
-        types = None if batch.types is None else batch.types[mine][None]
+        cells = number == i
+        (row,) = cells.any(1).nonzero()[0].tolist()
+        types = None if batch.types is None else batch.types[cells][None]
         memory = batch.rows(torch.tensor([row])).memory
-        yield Batch(batch.tokens[mine][None], types=types, memory=memory)
+        yield Batch(batch.tokens[cells][None], types=types, memory=memory)
 
 
 @torch.enable_grad()
@@ -318,21 +314,21 @@ def prompt_jacobian(
 ) -> Float[Tensor, "l r d"]:
     """Rows of the Jacobian of one text: mean over source positions s of sum_t rows . d x_final[t] / d x_l[s].
 
-    One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part. Both
-    have the columns that count alone where that can be (`_differentiated`).
+    The forward pass runs copies of the text, one for each row that is differentiated at once; each block of rows takes
+    one backward pass. Both passes run over the counted columns only, where the model allows it (`_pass_columns`).
 
     Args:
         text: a batch of one text, without padding.
         layers: the blocks after which the stream is differentiated.
         rows: [r d], directions of the final stream.
         skip: how many of the first positions do not count; the last never does.
-        done: called with the number of rows of every part that is finished.
+        done: called with the number of rows after each backward pass.
 
     Returns:
         [l r d], in float32 at least.
     """
     room = TOGETHER if model.device.type == "cpu" else TOGETHER_ON_GPU
-    columns, before = _differentiated(model, text, skip)
+    columns, before = _pass_columns(model, text, skip)
     n = columns.stop - columns.start
     parts = -(-len(rows) // max(1, room // n))
     size = -(-len(rows) // parts)
@@ -346,36 +342,36 @@ def prompt_jacobian(
     )  # fmt: skip
     last = text.tokens.shape[1] - 1 - columns.start
     sources, counted = [tap.live[read] for read in reads], slice(skip - columns.start, last)
-    found = []
+    row_blocks = []
     pieces = rows.to(final).split(size)
     for piece in pieces:
-        towards = torch.zeros_like(final)
-        towards[: len(piece), counted] = piece[:, None]
-        grads = torch.autograd.grad(final, sources, towards, retain_graph=piece is not pieces[-1])
+        cotangents = torch.zeros_like(final)
+        cotangents[: len(piece), counted] = piece[:, None]
+        grads = torch.autograd.grad(final, sources, cotangents, retain_graph=piece is not pieces[-1])
         mean = [upcast(grad[: len(piece), counted]).mean(1).to(model.device) for grad in grads]
-        found.append(torch.stack(mean))
+        row_blocks.append(torch.stack(mean))
         done(len(piece))
     tap.close()
-    return torch.cat(found, 1)
+    return torch.cat(row_blocks, 1)
 
 
-def _differentiated(model: Transformer, text: Batch, skip: int) -> tuple[slice, KVCache | None]:
-    """The columns of a text that a derivative passes through, and keys and values of those before them.
+def _pass_columns(model: Transformer, text: Batch, skip: int) -> tuple[slice, KVCache | None]:
+    """The columns of a text that the passes run over, and the keys and values of the columns before them (None: none).
 
-    Where no column sees a later one these are the columns that count: the skipped ones are constants, and no derivative
-    reaches the last one.
+    In a causal model they are the columns that count: the skipped ones are constants, and no derivative reaches the
+    last one. Otherwise they are all columns.
     """
-    whole, config, n = slice(0, text.tokens.shape[1]), model.config, text.tokens.shape[1]
+    all_columns, config, n = slice(0, text.tokens.shape[1]), model.config, text.tokens.shape[1]
     if model.edits or text.memory is not None or not continues(config, n):
-        return whole, None
+        return all_columns, None
     if not skip:
         return slice(0, n - 1), None
-    first = text.tokens[:, :skip], None if text.types is None else text.types[:, :skip]
+    skipped = text.tokens[:, :skip], None if text.types is None else text.types[:, :skip]
     cache = model.new_cache(1, skip)
     if not isinstance(cache, KVCache):
-        return whole, None
+        return all_columns, None
     with torch.no_grad():
-        model(first[0], stop=config.n_layers, types=first[1], cache=cache)
+        model(skipped[0], stop=config.n_layers, types=skipped[1], cache=cache)
     return slice(skip, n - 1), cache
 
 
@@ -396,16 +392,16 @@ class JacobianSums:
     """Prompts without a position that counts."""
 
     def merge(self, other: JacobianSums) -> JacobianSums:
-        """The sums over both parts."""
+        """The sums over the prompts of `self` and of `other`."""
         group = torch.cat((self.group, other.group)).unique()
         prompts, total = (
             self.prompts.new_zeros(len(group)),
             self.total.new_zeros(len(group), *self.total.shape[1:]),
         )
-        for part in (self, other):
-            place = torch.searchsorted(group, part.group)
-            prompts.index_add_(0, place, part.prompts)
-            total.index_add_(0, place, part.total)
+        for sums in (self, other):
+            place = torch.searchsorted(group, sums.group)
+            prompts.index_add_(0, place, sums.prompts)
+            total.index_add_(0, place, sums.total)
         return JacobianSums(
             group, prompts, total, self.squares + other.squares, self.left_out + other.left_out
         )
@@ -433,24 +429,25 @@ class JacobianGroups:
     refuses_nan: ClassVar[bool] = True
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> JacobianSums:
-        """The sums of one batch; rows without numbers are numbered by their places."""
+        """The sums of one batch; prompts without row numbers are numbered by their place in the batch."""
         positions, jacobian = values["positions"], values["jacobian"]
         counts = positions > 0
         number = torch.arange(len(counts)) if rows is None else rows
         group, place = (number.to(counts.device)[counts] % self.count).unique(return_inverse=True)
-        found = jacobian[to_device(counts.nonzero()[:, 0], jacobian.device)].double()
-        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(
-            0, to_device(place, found.device), found
+        jacobians = jacobian[to_device(counts.nonzero()[:, 0], jacobian.device)].double()
+        total = jacobians.new_zeros(len(group), *jacobians.shape[1:]).index_add_(
+            0, to_device(place, jacobians.device), jacobians
         )
         prompts = torch.bincount(place, minlength=len(group))
-        return JacobianSums(group, prompts, total, found.square().sum((0, 2, 3)), (~counts).sum())
+        return JacobianSums(group, prompts, total, jacobians.square().sum((0, 2, 3)), (~counts).sum())
 
     def load(self, tensors: Mapping[str, Tensor]) -> JacobianSums:
         """The sums from what `tensors` returned."""
         return JacobianSums(**tensors)
 
 
-def _enough(merged: Partial, precision: float) -> bool:
+def _is_precise(merged: Partial, precision: float) -> bool:
+    """Whether the relative standard error of J is at most `precision` in every layer, after enough prompts."""
     assert isinstance(merged, JacobianSums)
     return int(merged.prompts.sum()) >= FEWEST and float(merged.error().max()) <= precision
 
@@ -458,6 +455,7 @@ def _enough(merged: Partial, precision: float) -> bool:
 def _finish(
     merged: Partial, question: JacobianLens, layers: Sequence[int], tokens: Sequence[int] | None, text: Text
 ) -> xr.Dataset:
+    """The Dataset with J, its error and the groups' means; raises ValueError if no prompt has a counted position."""
     assert isinstance(merged, JacobianSums)
     n = int(merged.prompts.sum())
     if not n:
@@ -466,7 +464,7 @@ def _finish(
             "last that do not count; got none"
         )
     error, precision = merged.error(), question.precision
-    reached = precision is not None and _enough(merged, precision)
+    reached = precision is not None and _is_precise(merged, precision)
     row = "out" if tokens is None else "token"
     cells = ("layer", row, "in")
     named: dict[str, object] = {} if tokens is None else {

@@ -159,24 +159,28 @@ class LateLayers(Brief, Question):
                 check_arrives(part, network)
         answers = AnswerTokens.of(model.text, self.answer)
         if self.frequencies is not None:
-            return self._bound(config, answers, _normalised(self.frequencies, config.n_outputs))
-        predicted = _mean_prediction(config)
+            return self._question(config, answers, _token_shares(self.frequencies, config.n_outputs))
+        predicted = _mean_prediction_question(config)
         source = None if self.reference is None else prompt_source(self.reference, model.text)
         return Staged.after(
             self.name,
             Ask(predicted, source),
-            lambda kept: self._bound(config, answers, _mean_of(kept)),
+            lambda sums: self._question(config, answers, _mean_distribution(sums)),
             again="frequencies" if source is None else "",
         )
 
-    def _bound(self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]) -> ByRow:
-        """The question with p(t) of every token."""
-        given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
+    def _question(
+        self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]
+    ) -> ByRow:
+        """The bound question, once the share p(t) of every token is known."""
+        origin = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
         return ByRow(
             self.name,
-            ReadingThen(_reads(config), partial(_steps, share=share, words=self.words), ends_aligned=True),
+            ReadingThen(
+                _reads(config), partial(_row_scores, share=share, words=self.words), ends_aligned=True
+            ),
             Means,
-            partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
+            partial(_finish, name=self.name, config=config, frequencies=origin, words=self.words),
             answers,
         )
 
@@ -184,31 +188,31 @@ class LateLayers(Brief, Question):
 late_layers = of_data(LateLayers)
 
 
-def _mean_prediction(config: ModelConfig) -> ByRow:
+def _mean_prediction_question(config: ModelConfig) -> ByRow:
     """The mean over all real tokens of the model's next-token distribution, in float64."""
     read = Read(final_stream(config))
-    return ByRow("mean_prediction", Reading([read], partial(_predicted, read=read)), Means)
+    return ByRow("mean_prediction", Reading([read], partial(_prediction_sums, read=read)), Means)
 
 
-def _mean_of(kept: Partial) -> Float[Tensor, "v"]:
-    """The mean prediction, from the sums over all rows."""
-    assert isinstance(kept, Means)
-    return kept.moments["sum"].mean / kept.moments["count"].mean
+def _mean_distribution(sums: Partial) -> Float[Tensor, "v"]:
+    """The mean next-token distribution p(t), from the sums over all rows."""
+    assert isinstance(sums, Means)
+    return sums.moments["sum"].mean / sums.moments["count"].mean
 
 
 @torch.no_grad()
-def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
-    """The sum of the predictions at each row's tokens, and the number of tokens."""
+def _prediction_sums(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
+    """The next-token distributions summed over each row's tokens `[b v]`, and the number of tokens `[b]`."""
     cells = batch.real.nonzero()
     state = trace[read][batch.real]
     total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
-    for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
-        total.index_add_(0, where, model.read_out(upcast(rows)).softmax(-1).double())
+    for states, row in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
+        total.index_add_(0, row, model.read_out(upcast(states)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
 
 
-def _normalised(frequencies: Float[Tensor, "v"], n_outputs: int) -> Float[Tensor, "v"]:
-    """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
+def _token_shares(frequencies: Float[Tensor, "v"], n_outputs: int) -> Float[Tensor, "v"]:
+    """Frequencies as shares p(t) that sum to 1; raises ValueError unless every token has one, none negative."""
     shape = list(frequencies.shape)
     if shape != [n_outputs] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
         raise ValueError(
@@ -224,7 +228,7 @@ def average_token(
 ) -> Float[Tensor, "*n d"]:
     """Direction of the average token, sum_t p(t) w_t - mean_t w_t with w_t = W_U[:, t] or W_E[t].
 
-    It is where the stream goes when it says the frequent words.
+    A stream that moves along it raises the logits of the frequent tokens.
 
     Args:
         share: [*n v], p(t), which sums to 1.
@@ -234,8 +238,8 @@ def average_token(
         [*n d], in float32 at least.
     """
     weights = Weights(model)
-    each = upcast(weights.W_U.mT if words == "unembedding" else weights.W_E)
-    return (share.to(each) - 1 / share.shape[-1]) @ each
+    directions = upcast(weights.W_U.mT if words == "unembedding" else weights.W_E)
+    return (share.to(directions) - 1 / share.shape[-1]) @ directions
 
 
 def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
@@ -248,6 +252,7 @@ def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
 
 
 def _check(config: ModelConfig) -> None:
+    """Raise ValueError for a model whose logits are not linear in the normed stream, or with cross-attention."""
     if what := not_linear(config):
         raise ValueError(
             "a report on late layers requires logits that are linear in the normed stream (no masked-LM head); "
@@ -272,13 +277,14 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 @torch.no_grad()
-def _steps(
+def _row_scores(
     trace: Trace,
     batch: Batch,
     model: Transformer,
     share: Float[Tensor, "v"],
     words: Literal["unembedding", "embedding"],
 ) -> Steps[Mapping[str, Tensor]]:
+    """The scores of every row: `[b part]` of what parts wrote, `[b head]` of attention, `[b state]` of the states."""
     if batch.answer is None:
         raise ValueError(
             "late layers require an answer for every prompt, got none: name it, or bring it with the data"
@@ -286,48 +292,48 @@ def _steps(
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
         raise ValueError("late layers require rows that end in the last column (padding on the left)")
     config, groups = model.config, _groups(model.config)
-    without = yield from _without(batch, model, list(groups.values()))
+    changes = yield from _ablation_changes(batch, model, list(groups.values()))
     single = dict.fromkeys(part for group in groups.values() for part in group)
-    last = Trace(
-        {read: value[:, -1:] for read, value in trace.items()}
-    )  # nothing else is carried to the words
+    last = Trace({read: value[:, -1:] for read, value in trace.items()})  # the rest is not read
     written = {part: written_by(part, last, model)[:, -1] for part in single}
-    out = torch.stack([torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1)
+    written_bgd = torch.stack(
+        [torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1
+    )
     unembedding = upcast(Weights(model).W_U)
-    towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
+    answer_direction = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
     states = torch.stack([trace[Read(site)][:, -1] for site in _states(config)], 1)
     log_prob, rank = _answer_statistics(model.read_out(upcast(states)), batch.answer)
     generator = torch.Generator().manual_seed(0)
     orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
-    axis, null = (average_token(model, p.to(model.device), words) for p in (share, share[orders]))
+    average, permuted = (average_token(model, p.to(model.device), words) for p in (share, share[orders]))
     return {
-        "attribution": torch.einsum("bcd,bd->bc", out, towards),
-        "cosine": torch.cosine_similarity(out, axis.to(out)[None, None], dim=-1),
-        "cosine_null": torch.nn.functional.normalize(out, dim=-1)
-        @ torch.nn.functional.normalize(null).to(out).mT,
-        **without,
-        "first_attention": _to_first(upcast(trace[last_attention(config, config.n_layers - 1)]), batch),
+        "attribution": torch.einsum("bcd,bd->bc", written_bgd, answer_direction),
+        "cosine": torch.cosine_similarity(written_bgd, average.to(written_bgd)[None, None], dim=-1),
+        "cosine_null": torch.nn.functional.normalize(written_bgd, dim=-1)
+        @ torch.nn.functional.normalize(permuted).to(written_bgd).mT,
+        **changes,
+        "first_attention": _attention_to_first(upcast(trace[last_attention(config, config.n_layers - 1)]), batch),
         "log_prob": log_prob,
         "rank": rank.to(log_prob.dtype),
     }  # fmt: skip
 
 
-def _without(
+def _ablation_changes(
     batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]
 ) -> Steps[Mapping[str, Tensor]]:
-    """Changes of the answer's log probability and rank when the output of each group is zero.
+    """Changes of the answer's log probability and rank when the outputs of a group of parts are zero, `[b group]`.
 
-    All groups are rows of one pass through the last block (`Sweep`).
+    All groups are ablated in one pass through the last block, as copies of the rows (`Sweep`).
     """
     assert batch.answer is not None
     streams = yield from swept_final(
         batch, [Variant([]), *(Variant([Edit(part, Zero()) for part in group]) for group in groups)]
     )
-    notes = [
+    statistics = [
         _answer_statistics(model.read_out(upcast(stream[:, None])), batch.answer.to(stream.device))
         for stream in streams
     ]
-    log_prob, rank = (torch.cat(each, 1) for each in zip(*notes, strict=True))
+    log_prob, rank = (torch.cat(column, 1) for column in zip(*statistics, strict=True))
     return {
         "log_prob_change": log_prob[:, 1:] - log_prob[:, :1],
         "rank_change": (rank[:, 1:] - rank[:, :1]).to(log_prob),
@@ -343,8 +349,8 @@ def _answer_statistics(
     return answer_logp[..., 0], (logp > answer_logp).sum(-1)
 
 
-def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b h"]:
-    """Attention to each row's first real token."""
+def _attention_to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b h"]:
+    """Attention of the last query position to each row's first real token."""
     if batch.keep is None:
         return pattern[..., 0]
     first = batch.keep.int().argmax(1)
@@ -352,10 +358,11 @@ def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b
 
 
 def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, words: str) -> xr.Dataset:
+    """The Dataset[part, score] from the means over prompts, with the null of each score."""
     assert isinstance(merged, Means)
     written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
     parts, heads = [*written, *states], config.n_heads
-    whose = {
+    indices = {
         "first_attention": range(heads),
         **dict.fromkeys(("log_prob", "rank"), range(len(written), len(parts))),
     }
@@ -365,7 +372,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, w
     scores = {}
     for score, unit in SCORES.items():
         null = by_permutation.mean(-1) if score == "cosine" else nulls.get(score, torch.nan)
-        scores[score] = _spread(
+        scores[score] = _score_of_all_parts(
             Score.of(
                 merged.moments[score],
                 unit,
@@ -374,14 +381,14 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, w
                 fewest=FEWEST_PROMPTS.get(score, FEWEST),
                 within=SIGNED if score == "cosine" else ANYWHERE,
             ),
-            whose.get(score, range(len(written))),
+            indices.get(score, range(len(written))),
             len(parts),
         )
     sd, p = torch.full((2, len(parts), len(scores)), torch.nan, dtype=torch.float64)
-    where = slice(len(written)), list(scores).index("cosine")
-    sd[where] = by_permutation.std(-1).cpu()
+    cosine_cells = slice(len(written)), list(scores).index("cosine")
+    sd[cosine_cells] = by_permutation.std(-1).cpu()
     if frequencies == GIVEN:
-        p[where] = two_sided_p(merged.moments["cosine"].mean, by_permutation).cpu()
+        p[cosine_cells] = two_sided_p(merged.moments["cosine"].mean, by_permutation).cpu()
     return scored(
         name,
         scores,
@@ -398,16 +405,16 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, w
     )  # fmt: skip
 
 
-def _spread(some: Score, where: range, count: int) -> Score:
-    """A score of some of the parts among all of them; NaN, of no prompts, for the others; ranks have no interval."""
-    if some.unit == RANKS:
-        nothing = torch.full_like(some.value, torch.nan)
-        some = some._replace(low=nothing, high=nothing)
+def _score_of_all_parts(score: Score, indices: range, count: int) -> Score:
+    """The score with one entry for every part: NaN and n = 0 where a part has no such score; ranks get no interval."""
+    if score.unit == RANKS:
+        missing = torch.full_like(score.value, torch.nan)
+        score = score._replace(low=missing, high=missing)
 
-    def whole(values: Tensor, nothing: float | int) -> Tensor:
-        every = values.new_full((count,), nothing)
-        every[list(where)] = values
-        return every
+    def whole(values: Tensor, missing: float | int) -> Tensor:
+        padded = values.new_full((count,), missing)
+        padded[list(indices)] = values
+        return padded
 
-    value, low, high, chance = (whole(x, torch.nan) for x in (some.value, some.low, some.high, some.null))
-    return Score(value, low, high, whole(some.n, 0), chance, some.unit)
+    value, low, high, chance = (whole(x, torch.nan) for x in (score.value, score.low, score.high, score.null))
+    return Score(value, low, high, whole(score.n, 0), chance, score.unit)

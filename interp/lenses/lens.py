@@ -68,12 +68,12 @@ class LogitTiles:
     def fill(self, state: Float[Tensor, "r d"]) -> None:
         """Compute the logits of these states; earlier ones are overwritten."""
         rows = len(state)
-        logits_of = self._columns(state)
+        logits_of = self._logits_function(state)
         self.values = self._memory[: self.count * rows * self.width].view(self.count, rows, self.width)
         self.largest = self.largest.new_empty(rows, self.count)
         for t in range(self.count):
-            part = slice(t * self.width, (t + 1) * self.width)
-            logits = logits_of(part)
+            tokens = slice(t * self.width, (t + 1) * self.width)
+            logits = logits_of(tokens)
             if logits.shape[1] < self.width:
                 self.values[t].fill_(-torch.inf)
             self.tile(t).copy_(logits)
@@ -93,23 +93,24 @@ class LogitTiles:
 
         They lie in the k tiles of the row with the largest maxima; only those are searched.
         """
-        where = self.largest.topk(min(k, self.count)).indices
-        row = torch.arange(len(where), device=where.device)[:, None]
-        found = self.values[where, row].flatten(1).topk(k)
-        tile = where.gather(1, found.indices // self.width)
-        return found.values, tile * self.width + found.indices % self.width
+        tiles = self.largest.topk(min(k, self.count)).indices
+        row = torch.arange(len(tiles), device=tiles.device)[:, None]
+        best = self.values[tiles, row].flatten(1).topk(k)
+        tile = tiles.gather(1, best.indices // self.width)
+        return best.values, tile * self.width + best.indices % self.width
 
-    def _columns(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
-        """A function from a range of tokens to their logits; without an unembedding all are computed at once."""
+    def _logits_function(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
+        """A function from a slice of token ids to their logits `[r c]`; without `unembed` all are computed at once."""
         model = self.model
         if model.unembed is None:
             logits = model.read_out(upcast(state))
-            return lambda part: logits[:, part]
+            return lambda tokens: logits[:, tokens]
         x, unembed = model.ln_final(upcast(state)), model.unembed
         x = x if model.mlm_head is None else called(model.mlm_head, x)
-        return lambda part: self._finished(unembedded(unembed, x, part))
+        return lambda tokens: self._scaled_and_capped_logits(unembedded(unembed, x, tokens))
 
-    def _finished(self, logits: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
+    def _scaled_and_capped_logits(self, logits: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
+        """The logits with the model's factor and soft cap."""
         config = self.model.config
         if config.logit_scale != 1:
             logits = logits * config.logit_scale
@@ -120,7 +121,7 @@ class LogitTiles:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceDistribution:
-    """The distribution that others are compared with, as `statistics` leaves it: exp(logit - largest) and sums."""
+    """Distributions that `statistics` compares with: exp(logit - largest logit), its sum over tokens, the entropy."""
 
     weights: Float[Tensor, "t r c"]
     total: Float[Tensor, "r"]
@@ -128,7 +129,7 @@ class ReferenceDistribution:
 
     @classmethod
     def like(cls, tiles: LogitTiles) -> "ReferenceDistribution":
-        """Memory for the reference of these rows."""
+        """An empty reference with memory for the rows of `tiles`."""
         rows = tiles.values.new_zeros(tiles.values.shape[1], dtype=torch.float64)
         return cls(torch.empty_like(tiles.values), rows, rows.clone())
 
@@ -143,12 +144,13 @@ def statistics(
 ) -> dict[str, Tensor]:
     """Top tokens, entropy, KL to a reference, and rank and probability of a target, per row of logits.
 
-    The logits are overwritten on the way. The rows are those of the reference, in its order, once or several times.
-    `top_token`, `top_prob`, `entropy` and `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1
-    and NaN where the target is negative). With `is_reference` the reference is written instead of compared with. Sums
-    over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
+    The logits in `tiles` are overwritten. Row i is compared with row i of the reference; k times as many rows as the
+    reference has are k repeats of its rows. Returned: `top_token`, `top_prob`, `entropy` and `kl` = KL(reference ||
+    these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative). With `is_reference` the
+    reference is filled from these rows and `kl` is 0. Sums over the vocabulary are taken in the logits' dtype within a
+    tile, in float64 over tiles.
     """
-    several = (-1, len(reference.total))
+    repeats = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
     best, tokens = tiles.top(top)
     largest = best[:, :1]
@@ -157,14 +159,14 @@ def statistics(
     for t in range(tiles.count):
         logits = tiles.tile(t)
         used = slice(0, logits.shape[1])
-        space, other = scratch[:, used], reference.weights[t, :, used]
-        exponentials = other if is_reference else weight[:, used]
+        space, ref_weights = scratch[:, used], reference.weights[t, :, used]
+        exponentials = ref_weights if is_reference else weight[:, used]
         above += torch.gt(logits, of_target, out=space).sum(-1)
         torch.exp(logits.sub_(largest), out=exponentials)
         total += exponentials.sum(-1)
         dot += torch.mul(exponentials, logits, out=space).sum(-1)
         if not is_reference:
-            products = torch.mul(other, logits.unflatten(0, several), out=space.unflatten(0, several))
+            products = torch.mul(ref_weights, logits.unflatten(0, repeats), out=space.unflatten(0, repeats))
             cross += products.sum(-1).flatten()
     entropy = total.log() - dot / total
     if is_reference:
@@ -172,7 +174,7 @@ def statistics(
         reference.entropy.copy_(entropy)
         kl = torch.zeros_like(entropy)
     else:
-        log_total, shared = (x.unflatten(0, several) for x in (total.log(), cross))
+        log_total, shared = (x.unflatten(0, repeats) for x in (total.log(), cross))
         kl = (log_total - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
@@ -201,7 +203,7 @@ class Translators(Protocol):
         ...
 
     def check(self, model: Transformer, sites: Sequence[str]) -> None:
-        """ValueError unless it was made for this model, KeyError unless for all these sites."""
+        """Raise ValueError for a model that the lens was not made for, KeyError for a site without a translator."""
         ...
 
 
@@ -367,6 +369,7 @@ def _compute(
     translators: Translators | None,
     top: int,
 ) -> Mapping[str, Tensor]:
+    """The statistics of every read state by name, `[b depth n ...]` for n positions, with NaN and -1 at padding."""
     columns, real = columns_of(batch.host(), positions)
     flat, device = real.flatten().nonzero()[:, 0], batch.tokens.device
     cells, row, column = to_device(
@@ -376,19 +379,19 @@ def _compute(
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))
-    for at_row, at_column, wanted in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
+    for at_row, at_column, chunk_target in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
         states = {site: trace[Read(site)][at_row, at_column] for site in sites}
         check(finite(states.values()), partial(not_finite, states))
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
-        chunks.append(_read_out(list(states.values()), wanted, tiles, top))
+        chunks.append(_depth_statistics(list(states.values()), chunk_target, tiles, top))
     out = {}
     for name in chunks[0]:
-        value = torch.cat([chunk[name] for chunk in chunks], 1)
-        nothing = torch.nan if value.is_floating_point() else -1
-        every = value.new_full((len(sites), real.numel(), *value.shape[2:]), nothing)
-        every[:, cells] = value
-        out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 2)
+        value = torch.cat([chunk[name] for chunk in chunks], 1)  # [depth cell ...]
+        missing = torch.nan if value.is_floating_point() else -1
+        padded = value.new_full((len(sites), real.numel(), *value.shape[2:]), missing)
+        padded[:, cells] = value
+        out[name] = padded.unflatten(1, tuple(real.shape)).movedim(0, 2)  # [depth b n ...] -> [b n depth ...]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
     if isinstance(positions, PerRow):
         out["position"] = batch.tokens_at(positions).places
@@ -409,39 +412,38 @@ def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
     return NotFiniteError("the residual stream of some prompt is NaN or infinite")
 
 
-def _read_out(
+def _depth_statistics(
     states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
 ) -> dict[str, Tensor]:
-    """Every depth's statistics for some rows; the last state is the reference of the KL.
+    """Statistics of some rows at every depth, `[depth r ...]`; the prediction of the last state is the KL's reference.
 
-    Depths of few rows share the tiles.
+    If the rows are few, several depths are computed together in one set of tiles.
     """
     *before, end = states
     tiles.fill(end)
     reference = ReferenceDistribution.like(tiles)
     last = statistics(tiles, target, top, reference, is_reference=True)
-    found, depths = [], tiles.rows // len(target)
-    for first in range(0, len(before), depths):
-        some = before[first : first + depths]
-        tiles.fill(torch.cat(some))
-        found.append(statistics(tiles, target.repeat(len(some)), top, reference))
+    by_group, depths_at_once = [], tiles.rows // len(target)
+    for first in range(0, len(before), depths_at_once):
+        group = before[first : first + depths_at_once]
+        tiles.fill(torch.cat(group))
+        by_group.append(statistics(tiles, target.repeat(len(group)), top, reference))
     return {
-        name: torch.cat([each[name] for each in (*found, last)]).unflatten(0, (len(states), -1))
+        name: torch.cat([block[name] for block in (*by_group, last)]).unflatten(0, (len(states), -1))
         for name in last
     }
 
 
 def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """The column of every chosen position, and whether there is a token."""
+    """The column of every chosen position, and whether a token stands there."""
     tokens = batch.tokens
     if positions is None:
         return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), batch.real
     if batch.documents is not None:
         raise ValueError("chosen positions require one text per row, this batch is packed")
-    found = batch.tokens_at(positions)
-    return found.columns, torch.ones_like(
-        found.columns, dtype=torch.bool
-    ) if found.present is None else found.present
+    cells = batch.tokens_at(positions)
+    everywhere = torch.ones_like(cells.columns, dtype=torch.bool)
+    return cells.columns, everywhere if cells.present is None else cells.present
 
 
 def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
@@ -466,13 +468,14 @@ def _finish(
     positions: Places | None,
     text: Text,
 ) -> xr.Dataset:
+    """The Dataset[prompt, depth, pos] of all rows, with the texts of the tokens."""
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
     token = rows.pop("token")
     chosen: dict[str, object] = {"pos": list(positions)} if isinstance(positions, tuple) else {}
     if "position" in rows:
         chosen = {"position": (("prompt", "pos"), rows.pop("position"))}
-    found = labelled(
+    result = labelled(
         name,
         {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
         coords={
@@ -483,4 +486,4 @@ def _finish(
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
         attrs={"kl": "KL(final || depth)"},
     )
-    return text.of_outputs.worded(found, word="top_token")
+    return text.of_outputs.worded(result, word="top_token")

@@ -59,8 +59,8 @@ class OutputLens(Question):
             the next tokens.
         top: how many of the most promoted and of the most suppressed tokens are listed; None: 10, or all of fewer.
         source: of a head, the one token of each prompt from which its write is taken (0 the first, negative from the
-            end); None: all tokens. Only what the head moved from there counts, a_qs v_s W_O; the writes from all tokens
-            sum to the head's. Nothing (norm 0) where it does not look there.
+            end); None: all tokens. Then the write at q is what the head moved from there, a_qs v_s W_O; the writes from
+            all tokens sum to the head's. It is 0 (norm 0) where the head does not attend to that token.
 
     Returns:
         Dataset[prompt, pos]; the coordinate `token` is the text of every token. Padded positions hold NaN and token -1.
@@ -110,7 +110,7 @@ class OutputLens(Question):
             )
         part = as_writer(self.part, config)
         check_arrives(part, network)
-        moved = () if self.source is None else _moving(part, network)
+        moved = () if self.source is None else _head_reads(part, network)
         return ByRow(
             self.name,
             Reading(
@@ -130,22 +130,25 @@ output_lens = of_data(OutputLens)
 def _compute(
     trace: Trace, batch: Batch, model: Transformer, part: Part, top: int, source: int | None
 ) -> Mapping[str, Tensor]:
-    written = written_by(part, trace if source is None else _from(source, part, trace, batch, model), model)
+    """The numbers of the part's write at every position, `[b p ...]`, with NaN and -1 at padding."""
+    written = written_by(
+        part, trace if source is None else _source_trace(source, part, trace, batch, model), model
+    )
     keep = batch.real
     row, column = to_device(batch.host().real.nonzero().T, keep.device)
-    found = spoken(written[row, column], model, targets(batch, model.config)[row, column], top)
+    statistics = spoken(written[row, column], model, targets(batch, model.config)[row, column], top)
     out = {"token": batch.tokens.masked_fill(~keep, -1)}
-    for name, value in found.items():
-        nothing = torch.nan if value.is_floating_point() else -1
-        every = value.new_full((*keep.shape, *value.shape[1:]), nothing)
-        every[row, column] = value
-        out[name] = every
+    for name, value in statistics.items():
+        missing = torch.nan if value.is_floating_point() else -1
+        padded = value.new_full((*keep.shape, *value.shape[1:]), missing)
+        padded[row, column] = value
+        out[name] = padded
     return out
 
 
 @dataclass(frozen=True)
-class _One:
-    """Reads one entry of an axis of a site."""
+class _AxisEntry:
+    """A function that selects one index of one axis of a site's activation."""
 
     axis: int
     index: int
@@ -154,21 +157,21 @@ class _One:
         return value.select(self.axis, self.index)
 
 
-def _moving(part: Part, model: Transformer) -> tuple[Read, Read]:
-    """The head's pattern and the values that it moves. ValueError for all but a head whose z is pattern @ values."""
+def _head_reads(part: Part, model: Transformer) -> tuple[Read, Read]:
+    """Reads of a head's pattern and of its values; raises ValueError unless the head's z is pattern @ values."""
     if part.kind != "head" or part.layer is None or part.index is None:
         raise ValueError(f"a source requires a head, which moves something from a token, got {part}")
     require("additive", model.config.mixers[part.layer : part.layer + 1], "what a head moved from a token")
     group = int(Weights(model).kv_head()[part.index])
     site = f"blocks.{part.layer}.attn.hook_"
     return (
-        Read(f"{site}pattern", _One(1, part.index)),
-        Read(f"{site}v", _One(2, group)),
+        Read(f"{site}pattern", _AxisEntry(1, part.index)),
+        Read(f"{site}v", _AxisEntry(2, group)),
     )
 
 
-def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transformer) -> Trace:
-    """The trace with the head's z reduced to what it moved from one token."""
+def _source_trace(source: int, part: Part, trace: Trace, batch: Batch, model: Transformer) -> Trace:
+    """The trace in which the head's z at every query position is only what it moved from the source token."""
     length = batch.lengths[:, None]
     if batch.documents is not None:
         raise ValueError("a source requires one text per row, this batch is packed")
@@ -176,7 +179,7 @@ def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transforme
         raise IndexError(
             f"a source that every prompt has is required, the shortest has {int(length.min())} tokens; got {source}"
         )
-    pattern, value = _moving(part, model)
+    pattern, value = _head_reads(part, model)
     at_source = (batch.real & (batch.places == source % length)).to(trace[value])
     z = trace[Read(part.site)].clone()
     z[:, :, part.index] = torch.einsum(
@@ -188,7 +191,7 @@ def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transforme
 def spoken(
     written: Float[Tensor, "n d"], model: Transformer, target: Tensor, top: int
 ) -> dict[str, Float[Tensor, "n ..."] | Tensor]:
-    """Logits of writes over the vocabulary, and what `output_lens` reports of them.
+    """Logits of writes over the vocabulary, reduced to the numbers that `output_lens` reports.
 
     Args:
         written: [n d], writes as they stand before the unembedding.
@@ -218,22 +221,23 @@ def spoken(
                 "vocabulary_mean": mean[:, 0], "target_logit": of_target.masked_fill(targets < 0, torch.nan),
             }
         )  # fmt: skip
-    found = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    return {**found, "norm": written.norm(dim=-1)}
+    statistics = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    return {**statistics, "norm": written.norm(dim=-1)}
 
 
 def _finish(
     merged: Partial, name: str, config: ModelConfig, part: Part, source: int | None, text: Text
 ) -> xr.Dataset:
+    """The Dataset[prompt, pos] of all rows, with the texts of the tokens."""
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
     token = text.token_words(rows.pop("token"))
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     relative = f"{unit}, relative to their mean over the vocabulary"
-    order = sorted(rows, key=lambda each: rows[each].ndim)  # the table is of positions
-    found = labelled(
+    order = sorted(rows, key=lambda variable: rows[variable].ndim)  # [prompt, pos] first
+    result = labelled(
         name,
-        {each: (dims[: rows[each].ndim], rows[each]) for each in order},
+        {variable: (dims[: rows[variable].ndim], rows[variable]) for variable in order},
         coords={"token": token},
         units={
             **dict.fromkeys(("top_logit", "bottom_logit", "target_logit"), relative),
@@ -245,4 +249,4 @@ def _finish(
             "null": "0: the part says nothing about the token",
         },
     )  # fmt: skip
-    return text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")
+    return text.of_outputs.worded(result, top_word="top_token", bottom_word="bottom_token")

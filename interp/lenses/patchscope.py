@@ -159,42 +159,47 @@ def _steps(
     mapping: Mapped | None,
     top: int,
 ) -> Steps[Mapping[str, Tensor]]:
+    """Statistics of the patched target run for every source and target depth, `[b depth target_depth ...]`."""
     receiver = model if into is None else as_model(into).transformer
     column = to_device(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
-    states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
+    states = [trace[Read(site)].gather(1, _gather_index(column, trace[Read(site)]))[:, 0] for site in sites]
     check(finite(states), partial(not_finite, dict(zip(sites, states, strict=True))))
-    given = [_mapped(state, mapping, receiver) for state in states]
+    placed = [_target_states(state, mapping, receiver) for state in states]
     rows = target.rows(torch.zeros(len(batch), dtype=torch.long))
     columns = rows.tokens.shape[1]
-    put = [Set(state[:, None].expand(-1, columns, -1)) for state in given]
-    variants = [Variant([Edit(site, change, {"pos": where})]) for change in put for site in targets[:-1]]
-    plain, *ran = yield from swept_final(rows, [Variant([]), *variants], model=receiver)
-    by_depth = torch.stack(ran).unflatten(0, (len(sites), -1))
-    cells = torch.cat((by_depth, torch.stack(given)[:, None].to(by_depth)), 1).flatten(0, 1)
-    found = _read_out(model, receiver, states[-1], torch.cat((cells, plain[None])), batch.answer, top)
-    base = found["target_prob"][:, -1]
-    out = {name: x[:, :-1].unflatten(1, (len(sites), len(targets))) for name, x in found.items()}
-    return {**out, "unpatched_prob": base}
+    changes = [Set(state[:, None].expand(-1, columns, -1)) for state in placed]
+    variants = [Variant([Edit(site, change, {"pos": where})]) for change in changes for site in targets[:-1]]
+    plain, *patched = yield from swept_final(rows, [Variant([]), *variants], model=receiver)
+    # [(depth target_depth) b e] -> [depth target_depth b e]; the states themselves are the last target depth
+    by_depth = torch.stack(patched).unflatten(0, (len(sites), -1))
+    cells = torch.cat((by_depth, torch.stack(placed)[:, None].to(by_depth)), 1).flatten(0, 1)
+    statistics = _cell_stats(model, receiver, states[-1], torch.cat((cells, plain[None])), batch.answer, top)
+    unpatched_prob = statistics["target_prob"][:, -1]
+    out = {name: x[:, :-1].unflatten(1, (len(sites), len(targets))) for name, x in statistics.items()}
+    return {**out, "unpatched_prob": unpatched_prob}
 
 
-def _wide(column: Int[Tensor, "b n"], stream: Float[Tensor, "b p d"]) -> Int[Tensor, "b n d"]:
+def _gather_index(column: Int[Tensor, "b n"], stream: Float[Tensor, "b p d"]) -> Int[Tensor, "b n d"]:
+    """The columns repeated along d, as `gather` takes them on the stream."""
     return column.to(stream.device)[:, :, None].expand(-1, -1, stream.shape[-1])
 
 
-def _mapped(state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transformer) -> Float[Tensor, "b e"]:
-    """The states that are put in place of the target's. ValueError for another width than the model's."""
-    found = state if mapping is None else mapping(state)
-    wanted = (len(state), model.config.d_model)
-    if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
-        got = shape_text(found.shape) if isinstance(found, Tensor) else value_text(found)
+def _target_states(
+    state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transformer
+) -> Float[Tensor, "b e"]:
+    """The states that replace those of the target run; raises ValueError for another width than the model's."""
+    mapped = state if mapping is None else mapping(state)
+    shape = (len(state), model.config.d_model)
+    if not isinstance(mapped, Tensor) or tuple(mapped.shape) != shape:
+        got = shape_text(mapped.shape) if isinstance(mapped, Tensor) else value_text(mapped)
         raise ValueError(
-            f"states of shape {shape_text(wanted)} are required by the model of the target prompt, got {got}: give "
+            f"states of shape {shape_text(shape)} are required by the model of the target prompt, got {got}: give "
             "`mapping` where widths differ"
         )
-    return found.to(model.embed.weight)
+    return mapped.to(model.embed.weight)
 
 
-def _read_out(
+def _cell_stats(
     model: Transformer,
     receiver: Transformer,
     own: Float[Tensor, "b d"],
@@ -202,26 +207,26 @@ def _read_out(
     answer: Int[Tensor, "b"] | None,
     top: int,
 ) -> dict[str, Tensor]:
-    """The statistics of every final state, with the final state of its prompt's own run as reference: `[b, c, ...]`."""
+    """Statistics of every patched final state, `[b c ...]`; the final state of the source run is the KL's reference."""
     parts = []
-    for some in torch.arange(len(own), device=own.device).split(CHUNK):
-        tiles = LogitTiles(model, len(some))
-        tiles.fill(own[some])
-        token = tiles.top(1)[1][:, 0] if answer is None else answer[some].to(own.device)
+    for prompts in torch.arange(len(own), device=own.device).split(CHUNK):
+        tiles = LogitTiles(model, len(prompts))
+        tiles.fill(own[prompts])
+        token = tiles.top(1)[1][:, 0] if answer is None else answer[prompts].to(own.device)
         reference = ReferenceDistribution.like(tiles)
         statistics(tiles, token, top, reference, is_reference=True)
-        mine = cells[:, some].flatten(0, 1)
-        prompt = torch.arange(len(some), device=own.device).repeat(len(cells))
-        tiles, found = LogitTiles(receiver, min(CHUNK, len(mine))), []
-        for group in torch.arange(len(mine), device=own.device).split(CHUNK):
-            tiles.fill(mine[group])
-            who = prompt[group]
+        states = cells[:, prompts].flatten(0, 1)
+        prompt = torch.arange(len(prompts), device=own.device).repeat(len(cells))
+        tiles, by_group = LogitTiles(receiver, min(CHUNK, len(states))), []
+        for group in torch.arange(len(states), device=own.device).split(CHUNK):
+            tiles.fill(states[group])
+            prompt_of = prompt[group]
             reference_end = ReferenceDistribution(
-                reference.weights[:, who], reference.total[who], reference.entropy[who]
+                reference.weights[:, prompt_of], reference.total[prompt_of], reference.entropy[prompt_of]
             )
-            found.append(statistics(tiles, token[who], top, reference_end))
-        each = {name: torch.cat([one[name] for one in found]) for name in found[0]}
-        parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in each.items()})
+            by_group.append(statistics(tiles, token[prompt_of], top, reference_end))
+        values = {name: torch.cat([block[name] for block in by_group]) for name in by_group[0]}
+        parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in values.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -233,6 +238,7 @@ def _finish(
     text: Text,
     attrs: Mapping[str, str | int],
 ) -> xr.Dataset:
+    """The Dataset[prompt, depth, target_depth] of all rows, with the share of prompts whose answer comes first."""
     assert isinstance(merged, Rows)
     cells, rows = ("depth", "target_depth"), dict(merged.rows)
     unpatched = rows.pop("unpatched_prob")
@@ -245,7 +251,7 @@ def _finish(
     shares = {"value": agrees, "low": low, "high": high}
     count = torch.full_like(rows["target_rank"][0], len(unpatched))
     probability = dict.fromkeys(("top_prob", "target_prob", "unpatched_prob"), "probability")
-    found = labelled(
+    result = labelled(
         name,
         {
             **values,
@@ -264,4 +270,4 @@ def _finish(
             "interval": "95 % over prompts (`share_interval`)",
         },
     )
-    return text.of_outputs.worded(found, word="top_token")
+    return text.of_outputs.worded(result, word="top_token")

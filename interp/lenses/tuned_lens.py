@@ -83,7 +83,7 @@ class TunedLens(Brief):
         return (x + (x @ self.weight[i] + self.bias[i])).to(state.dtype)
 
     def check(self, model: Transformer, sites: Sequence[str]) -> None:
-        """ValueError unless this is the model it was made for (in its dtype or a narrower one), KeyError for a site."""
+        """Raise ValueError for a model with other parameters (a narrower dtype is allowed), KeyError for a site."""
         if not is_of(model, self.sample):
             raise ValueError(
                 "the translators were trained on another model: its parameters differ from this one's"
@@ -122,9 +122,9 @@ class TunedLens(Brief):
             raise ValueError(
                 f"{path}: {bad[0]} of shape {list(shapes[bad[0]])} is required by this model, got {got}"
             )
-        found = cls(sites, **tensors)
-        found.check(network, lens_sites(network.config, sites or "resid_pre")[:-1])
-        return found
+        lens = cls(sites, **tensors)
+        lens.check(network, lens_sites(network.config, sites or "resid_pre")[:-1])
+        return lens
 
 
 @public()
@@ -191,8 +191,8 @@ def train_tuned_lens(
             f"at least one step of one row is required, got steps={steps}, batch_size={batch_size}"
         )
     subject = as_model(model, edits)
-    found = TunedLens.untrained(subject, sites=sites)
-    parameters = [found.weight.requires_grad_(), found.bias.requires_grad_()]
+    lens = TunedLens.untrained(subject, sites=sites)
+    parameters = [lens.weight.requires_grad_(), lens.bias.requires_grad_()]
     optimise = _adam(parameters) if optimiser is None else optimiser(parameters)
     if not isinstance(optimise, torch.optim.Optimizer):
         raise ValueError(
@@ -200,13 +200,13 @@ def train_tuned_lens(
         )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / steps)
     if is_prompts(data):
-        batches = _epochs(subject.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
+        batches = _shuffled_batches(subject.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
     else:
         source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-        batches = _rounds(source, steps, seed)
+        batches = _source_batches(source, steps, seed)
     losses = []
     for _ in tqdm(range(steps), desc="tuned lens", delay=1, leave=False):
-        loss, grads = loss_and_gradients(subject.transformer, found, next(batches))
+        loss, grads = loss_and_gradients(subject.transformer, lens, next(batches))
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
         optimise.step()
@@ -215,7 +215,7 @@ def train_tuned_lens(
     if not bool(torch.stack(losses).isfinite().all()):
         raise NotFiniteError("a finite loss is required, that of the tuned lens became NaN or infinite")
     weight, bias = (parameter.detach() for parameter in parameters)
-    return replace(found, weight=weight, bias=bias, losses=torch.stack(losses))
+    return replace(lens, weight=weight, bias=bias, losses=torch.stack(losses))
 
 
 def loss_and_gradients(
@@ -223,7 +223,7 @@ def loss_and_gradients(
 ) -> tuple[Float[Tensor, "l"], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
     """Mean KL(final || lens) in nats of each state over a batch's tokens, and the gradients of their sum.
 
-    d KL / d logits = softmax(logits) - p_final, so that only the way from the state to its logits is differentiated.
+    d KL / d log p = -p_final, so autograd differentiates only from the translators to the log probabilities.
     """
     reads = {site: Read(site) for site in (*translators.sites, final_stream(model.config))}
     batch = batch.to(model.device)
@@ -254,44 +254,46 @@ def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
-def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
-    """Batches without end: all rows in a new order, then again. The last of an epoch may be smaller."""
+def _shuffled_batches(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """Endless batches of `size` rows: every epoch holds all rows once in a new order; its last batch may be smaller."""
     generator = torch.Generator().manual_seed(seed)
 
-    def chosen(rows: Tensor) -> Batch:
-        part = batch.rows(rows)
-        used = _used(part.keep)
-        columns = (part.tokens, part.keep, part.documents, part.types)
-        tokens, keep, documents, types = (None if x is None else x[:, used] for x in columns)
+    def batch_of(rows: Tensor) -> Batch:
+        chosen_rows = batch.rows(rows)
+        columns_used = _used_columns(chosen_rows.keep)
+        columns = (chosen_rows.tokens, chosen_rows.keep, chosen_rows.documents, chosen_rows.types)
+        tokens, keep, documents, types = (None if x is None else x[:, columns_used] for x in columns)
         assert tokens is not None
         return Batch(tokens, keep, batch.bos, documents=documents, types=types)
 
     orders = (torch.randperm(len(batch), generator=generator) for _ in repeat(None))
-    return (chosen(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
+    return (batch_of(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
 
 
-def _rounds(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
-    """Batches of a data source without end, its windows in a new order in every round; those of an iterator once.
+def _source_batches(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
+    """Endless batches of a data source, its windows in a new order in every round; an iterator is read once.
 
     Raises:
         ValueError: a source without a usable row, or the end of an iterator.
     """
     generator = torch.Generator().manual_seed(seed)
     while True:
-        seen = 0
+        seen_batches = 0
         count = source.windows
         order = None if count is None else torch.randperm(count, generator=generator).tolist()
         for _, window in windows_of(source, order):
             yield from window.batches
-            seen += len(window.batches)
+            seen_batches += len(window.batches)
         if count is None:
-            raise ValueError(f"batches for {steps} steps are required, the iterator ended after {seen}")
-        if not seen:
+            raise ValueError(
+                f"batches for {steps} steps are required, the iterator ended after {seen_batches}"
+            )
+        if not seen_batches:
             raise ValueError("some rows that can be used are required, got none")
 
 
-def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
-    """The columns that any of these rows uses, so that none is computed for the length of rows elsewhere."""
+def _used_columns(keep: Bool[Tensor, "b p"] | None) -> slice:
+    """The range of columns in which at least one row has a token, so that common padding is not computed."""
     if keep is None:
         return slice(None)
     columns = keep.any(0).nonzero()[:, 0]

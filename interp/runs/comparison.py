@@ -20,7 +20,7 @@ ROWS = ("row", "prompt", "example")
 """Dims with labels that say which row of the data a value belongs to."""
 
 MOST_WORK = 2 * 10**10
-"""Permutations times values beyond which no test is made: about ten seconds on one core."""
+"""Most permutations times values for which the permutation test is run: about ten seconds on one core."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """One cell of a result in two runs."""
+    """The value of one cell of a result in each of two runs."""
 
     variable: str
     where: str
     first: Estimate
     second: Estimate
     p: float = float("nan")
-    """Paired permutation test over rows; NaN if there was none: rows not kept or not the same, NaN, too many values."""
+    """p of a paired permutation test over rows; NaN without a test: no equal rows, NaN values, or too many values."""
     p_adjusted: float = float("nan")
     """The p-value with all cells of the variable tested at once (largest statistic, Westfall and Young)."""
 
@@ -58,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest differences of two results, and in words what could not be compared."""
+    """The largest differences of two results, and sentences about what could not be compared."""
 
     largest: list[Difference]
     notes: list[str]
@@ -80,7 +80,7 @@ def as_dataset(value: object) -> "xr.Dataset":
 
 
 def main_variables(result: "xr.Dataset") -> list[str]:
-    """Names of the variables that are no interval, null, error or count of another one."""
+    """Names of the variables that are not the interval, null, error or count of another variable."""
     names = [str(name) for name in result.data_vars]
     secondary = {_variable_of(name, what) for name in names for what in BESIDE}
     return [name for name in names if name not in secondary]
@@ -121,105 +121,116 @@ def compared(
     means over them, and with a paired permutation test: p for the cell alone, p_adjusted with all cells tested at once,
     which is the one to believe of a cell that was picked for being the largest. Intervals are each run's own; two that
     overlap do not show that the runs agree.
-    What only one has, or in another shape or with other labels, is named in the notes.
+    The notes name variables that only one result has, or that differ in shape or labels.
     """
-    found, notes = [], []
+    differences, notes = [], []
     ours, theirs = main_variables(first), main_variables(second)
     for name in dict.fromkeys([*ours, *theirs]):
         if (name in ours) != (name in theirs):
             notes.append(f"{name}: only in one of the runs")
     for name in (name for name in ours if name in theirs):
-        one, other = first[name], second[name]
-        if reason := _incomparable(one, other):
+        first_values, second_values = first[name], second[name]
+        if reason := _incomparable(first_values, second_values):
             notes.append(f"{name}: {reason}")
             continue
-        if one.dtype.kind not in "iufb" or other.dtype.kind not in "iufb":
-            notes += _text_note(name, one, other)
+        if first_values.dtype.kind not in "iufb" or second_values.dtype.kind not in "iufb":
+            notes += _text_note(name, first_values, second_values)
             continue
-        notes += _hole_note(name, one, other)
-        if (rows := _row_dim(one, other)) is not None:
-            found += _paired(name, one, other, rows, largest=largest, permutations=permutations, seed=seed)
+        notes += _hole_note(name, first_values, second_values)
+        if (rows := _row_dim(first_values, second_values)) is not None:
+            differences += _paired_differences(
+                name, first_values, second_values, rows, largest=largest, permutations=permutations, seed=seed
+            )
         else:
-            change = np.asarray(abs(other.to_numpy().astype(float) - one.to_numpy().astype(float)))
-            found += [
-                Difference(name, _where(one, at), _estimate(first, name, at), _estimate(second, name, at))
+            change = np.asarray(
+                abs(second_values.to_numpy().astype(float) - first_values.to_numpy().astype(float))
+            )
+            differences += [
+                Difference(
+                    name, _where(first_values, at), _estimate(first, name, at), _estimate(second, name, at)
+                )
                 for at in _places(change, largest)
             ]
-    return Comparison(found, notes)
+    return Comparison(differences, notes)
 
 
-def _incomparable(one: "xr.DataArray", other: "xr.DataArray") -> str | None:
-    if one.dims != other.dims or one.shape != other.shape:
-        return f"{dict(one.sizes)} and {dict(other.sizes)} cannot be compared"
-    for dim in one.dims:
-        if (dim in one.coords) != (dim in other.coords):
+def _incomparable(first: "xr.DataArray", second: "xr.DataArray") -> str | None:
+    """The reason why two variables cannot be compared cell by cell; None if they can."""
+    if first.dims != second.dims or first.shape != second.shape:
+        return f"{dict(first.sizes)} and {dict(second.sizes)} cannot be compared"
+    for dim in first.dims:
+        if (dim in first.coords) != (dim in second.coords):
             return f"only one of the runs labels {dim}"
-        if dim in one.coords and not one.indexes[dim].equals(other.indexes[dim]):
+        if dim in first.coords and not first.indexes[dim].equals(second.indexes[dim]):
             return f"the labels of {dim} differ"
     return None
 
 
-def _row_dim(one: "xr.DataArray", other: "xr.DataArray") -> str | None:
-    """The dim of rows, if it is labelled; `_incomparable` has seen that the labels are the same."""
-    return next((str(d) for d in one.dims if d in ROWS and d in one.coords and d in other.coords), None)
+def _row_dim(first: "xr.DataArray", second: "xr.DataArray") -> str | None:
+    """The dim of the rows if both variables label it, else None; `_incomparable` checks that the labels are equal."""
+    return next((str(d) for d in first.dims if d in ROWS and d in first.coords and d in second.coords), None)
 
 
-def _paired(
+def _paired_differences(
     name: str,
-    one: "xr.DataArray",
-    other: "xr.DataArray",
+    first: "xr.DataArray",
+    second: "xr.DataArray",
     rows: str,
     *,
     largest: int,
     permutations: int,
     seed: int,
 ) -> list[Difference]:
+    """The largest differences of the means over `rows`, with p of a paired permutation test over these rows."""
     from interp.core.permutation import permutation_test
 
-    ours, theirs = (torch.from_numpy(each.transpose(rows, ...).to_numpy()).double() for each in (one, other))
+    ours, theirs = (
+        torch.from_numpy(values.transpose(rows, ...).to_numpy()).double() for values in (first, second)
+    )
     p = p_adjusted = torch.full(ours.shape[1:], float("nan"))
     if bool((theirs - ours).isfinite().all()) and ours.numel() * permutations <= MOST_WORK:
         tested = permutation_test(theirs, ours, paired=True, permutations=permutations, seed=seed)
         p, p_adjusted = tested.p, tested.p_adjusted
-    first, second = ours.mean(0), theirs.mean(0)
-    cells = one.isel({rows: 0}, drop=True)
-    mean = f"mean of {one.sizes[rows]} {rows}s"
+    first_mean, second_mean = ours.mean(0), theirs.mean(0)
+    cells = first.isel({rows: 0}, drop=True)
+    mean = f"mean of {first.sizes[rows]} {rows}s"
     return [
         Difference(
             name,
             ", ".join(filter(None, (_where(cells, at), mean))),
-            Estimate(float(first[at])),
-            Estimate(float(second[at])),
+            Estimate(float(first_mean[at])),
+            Estimate(float(second_mean[at])),
             float(p[at]),
             float(p_adjusted[at]),
         )
-        for at in _places((second - first).abs().numpy(), largest)
+        for at in _places((second_mean - first_mean).abs().numpy(), largest)
     ]
 
 
-def _text_note(name: str, one: "xr.DataArray", other: "xr.DataArray") -> list[str]:
-    differ = np.asarray(one.to_numpy().astype(str) != other.to_numpy().astype(str))
+def _text_note(name: str, first: "xr.DataArray", second: "xr.DataArray") -> list[str]:
+    """A note on how many cells of a variable of texts differ, with the first of them; no note if none does."""
+    differ = np.asarray(first.to_numpy().astype(str) != second.to_numpy().astype(str))
     if not differ.any():
         return []
     at = _places(np.asarray(differ, float), 1)[0]
-    example = f"{one.to_numpy()[at]} and {other.to_numpy()[at]}" + (
-        f" at {_where(one, at)}" if one.ndim else ""
+    example = f"{first.to_numpy()[at]} and {second.to_numpy()[at]}" + (
+        f" at {_where(first, at)}" if first.ndim else ""
     )
     return [f"{name}: {int(differ.sum())} of {differ.size} differ, such as {example}"]
 
 
-def _hole_note(name: str, one: "xr.DataArray", other: "xr.DataArray") -> list[str]:
-    """A number that only one run has is in no difference, so it is counted here."""
-    holes = int(np.sum(np.isnan(one.to_numpy().astype(float)) != np.isnan(other.to_numpy().astype(float))))
+def _hole_note(name: str, first: "xr.DataArray", second: "xr.DataArray") -> list[str]:
+    """A note on how many cells are NaN in only one of the runs, since no difference includes them."""
+    holes = int(np.sum(np.isnan(first.to_numpy().astype(float)) != np.isnan(second.to_numpy().astype(float))))
     return (
-        [f"{name}: {holes} of {one.size} are numbers in one of the runs and NaN in the other"]
+        [f"{name}: {holes} of {first.size} are numbers in one of the runs and NaN in the other"]
         if holes
         else []
     )
 
 
 def _places(size: Float[np.ndarray, "..."], count: int) -> list[tuple[int, ...]]:
-    """Where the largest non-zero cells are; NaN counts as nothing, and the first of equals comes first."""
+    """Indices of the `count` largest cells above 0, NaN taken as 0, ties in order; count=1 also takes a cell of 0."""
     flat = np.nan_to_num(size, nan=0.0).ravel()
     order = np.argsort(-flat, kind="stable")[:count]
     return [
@@ -228,22 +239,23 @@ def _places(size: Float[np.ndarray, "..."], count: int) -> list[tuple[int, ...]]
 
 
 def _variable_of(name: str, what: str) -> str:
-    """The variable that accompanies another one under a suffix."""
+    """The name of a variable's companion `what`, such as "low": "low" beside "value", "x_low" beside "x"."""
     return what if name == "value" else f"{name}_{what}"
 
 
 def _estimate(result: "xr.Dataset", name: str, at: tuple[int, ...]) -> Estimate:
+    """The value of one cell of a variable, with the ends of its interval where the result has them."""
     value = float(result[name].to_numpy()[at])
     ends = [result.get(_variable_of(name, end)) for end in ("low", "high")]
     low, high = (
-        float("nan") if each is None or each.dims != result[name].dims else float(each.to_numpy()[at])
-        for each in ends
+        float("nan") if limit is None or limit.dims != result[name].dims else float(limit.to_numpy()[at])
+        for limit in ends
     )
     return Estimate(value, low, high)
 
 
 def _where(values: "xr.DataArray", at: tuple[int, ...]) -> str:
-    """`layer 1, head 4`: labels where there are some, else numbers."""
+    """The cell in words, such as `layer 1, head 4`: labels of the dims that have some, else indices."""
     words = []
     for dim, i in zip(values.dims, at, strict=True):
         label = values[dim].to_numpy()[i] if dim in values.coords else i

@@ -55,12 +55,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of an experiment, or one field of a record among them, its name joined by dots."""
+    """One parameter of an experiment; a field of a parameter that is a record has a dotted name, such as `task.n`."""
 
     name: str
     type: str
     default: str | None
-    """As Python writes it; None if it must be given."""
+    """The default as Python code; None for a parameter that must be given."""
     doc: str
     several: bool
     """Whether the parameter is a sequence: every `-p name=value` adds one."""
@@ -95,14 +95,14 @@ def loaded(file: Path) -> Iterator[Experiment]:
             spec.loader.exec_module(module)
         except Exception as cause:
             raise BrokenExperimentError(f"{file} cannot be imported") from cause
-        yield Experiment(file, question_of(file), _kind(file, module), module.main)
+        yield Experiment(file, question_of(file), _parameter_class(file, module), module.main)
     finally:
         sys.path.remove(folder)
         sys.modules.pop(name, None)
 
 
 def parameters(kind: type) -> list[Parameter]:
-    """The parameters of a dataclass in order; fields that are records themselves are opened.
+    """The parameters of a dataclass in order; for a field that is a record, the parameters of that record.
 
     Example:
         >>> from interp.tasks import RepeatedTokens
@@ -110,23 +110,23 @@ def parameters(kind: type) -> list[Parameter]:
         'seed'
     """
     hints, docs = hints_of(kind), field_docs(kind)
-    found: list[Parameter] = []
-    for each in dataclasses.fields(kind):
-        hint = hints[each.name]
+    listed: list[Parameter] = []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            found += [
-                dataclasses.replace(inner, name=f"{each.name}.{inner.name}") for inner in parameters(hint)
+            listed += [
+                dataclasses.replace(inner, name=f"{field.name}.{inner.name}") for inner in parameters(hint)
             ]
             continue
-        default = None if each.default is dataclasses.MISSING else repr(each.default)
-        if each.default_factory is not dataclasses.MISSING:
-            default = repr(each.default_factory())
+        default = None if field.default is dataclasses.MISSING else repr(field.default)
+        if field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
         several = typing.get_origin(hint) in (tuple, list, set, frozenset)
-        found.append(Parameter(each.name, _type_text(hint), default, docs.get(each.name, ""), several))
-    return found
+        listed.append(Parameter(field.name, _type_text(hint), default, docs.get(field.name, ""), several))
+    return listed
 
 
-def _kind(file: Path, module: ModuleType) -> type:
+def _parameter_class(file: Path, module: ModuleType) -> type:
     """The parameter dataclass that `main` takes, by its annotation; ValueError if `main` is not `main(job, record)`."""
     main = getattr(module, "main", None)
     form = "main(job: Parameters, record: Record), Parameters being a dataclass"
@@ -134,33 +134,34 @@ def _kind(file: Path, module: ModuleType) -> type:
         raise ValueError(f"an experiment requires {form}; {file} has no function main")
     signature = inspect.signature(main)
     hints = typing.get_type_hints(main)
-    given = [hints.get(name) for name in signature.parameters]
-    fits = len(given) == 2 and given[1] is Record
-    if not fits or not (isinstance(given[0], type) and dataclasses.is_dataclass(given[0])):
+    types = [hints.get(name) for name in signature.parameters]
+    fits = len(types) == 2 and types[1] is Record
+    if not fits or not (isinstance(types[0], type) and dataclasses.is_dataclass(types[0])):
         raise ValueError(f"an experiment requires {form}; {file} has main{signature}")
-    return given[0]
+    return types[0]
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """One sentence about each field of a dataclass: the text under it, or the first of its entry under "Args".
+    """One sentence about each field of a dataclass: the string below it, or the first sentence of its "Args" entry.
 
     Example:
         >>> from interp.causal import Patch
         >>> field_docs(Patch)["each"]
         'False keeps no values of single prompts, which data of any size requires.'
     """
-    classes = [each for each in reversed(kind.__mro__) if dataclasses.is_dataclass(each)]
-    found: dict[str, str] = {}
-    for each in classes:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
-        found |= _under_fields(typing.cast("ast.ClassDef", tree.body[0]))
-        for entry in docstring_parser.parse(inspect.getdoc(each) or "", DocstringStyle.GOOGLE).params:
+    classes = [cls for cls in reversed(kind.__mro__) if dataclasses.is_dataclass(cls)]
+    docs: dict[str, str] = {}
+    for cls in classes:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        docs |= _field_strings(typing.cast("ast.ClassDef", tree.body[0]))
+        for entry in docstring_parser.parse(inspect.getdoc(cls) or "", DocstringStyle.GOOGLE).params:
             sentence = re.split(r"(?<=\.) ", " ".join((entry.description or "").split()), maxsplit=1)[0]
-            found |= dict.fromkeys(entry.arg_name.split(", "), sentence[:1].upper() + sentence[1:])
-    return found
+            docs |= dict.fromkeys(entry.arg_name.split(", "), sentence[:1].upper() + sentence[1:])
+    return docs
 
 
-def _under_fields(tree: ast.ClassDef) -> dict[str, str]:
+def _field_strings(tree: ast.ClassDef) -> dict[str, str]:
+    """The string below each annotated field of a class, by the field's name."""
     return {
         field.target.id: " ".join(str(below.value.value).split())
         for field, below in pairwise(tree.body)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MARK = "cannot be compared"
-"""The key under which a fingerprint says why a value has none."""
+"""The key whose value is the reason why an object has no fingerprint."""
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
 
 
@@ -41,73 +41,78 @@ def fingerprint(value: object) -> object:
 
 
 def incomparable(found: object, place: str = "") -> Iterator[str]:
-    """The things in a fingerprint that cannot be compared with an earlier state, with the reason."""
+    """The dotted path of every object in a fingerprint that has none of its own, with the reason in parentheses."""
     if isinstance(found, Mapping):
         if MARK in found:
             yield f"{place} ({found[MARK]})"
-        for name, each in found.items():
-            yield from incomparable(each, f"{place}.{name}" if place else str(name))
+        for name, inner in found.items():
+            yield from incomparable(inner, f"{place}.{name}" if place else str(name))
     elif isinstance(found, list):
-        for i, each in enumerate(found):
-            yield from incomparable(each, f"{place}.{i}" if place else str(i))
+        for i, inner in enumerate(found):
+            yield from incomparable(inner, f"{place}.{i}" if place else str(i))
 
 
 @dataclass(eq=False)
 class _Walk:
-    """One walk through a value: a function or class that several places name is described at the first of them."""
+    """One traversal of a value; a function or class that occurs several times is described at its first occurrence."""
 
-    told: set[int] = field(default_factory=set)
-    above: list[object] = field(default_factory=list)
+    described: set[int] = field(default_factory=set)
+    """The identities of functions and classes that are described already."""
+    containers: list[object] = field(default_factory=list)
     """The objects that contain the current one."""
 
     def of(self, value: object) -> object:
-        """A value as JSON."""
+        """The fingerprint of a value, as JSON."""
         if value is None or isinstance(value, str | int | float):
             return value
-        if any(each is value for each in self.above):
+        if any(container is value for container in self.containers):
             return f"{type(value).__qualname__} that holds this"
-        self.above.append(value)
+        self.containers.append(value)
         try:
-            return self._of(value)
+            return self._description(value)
         finally:
-            self.above.pop()
+            self.containers.pop()
 
-    def _of(self, value: object) -> object:
-        if (found := self._of_numbers(value)) is not None:
-            return found
+    def _description(self, value: object) -> object:
+        """The fingerprint of a value that is no plain number or text, by its type."""
+        if (array_hash := self._array_hash(value)) is not None:
+            return array_hash
         if isinstance(value, functools.partial):
-            return {"of": self.of(value.func), "args": self.of(value.args), **self.each(value.keywords)}
+            return {"of": self.of(value.func), "args": self.of(value.args), **self.by_name(value.keywords)}
         if is_dataclass(value) and not isinstance(value, type):
-            return self._record(value)
+            return self._record_description(value)
         if isinstance(value, Mapping | list | tuple | set | frozenset):
-            return self._container(value)
+            return self._container_description(value)
         if isinstance(value, nn.Module):
-            return {**self._kind(type(value)), "shown": repr(value), **self.each(value.state_dict())}
+            return {
+                **self._class_entry(type(value)),
+                "shown": repr(value),
+                **self.by_name(value.state_dict()),
+            }
         if isinstance(value, type):
-            return self._class(value)
+            return self._class_description(value)
         if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | ModuleType):
-            return self._called(value)
+            return self._function_description(value)
         if isinstance(value, weakref.ReferenceType):
             return "weakref"
         wrapped = getattr(value, "__wrapped__", None)  # of functools.cache, say
-        return self._object(value) if wrapped is None else self.of(wrapped)
+        return self._object_description(value) if wrapped is None else self.of(wrapped)
 
-    def _record(self, value: "DataclassInstance") -> object:
+    def _record_description(self, value: "DataclassInstance") -> object:
         values = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, ByRow):
-            return self.each(
-                {name: each for name, each in values.items() if name != "result"}
-            )  # labels no number
-        return self._kind(type(value)) | self.each(values)
+            # `result` labels the numbers, it does not decide them
+            return self.by_name({name: inner for name, inner in values.items() if name != "result"})
+        return self._class_entry(type(value)) | self.by_name(values)
 
-    def _container(self, value: Mapping[str, object] | Iterable[object]) -> object:
+    def _container_description(self, value: Mapping[str, object] | Iterable[object]) -> object:
         if isinstance(value, Mapping):
-            return self.each(value)
-        found = [self.of(each) for each in value]
-        return sorted(found, key=repr) if isinstance(value, set | frozenset) else found
+            return self.by_name(value)
+        items = [self.of(item) for item in value]
+        return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
 
-    def _of_numbers(self, value: object) -> str | None:
-        """Arrays by their hash; None for anything else."""
+    def _array_hash(self, value: object) -> str | None:
+        """The dtype, shape and hash of an array, the hash of bytes; None for any other value."""
         if isinstance(value, torch.Generator):
             value = value.get_state()
         if isinstance(value, Tensor):
@@ -116,11 +121,14 @@ class _Walk:
             return f"array {value.dtype} {list(value.shape)} {_hash(value.tobytes())}"
         return _hash(value) if isinstance(value, bytes | bytearray) else None
 
-    def each(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Values by name."""
+    def by_name(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The fingerprint of each value, by its name."""
         return {str(name): self.of(value) for name, value in values.items()}
 
-    def _called(self, value: FunctionType | MethodType | BuiltinFunctionType | ModuleType) -> object:
+    def _function_description(
+        self, value: FunctionType | MethodType | BuiltinFunctionType | ModuleType
+    ) -> object:
+        """The fingerprint of a function: the name of an installed one, for a user's also its code and its values."""
         if isinstance(value, ModuleType):
             return value.__name__
         name = f"{value.__module__}.{value.__qualname__}"
@@ -128,58 +136,70 @@ class _Walk:
             return {"of": self.of(value.__func__), "self": self.of(value.__self__)}
         if isinstance(value, BuiltinFunctionType):
             return name
-        if id(value) in self.told or (_is_installed(value.__module__) and "<" not in name):
+        if id(value) in self.described or (_is_installed(value.__module__) and "<" not in name):
             return name
-        self.told.add(id(value))
-        return {"of": name, "code": _hash(repr(_code(value.__code__)).encode()), **self._held(value)}
+        self.described.add(id(value))
+        return {
+            "of": name,
+            "code": _hash(repr(_code_parts(value.__code__)).encode()),
+            **self._function_values(value),
+        }
 
-    def _held(self, function: FunctionType) -> dict[str, object]:
-        """The values that a function carries besides its code, by name: closure, defaults and globals."""
+    def _function_values(self, function: FunctionType) -> dict[str, object]:
+        """Fingerprints of a function's closure cells, defaults and the globals that it names, by name."""
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        closed = {name: _contents(cell) for name, cell in cells}
+        closed = {name: _cell_contents(cell) for name, cell in cells}
         named = set(_names(function.__code__))
         globals_ = {name: function.__globals__[name] for name in sorted(named & function.__globals__.keys())}
-        for module, each in list(globals_.items()):
-            if isinstance(each, ModuleType):
+        for module, inner in list(globals_.items()):
+            if isinstance(inner, ModuleType):
                 del globals_[module]
-                if not _is_installed(each.__name__):
-                    globals_ |= {f"{module}.{n}": vars(each)[n] for n in sorted(named & vars(each).keys())}
-        given = {"defaults": function.__defaults__, "keyword_defaults": function.__kwdefaults__}
-        return self.each({**globals_, **closed, **{name: each for name, each in given.items() if each}})
+                if not _is_installed(inner.__name__):
+                    globals_ |= {f"{module}.{n}": vars(inner)[n] for n in sorted(named & vars(inner).keys())}
+        defaults = {"defaults": function.__defaults__, "keyword_defaults": function.__kwdefaults__}
+        return self.by_name(
+            {**globals_, **closed, **{name: inner for name, inner in defaults.items() if inner}}
+        )
 
-    def _class(self, kind: type) -> object:
-        """A class: by its name, the user's also by its methods."""
-        found = self._kind(kind)
-        return found["of"] if len(found) == 1 else found
+    def _class_description(self, kind: type) -> object:
+        """The fingerprint of a class: the name of an installed class, for a user's class also its methods."""
+        entry = self._class_entry(kind)
+        return entry["of"] if len(entry) == 1 else entry
 
-    def _kind(self, kind: type) -> dict[str, object]:
+    def _class_entry(self, kind: type) -> dict[str, object]:
+        """The name of a class, and for a user's class the first time its methods, constants and bases."""
         name = kind.__qualname__
-        if id(kind) in self.told or _is_installed(kind.__module__):
+        if id(kind) in self.described or _is_installed(kind.__module__):
             return {"of": name}
-        self.told.add(id(kind))
+        self.described.add(id(kind))
         members: dict[str, object] = {
-            n: each for n, each in vars(kind).items() if isinstance(each, _FUNCTIONS)
+            n: member for n, member in vars(kind).items() if isinstance(member, _FUNCTIONS)
         }
         members |= {
             n: x for n, x in vars(kind).items() if isinstance(x, _CONSTANTS) and not n.startswith("__")
         }
-        opened = {n: _function(each) for n, each in members.items()}
-        bases = [self._class(base) for base in kind.__bases__ if not _is_installed(base.__module__)]
-        methods = {n: each for n, each in opened.items() if not _generated(each)}
-        return {"of": name, "class": self.each(methods), **({"bases": bases} if bases else {})}
+        opened = {n: _member_function(member) for n, member in members.items()}
+        bases = [
+            self._class_description(base) for base in kind.__bases__ if not _is_installed(base.__module__)
+        ]
+        methods = {n: member for n, member in opened.items() if not _is_generated(member)}
+        return {"of": name, "class": self.by_name(methods), **({"bases": bases} if bases else {})}
 
-    def _object(self, value: object) -> object:
-        """An object by what pickling would keep of it."""
+    def _object_description(self, value: object) -> object:
+        """The fingerprint of an object: that of its class, and of the state that pickle would store."""
         try:
             known = copyreg.dispatch_table.get(type(value))
-            kept = value.__reduce_ex__(4) if known is None else known(value)
+            state = value.__reduce_ex__(4) if known is None else known(value)
         except Exception as cause:
             reason = " ".join(str(cause).split()) or type(cause).__name__
             return {"of": type(value).__qualname__, MARK: reason}
-        if isinstance(kept, str):
-            return kept
-        parts = [list(each) if isinstance(each, Iterator) else each for each in kept[1:]]
-        return {**self._kind(type(value)), "kept": [self.of(each) for each in parts if each is not None]}
+        if isinstance(state, str):
+            return state
+        parts = [list(part) if isinstance(part, Iterator) else part for part in state[1:]]
+        return {
+            **self._class_entry(type(value)),
+            "kept": [self.of(part) for part in parts if part is not None],
+        }
 
 
 _FUNCTIONS = (FunctionType, staticmethod, classmethod, property)
@@ -187,19 +207,19 @@ _CONSTANTS = (str, int, float, tuple, list, dict, Tensor)
 """Attributes of a user's class that decide what its methods compute."""
 
 
-def _generated(function: object) -> bool:
-    """Whether a method was made by a decorator such as `dataclass`: it says nothing that the fields do not."""
+def _is_generated(function: object) -> bool:
+    """Whether a decorator such as `dataclass` wrote the method, so that the fields say all about it."""
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith("<string>")
 
 
-def _function(member: object) -> object:
-    """The function in a member of a class."""
+def _member_function(member: object) -> object:
+    """The function behind a class member: that of a property, static method or class method."""
     if isinstance(member, property):
         return member.fget
     return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
-def _contents(cell: object) -> object:
+def _cell_contents(cell: object) -> object:
     try:
         return cell.cell_contents  # type: ignore[attr-defined]
     except ValueError:  # not set yet
@@ -215,22 +235,22 @@ def _is_installed(module: str) -> bool:
     return file is not None and any(Path(file).is_relative_to(place) for place in _INSTALLED)
 
 
-def _code(code: CodeType) -> list[object]:
-    """A function's instructions, names and constants, those of functions in it included."""
-    found: list[object] = [code.co_code, *code.co_names, *code.co_varnames]
-    for each in code.co_consts:
-        found.append(_code(each) if isinstance(each, CodeType) else each)
-        if isinstance(each, frozenset):  # whose order is another one in every process
-            found[-1] = sorted(map(repr, each))
-    return found
+def _code_parts(code: CodeType) -> list[object]:
+    """The bytecode, names and constants of a function, including those of functions nested in it."""
+    parts: list[object] = [code.co_code, *code.co_names, *code.co_varnames]
+    for constant in code.co_consts:
+        parts.append(_code_parts(constant) if isinstance(constant, CodeType) else constant)
+        if isinstance(constant, frozenset):  # its order differs between processes
+            parts[-1] = sorted(map(repr, constant))
+    return parts
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function and those in it look up."""
+    """The global and attribute names that a function and the functions nested in it look up."""
     yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _hash(data: bytes | bytearray) -> str:

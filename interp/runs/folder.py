@@ -31,31 +31,31 @@ class FolderKind:
     """One kind of folder, and the manifest by which it is known."""
 
     what: str
-    """The contents of such a folder, in words that stand after "a"."""
+    """What such a folder holds, as a noun for messages: "run over data"."""
     manifest: str
-    """The name of the file."""
+    """The name of the manifest file."""
     format: str
-    """First entry of the manifest; a file without it belongs to another program."""
+    """The value of the manifest's entry "format"; a file with another value belongs to another program."""
     unmarked: bool = False
-    """Whether a file without that entry is accepted all the same: earlier versions did not write it."""
+    """Whether a manifest without the entry "format" is accepted too, because earlier versions did not write it."""
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """The manifest; ValueError with the reason why the folder is none of this kind."""
+        """The manifest without its format; raises ValueError with the reason if the folder is not of this kind."""
         path, required = folder / self.manifest, f"the folder of a {self.what} is required"
         if not path.is_file():
             why = f"has no {self.manifest}" if folder.is_dir() else "is a file" if folder.exists() else ""
             raise ValueError(f"{required}, {folder} {why or 'does not exist'}")
         try:
-            found = json_object(path)
+            manifest = json_object(path)
         except (OSError, ValueError) as cause:
             raise ValueError(f"{required}, {path} cannot be read: {cause}") from cause
-        mark = found.pop("format", self.format if self.unmarked else None)
+        mark = manifest.pop("format", self.format if self.unmarked else None)
         if mark != self.format:
             raise ValueError(f"{required}, {path} must be of the format {self.format!r}, got {mark!r}")
-        return found
+        return manifest
 
     def begun(self, folder: Path, *, resume: bool = True) -> dict[str, Any] | None:
-        """The manifest; None for a folder that is new or empty.
+        """The manifest of a folder that was begun; None for a folder that is new or empty.
 
         Raises:
             ValueError: a folder that holds other things, and without `resume` for one of this kind.
@@ -64,7 +64,8 @@ class FolderKind:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"a folder is required, {folder} is a file")
         names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        if (folder / self.manifest).exists():  # asked last: another process may have begun the same just now
+        # checked after listing: another process may just have written it
+        if (folder / self.manifest).exists():
             if not resume:
                 raise ValueError(
                     f"{folder} holds a {self.what} already: resume=True goes on with it, or give another folder"
@@ -79,7 +80,7 @@ class FolderKind:
     def locked(
         self, folder: Path, parameters: Json, *, resume: bool = True
     ) -> tuple[dict[str, Any], ExitStack]:
-        """The manifest, as `claim`, and the lock of the one process that may write there.
+        """The manifest as `claim` returns it, and the folder's lock, which this process now holds.
 
         Raises:
             ValueError: as `begun` and `agree`; while another process writes there.
@@ -90,9 +91,9 @@ class FolderKind:
             folder.mkdir(parents=True, exist_ok=True)
             lock = locked(folder / LOCK, f"another process writes the {self.what} in {folder}: one at a time")
         except OSError as cause:
-            if (found := explained(cause, folder)) is None:
+            if (explanation := explained(cause, folder)) is None:
                 raise
-            raise found from cause
+            raise explanation from cause
         try:
             return self.claim(folder, parameters), lock
         except BaseException:
@@ -100,26 +101,29 @@ class FolderKind:
             raise
 
     def claim(self, folder: Path, parameters: Json) -> dict[str, Any]:
-        """The manifest: `asked`, unless there was one or another process was faster.
+        """The folder's manifest: `parameters` written as new, or the one that is there or that another process wrote.
 
         Raises:
             ValueError: as `begun`.
         """
-        while (found := self.begun(folder)) is None:
+        while (manifest := self.begun(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError, FileNotFoundError):  # who was faster clears away what others began
+            # FileNotFoundError: a faster process has removed our temporary file
+            with suppress(FileExistsError, FileNotFoundError):
                 write_json(folder / self.manifest, {"format": self.format, **parameters}, new=True)
         clear(folder, self.manifest)
-        return found
+        return manifest
 
     def write(self, folder: Path, values: Json) -> None:
-        """Put another manifest in its place, in one step."""
+        """Replace the manifest by these values, in one step."""
         write_json(folder / self.manifest, {"format": self.format, **values})
 
     def agree(self, folder: Path, there: Json, parameters: Json) -> None:
-        """ValueError naming everything in which the folder differs from the request."""
+        """Raise ValueError if the manifest differs from the parameters, with every difference in its message."""
         if differing := changes(there, parameters):
-            listed = "; ".join(f"{name}: was {_short(was)}, is {_short(now)}" for name, was, now in differing)
+            listed = "; ".join(
+                f"{name}: was {_shortened(was)}, is {_shortened(now)}" for name, was, now in differing
+            )
             raise ValueError(
                 f"{folder} holds another {self.what}: {listed}; a new folder is required for this"
             )
@@ -127,7 +131,7 @@ class FolderKind:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """A file as a manifest lists it."""
+    """A file's entry in a manifest: its name, size and hash."""
 
     file: str
     bytes: int
@@ -135,12 +139,12 @@ class ManifestEntry:
 
     @classmethod
     def written(cls: type[File], path: Path, write: Callable[[Path], object], **more: object) -> File:
-        """The file that `write` fills, written in one step; `more`: what else is listed of it."""
+        """The entry of a new file that `write` fills, in one step; `more` are further fields of the entry."""
         write_atomically(path, write)
         return cls(file=path.name, bytes=path.stat().st_size, sha256=file_hash(path), **more)
 
     def check(self, folder: Path, *, contents: bool = False) -> None:
-        """FileNotFoundError or ValueError if it is not there as it was written: its size, or also its bytes."""
+        """Raise FileNotFoundError or ValueError unless the file has the listed size, with `contents` also the hash."""
         path = folder / self.file
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing, though it is listed as written")
@@ -151,7 +155,7 @@ class ManifestEntry:
 
 
 def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
-    """A lock, kept till the end of `with` or till it is closed; ValueError (`taken`) if another process has it."""
+    """A held lock, released on close or at the end of `with`; raises ValueError(taken) if another process holds it."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise ValueError(f"a regular file is required as a lock, {file} is none")
     from filelock import FileLock, Timeout
@@ -166,7 +170,7 @@ def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a process has a lock; True where the system does not say."""
+    """Whether a process holds the lock of a file; True where that cannot be found out."""
     try:
         locked(file, "").close()
     except (ValueError, OSError):
@@ -175,33 +179,35 @@ def is_locked(file: Path) -> bool:
 
 
 def clear(folder: Path, names: str = "*") -> None:
-    """Remove what killed processes left of files of these names: the temporary files of `write_atomically`."""
+    """Remove temporary files of `write_atomically` for these names, which killed processes left behind."""
     for path in folder.glob(f".{names}.*"):
         if path.suffix != ".lock" and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def built(cls: type[T], values: Mapping[str, object]) -> T:
-    """A record from its JSON; ValueError naming keys that are unknown, missing or of a wrong value."""
-    known = {each.name for each in fields(cast("type", cls))}
+    """The dataclass instance of its JSON fields; raises ValueError for unknown, missing or wrong fields."""
+    known = {field.name for field in fields(cast("type", cls))}
     if not isinstance(values, Mapping):
         raise ValueError(f"{cls.__name__} must be an object, got {values!r}")
     if values.keys() != known:
-        odd = sorted(values.keys() ^ known)
-        raise ValueError(f"the folder is of another version of interp: {cls.__name__} differs in {odd}")
-    record = cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+        differing = sorted(values.keys() ^ known)
+        raise ValueError(f"the folder is of another version of interp: {cls.__name__} differs in {differing}")
+    record = cls(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
     check_fields(record)
     return record
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file in one step, and the folders it is in."""
+    """Write a file in one step, and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write_bytes(data))
 
 
 def write_json(path: Path, values: Json, *, new: bool = False) -> None:
-    """Write a JSON file in one step; new: FileExistsError if there is one."""
+    """Write a JSON file in one step; with `new` raise FileExistsError if the file exists."""
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     try:
         text.encode()
@@ -218,7 +224,7 @@ def file_hash(file: Path) -> str:
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Every name with different values, both as JSON text; names inside records are joined by dots.
+    """Every (name, old, new) whose values differ, as JSON text; names inside records are joined by dots.
 
     Example:
         >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
@@ -226,7 +232,7 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[t
     """
     old, new = flat(before), flat(after)
     pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in old | new)
-    return [each for each in pairs if each[1] != each[2]]
+    return [change for change in pairs if change[1] != change[2]]
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
@@ -236,14 +242,14 @@ def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
         >>> flat({"a": {"b": [1]}, "c": "x"})
         {'a.b': '[1]', 'c': '"x"'}
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            texts |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False)
-    return found
+            texts[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False)
+    return texts
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-# A method without words of its own: an editor then shows those of the record.
+# The methods below have no docstring, so that an editor shows that of the record.
 
 
 @runtime_checkable
@@ -82,10 +82,10 @@ def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING)
     def function(
         model: Model, data: DataSource | Data | Pairs, *args: P.args, **kwargs: P.kwargs
     ) -> xr.Dataset:
-        question, rows = _made(record, *args, **kwargs).with_data(model, data)
+        question, rows = _question_of(record, *args, **kwargs).with_data(model, data)
         return answer_of(question, model, rows)
 
-    return cast("OfData[P]", _public(function, record, renamed))
+    return cast("OfData[P]", _public_function(function, record, renamed))
 
 
 def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfPairs[P]:
@@ -99,10 +99,10 @@ def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING
         **kwargs: P.kwargs,
     ) -> xr.Dataset:
         pairs = paired(text_of(model), clean, corrupt)
-        question, rows = _made(record, *args, **kwargs).with_data(model, pairs)
+        question, rows = _question_of(record, *args, **kwargs).with_data(model, pairs)
         return answer_of(question, model, rows)
 
-    return cast("OfPairs[P]", _public(function, record, renamed))
+    return cast("OfPairs[P]", _public_function(function, record, renamed))
 
 
 def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfOwnRows[P]:
@@ -111,18 +111,18 @@ def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTH
     def function(
         model: Model, data: DataSource | Data | Pairs | None = None, *args: P.args, **kwargs: P.kwargs
     ) -> xr.Dataset:
-        return answer_of(_made(record, *args, **kwargs), model, data)
+        return answer_of(_question_of(record, *args, **kwargs), model, data)
 
-    return cast("OfOwnRows[P]", _public(function, record, renamed))
+    return cast("OfOwnRows[P]", _public_function(function, record, renamed))
 
 
 def of_weights(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfWeights[P]:
     """The function of a question about a model without data. renamed: as in `of_data`."""
 
     def function(model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset:
-        return answer_of(_made(record, *args, **kwargs), model)
+        return answer_of(_question_of(record, *args, **kwargs), model)
 
-    return cast("OfWeights[P]", _public(function, record, renamed))
+    return cast("OfWeights[P]", _public_function(function, record, renamed))
 
 
 LEADING: Mapping[str, object] = {
@@ -134,43 +134,43 @@ LEADING: Mapping[str, object] = {
 """Parameters that may stand before the fields of a record, and their types."""
 
 
-def _made(record: Callable[P, Question], *args: P.args, **kwargs: P.kwargs) -> Question:
-    """The question. TypeError, in the function's name, for fields that are missing or too many."""
+def _question_of(record: Callable[P, Question], *args: P.args, **kwargs: P.kwargs) -> Question:
+    """The question of these fields; a TypeError about missing or unknown fields names the function, not the record."""
     try:
         return record(*args, **kwargs)
     except TypeError as cause:
         assert isinstance(record, type)
-        made, message = f"{record.__name__}.__init__()", str(cause)
-        if not message.startswith(made):
+        call, message = f"{record.__name__}.__init__()", str(cause)
+        if not message.startswith(call):
             raise
-        raise TypeError(message.replace(made, f"{function_name(record)}()")) from None
+        raise TypeError(message.replace(call, f"{function_name(record)}()")) from None
 
 
-def _public(
+def _public_function(
     function: Callable[..., xr.Dataset], record: object, renamed: Mapping[str, str]
 ) -> Callable[..., xr.Dataset]:
-    """The function under the name, the place, the parameters and the words of its record."""
+    """The function with the name, module, parameters and docstring of its record, checked at its boundary."""
     assert isinstance(record, type) and issubclass(record, Question)
-    every = inspect.signature(function).parameters
-    first = [each for name, each in every.items() if name not in ("args", "kwargs")]
-    fields = _parameters(record)
+    parameters = inspect.signature(function).parameters
+    first = [parameter for name, parameter in parameters.items() if name not in ("args", "kwargs")]
+    fields = _field_parameters(record)
     name = function.__name__ = function.__qualname__ = function_name(record)
-    function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)  # what a traceback says
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)  # the name in a traceback
     function.__module__, function.__doc__ = record.__module__, record.__doc__
-    leading = {each.name: LEADING[each.name] for each in first}
-    leading |= {each.name: Union[LEADING[each.name], None] for each in first if each.default is None}  # noqa: UP007
+    leading = {parameter.name: LEADING[parameter.name] for parameter in first}
+    leading |= {p.name: Union[LEADING[p.name], None] for p in first if p.default is None}  # noqa: UP007
     function.__annotations__ = (
-        leading | {each.name: each.annotation for each in fields} | {"return": "xr.Dataset"}
+        leading | {parameter.name: parameter.annotation for parameter in fields} | {"return": "xr.Dataset"}
     )
     function.__dict__["__signature__"] = inspect.Signature([*first, *fields], return_annotation="xr.Dataset")
     return public(renamed=renamed)(function)
 
 
-def _parameters(record: type[Question]) -> list[inspect.Parameter]:
-    """The fields of a record as parameters, with the defaults that are made anew for every record."""
-    made = {each.name: each.default_factory for each in dataclasses.fields(record)}
-    found = []
+def _field_parameters(record: type[Question]) -> list[inspect.Parameter]:
+    """The fields of a record as parameters; a default factory is called once for the default that is shown."""
+    factories = {field.name: field.default_factory for field in dataclasses.fields(record)}
+    parameters = []
     for parameter in inspect.signature(record).parameters.values():
-        make = made[parameter.name]
-        found.append(parameter if make is dataclasses.MISSING else parameter.replace(default=make()))
-    return found
+        make = factories[parameter.name]
+        parameters.append(parameter if make is dataclasses.MISSING else parameter.replace(default=make()))
+    return parameters

@@ -26,23 +26,22 @@ from interp.runs.provenance import in_memory
 
 T = TypeVar("T")
 MOST = 64
-"""The most answers that are cached, the last used."""
+"""How many results are cached, those that were used last."""
 GROUP = 2**26
-"""Bytes of weights that are looked at together."""
+"""Bytes of weights that are hashed together."""
 
 
 def cached_for_model(model: Subject, what: object, make: Callable[[], T]) -> T:
-    """The value of `make` for these weights and this tokenizer; made again only where they, or `what`, differ.
+    """The value of `make` for the model's weights, its tokenizer and `what`; cached, so that equal ones reuse it.
 
     Args:
-        what: everything else that decides it. A value that cannot be compared, such as an open file, is made each
-            time.
+        what: everything else that decides the value. If `what` has no fingerprint (an open file), nothing is cached.
     """
     mark = fingerprint(what)
     if next(incomparable(mark), None) is not None:
         return make()
     network = model.transformer.unedited
-    # The slot holds the tokenizer, so that no other can get its identity.
+    # The cache entry holds the tokenizer alive, so that its id() cannot be given to another one.
     tokenizer = model.text.tokenizer if model.text.has_tokenizer else None
     with unchanged(network):
         weights = looked_at(network, "content", lambda: content(network))
@@ -67,7 +66,7 @@ _LOOKED: ContextVar[tuple[Transformer, dict[str, object]] | None] = ContextVar("
 
 @contextmanager
 def unchanged(network: Transformer) -> Iterator[None]:
-    """A promise that the weights of this network stay as they are inside, so that they are looked at once."""
+    """A context in which the caller promises not to change the network's weights, so that `looked_at` can cache."""
     known = _LOOKED.get()
     token = _LOOKED.set(known if known is not None and known[0] is network else (network, {}))
     try:
@@ -77,7 +76,7 @@ def unchanged(network: Transformer) -> Iterator[None]:
 
 
 def looked_at(network: Transformer, what: str, look: Callable[[], T]) -> T:
-    """The value of `look` for all weights; inside of `unchanged` it is computed once."""
+    """The value of `look`, a function of the network's weights; computed once inside a context of `unchanged`."""
     known = _LOOKED.get()
     if known is None or known[0] is not network:
         return look()
@@ -88,7 +87,7 @@ def looked_at(network: Transformer, what: str, look: Callable[[], T]) -> T:
 
 @functools.lru_cache(maxsize=MOST)
 def _slot(key: bytes) -> list[object]:
-    """Where the answer of this key is kept; empty at first."""
+    """The list that holds the cached value of a key; empty at first."""
     return []
 
 
@@ -98,45 +97,46 @@ def forget() -> None:
 
 
 def content(model: Transformer) -> str:
-    """A fingerprint of all parameters and buffers, in a few letters; of an accelerator's in one look.
+    """A hash of all parameters and buffers, comparable within this process only; one synchronisation on a GPU.
 
-    In this process only: a CPU's bytes are hashed as Python hashes any bytes, in a third of the time of SHA-256.
+    On a CPU the bytes are hashed by Python's `hash`, which differs between processes and takes a third of the time of
+    SHA-256.
     """
     state = model.state_dict()
     shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
     if model.device.type == "cpu":
         in_bytes = map(in_memory, state.values())
-        sums = [hash(bytes(each[i : i + GROUP])) for each in in_bytes for i in range(0, len(each), GROUP)]
+        sums = [hash(bytes(data[i : i + GROUP])) for data in in_bytes for i in range(0, len(data), GROUP)]
     else:
-        hashes = to_host({i: _hashed(group) for i, group in enumerate(_groups(state))})
-        sums = [int(each) for each in hashes.values()]
-    found = [shapes, *map(str, sums)]
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+        hashes = to_host({i: _position_hash(group) for i, group in enumerate(_groups(state))})
+        sums = [int(number) for number in hashes.values()]
+    parts = [shapes, *map(str, sums)]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _groups(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """The bytes of all tensors, in runs of one device of about `GROUP` bytes, each a whole number of int64."""
+    """The bytes of all tensors as int64 vectors of about `GROUP` bytes, each of tensors on one device."""
     run: list[Tensor] = []
-    whole = (value.contiguous().reshape(-1).view(torch.uint8) for value in state.values())
-    for part in (part for value in whole for part in value.split(GROUP)):
-        if run and (run[0].device != part.device or sum(map(len, run)) + len(part) > GROUP):
-            yield _whole(run)
+    byte_vectors = (value.contiguous().reshape(-1).view(torch.uint8) for value in state.values())
+    for piece in (piece for value in byte_vectors for piece in value.split(GROUP)):
+        if run and (run[0].device != piece.device or sum(map(len, run)) + len(piece) > GROUP):
+            yield _as_int64(run)
             run = []
-        run.append(part)
+        run.append(piece)
     if run:
-        yield _whole(run)
+        yield _as_int64(run)
 
 
-def _whole(run: list[Tensor]) -> Tensor:
+def _as_int64(run: list[Tensor]) -> Tensor:
     short = -sum(map(len, run)) % 8
     return torch.cat([*run, run[0].new_zeros(short)]).view(torch.int64)
 
 
-def _hashed(numbers: Int[Tensor, "n"]) -> Int[Tensor, ""]:
-    """The sum modulo 2^64 of all numbers, each mixed with its place.
+def _position_hash(numbers: Int[Tensor, "n"]) -> Int[Tensor, ""]:
+    """The sum modulo 2^64 of all numbers, each hashed together with its position.
 
-    Of a number times an odd one of its place the highest bit would always change the sum alike, so that an even number
-    of changed signs would not be seen.
+    A sum of numbers times odd position weights would not do: a flipped sign bit always changes it by 2^63, so that two
+    flipped signs would cancel.
     """
     places = bits(torch.arange(len(numbers), device=numbers.device), 1, 0, 0)[0]
     return splitmix64(places, numbers).sum()

@@ -23,12 +23,13 @@ from interp.passes.schedule import one_pass
 from interp.passes.together import smallest_over_processes
 
 SHARE = 0.6
-"""Share of a device's memory that is used besides the weights: allocators round up, and libraries take workspaces."""
+"""Share of the device memory beside the weights that a pass may take; allocators and libraries need the rest."""
 ON_HOST = 2**31
-"""Bytes that a pass may take on the host, where others live too. What is free at the moment decides nothing, there or
-on a device: else the same call could make other batches, and other last digits, on a busy machine."""
+"""Bytes that a pass may take on a CPU. The free memory is not asked for, on a CPU or a GPU: otherwise the same call
+could choose other batches on a busy machine, and round differently."""
 MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
-"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`); where no block runs, the second."""
+"""Tokens per pass beyond which nothing gets faster, on a CPU and on a GPU (`experiments/bench/stream.py`); the second
+number also holds on a CPU for passes that read embeddings only."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class MemoryPlan:
     width: int
     """Tokens per row."""
     predicted: float
-    """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
+    """Predicted peak bytes per row of all tensors that a pass holds, results included; NaN if not predicted."""
     measured: float
-    """Bytes per row, measured on real rows; NaN where nothing was measured."""
+    """Peak bytes per row, measured on real rows; NaN if not measured."""
     room: int
     """Bytes that all rows of a pass may take together."""
     most: int
@@ -48,7 +49,7 @@ class MemoryPlan:
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens that fit, at least one row."""
+        """The number of tokens that fit into a pass, at least those of one row."""
         row = max(x for x in (self.predicted, self.measured) if x == x)
         fit = int(self.room / row) if row else self.most
         return self.width * max(1, min(fit, self.most // self.width))
@@ -57,7 +58,7 @@ class MemoryPlan:
         """The plan in one line."""
         mib = 2**20
         taken = {"predicted": self.predicted, "measured": self.measured}
-        row = " and ".join(f"{each / mib:.2f} MiB {how}" for how, each in taken.items() if each == each)
+        row = " and ".join(f"{size / mib:.2f} MiB {how}" for how, size in taken.items() if size == size)
         return (
             f"{self.tokens_per_batch} tokens per pass: {row} per row of {self.width}, "
             f"{self.room / mib:.0f} MiB may be used"
@@ -67,12 +68,12 @@ class MemoryPlan:
 def memory_plan(
     questions: Questions, model: Transformer, width: int, sample: Batch | None = None
 ) -> MemoryPlan:
-    """How many tokens one pass may have, for rows of `width` tokens.
+    """The plan of how many tokens one pass may have, for rows of `width` tokens.
 
     Args:
-        sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible,
-            a row of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the
-            meta device imports PyTorch's compiler: a second of a first run.)
+        sample: some real rows, which are run to measure their memory. None: it is predicted, or where that is not
+            possible, measured on a row of arbitrary tokens. (With a sample nothing is predicted: the pass on the meta
+            device imports PyTorch's compiler, which takes a second in a first run.)
     """
     measured = float("nan")
     predicted = measured if sample is not None else predicted_row_bytes(questions, model, width)
@@ -81,13 +82,13 @@ def memory_plan(
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
         measured = -float(smallest_over_processes(model, -math.ceil(measured)))
-    lookups = _looks_up(questions, model.config)
+    lookups = _reads_only_embeddings(questions, model.config)
     most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
-    return MemoryPlan(width, predicted, measured, smallest_over_processes(model, _room(model)), most)
+    return MemoryPlan(width, predicted, measured, smallest_over_processes(model, _room_bytes(model)), most)
 
 
 def predicted_row_bytes(questions: Questions, model: Transformer, width: int) -> float:
-    """Bytes that one more row of `width` tokens adds to the pass's worst moment, from shapes alone.
+    """Bytes that one more row of `width` tokens adds to the peak memory of a pass, from shapes alone.
 
     The pass runs on the meta device, where tensors have shapes and no memory, with one row and with two; a read whose
     `via` needs numbers counts as its whole site. NaN for a model that needs numbers itself: a mixture of experts.
@@ -108,7 +109,7 @@ def predicted_row_bytes(questions: Questions, model: Transformer, width: int) ->
 
 
 def measured_row_bytes(questions: Questions, model: Transformer, sample: Batch) -> float:
-    """Bytes per row that the analyses take on these rows, everything they compute included."""
+    """Peak bytes per row while the questions run on these rows, with everything that they compute."""
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
         before = torch.cuda.memory_allocated(model.device)
@@ -120,7 +121,7 @@ def measured_row_bytes(questions: Questions, model: Transformer, sample: Batch) 
 
 
 class LiveBytes(TorchDispatchMode):
-    """High-water mark of the memory of all tensors made while it is active; works without a device, too."""
+    """A context that measures the peak memory of all tensors created inside it, also on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,14 +141,16 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        given = {storage._cdata for storage in _storages((args, kwargs))}  # views of weights take nothing
+        # views of the inputs take no memory
+        inputs = {storage._cdata for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
-            if storage._cdata not in given:
+            if storage._cdata not in inputs:
                 self._note(storage)
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:
+        """Count a new storage, and subtract it when it is freed."""
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
@@ -165,27 +168,27 @@ def _storages(values: object) -> list[torch.UntypedStorage]:
     return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _looks_up(questions: Questions, config: ModelConfig) -> bool:
-    """Whether no block runs: every question reads embeddings alone."""
+def _reads_only_embeddings(questions: Questions, config: ModelConfig) -> bool:
+    """Whether every question reads embeddings only, so that no block runs."""
     readings = questions.readings
-    reads = [read.site for each in readings for read in each.reads]
+    reads = [read.site for reading in readings for read in reading.reads]
     return len(readings) == len(questions.every) and bool(reads) and deepest(reads, config) == 0
 
 
 def _ghost_peak(questions: Questions, ghost: Transformer, batch: Batch) -> int:
-    """Peak of the pass that all readings share, without numbers; reductions that need numbers are left out."""
-    needed = []
-    for each in questions.readings:
-        reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in each.reads]
-        needed.append(Pass(batch, reads, each.last_only))
+    """Peak bytes of the readings' shared pass on the meta device; a read's `via` that needs numbers is left out."""
+    passes = []
+    for reading in questions.readings:
+        reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in reading.reads]
+        passes.append(Pass(batch, reads, reading.last_only))
     with LiveBytes() as live, _FusedAttention():
-        answers = one_pass(ghost, needed) if needed else None
+        answers = one_pass(ghost, passes) if passes else None
         del answers
     return live.peak
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention that takes what the fused kernels take, its output: on the meta device there are none of these."""
+    """A context in which attention on the meta device takes only the memory of its output, as the fused kernels do."""
 
     def __torch_function__(
         self,
@@ -203,7 +206,7 @@ class _FusedAttention(TorchFunctionMode):
 
 
 def _shape_only(read: Read) -> Callable[..., Tensor]:
-    """The read's reduction, or all of the site where that cannot run without numbers."""
+    """The read's `via`, replaced by a copy of the whole site where it cannot run on tensors without numbers."""
 
     def via(value: Tensor, *more: Tensor) -> Tensor:
         if read.via is None:
@@ -216,7 +219,7 @@ def _shape_only(read: Read) -> Callable[..., Tensor]:
     return via
 
 
-def _room(model: Transformer) -> int:
+def _room_bytes(model: Transformer) -> int:
     """Bytes that all rows of a run's pass may take together."""
     device = model.device
     if device.type != "cuda":

@@ -45,14 +45,14 @@ WorkDevices = Literal["all"] | Sequence[Device]
 SAMPLE = 4
 """Rows on which memory is measured."""
 MOST_NAMED = 4
-"""Questions that a progress bar names."""
+"""Most questions that a progress bar names; for more it shows their number."""
 AHEAD = 2
 """Windows that are tokenised while the model works on another."""
 
 
 @dataclass(frozen=True)
 class WorkPlace:
-    """Where the work is done, and where it is kept, if it is."""
+    """Where a run computes (devices, engine, shard) and the folder where its progress is stored, if any."""
 
     folder: Path | None = None
     resume: bool = False
@@ -67,7 +67,7 @@ class WorkPlace:
             raise ValueError("devices must be at least one, got none")
 
     def inside(self, name: str) -> WorkPlace:
-        """Where a later stage of the work is kept: a folder in this one, which an earlier process may have begun."""
+        """The place of a later stage of the run, in a subfolder, which an earlier process may have begun."""
         if self.folder is None:
             return self
         return replace(self, folder=self.folder / name, resume=True)
@@ -75,13 +75,13 @@ class WorkPlace:
 
 @dataclass(frozen=True, eq=False)
 class KeptPartials:
-    """The reductions of several questions over all rows, and which rows those were."""
+    """The reductions of several questions over all rows, and the counts of these rows."""
 
     partials: Mapping[str, Partial] | None
-    """Reductions by name of the question; None while other jobs of an array have to do the first row."""
+    """Reductions by name of the question; None as long as no row is done (other jobs of an array have them)."""
     tally: Tally
     complete: bool
-    """Whether all of the data is in, or as much as the questions ask for: False where shards are missing."""
+    """Whether all rows are done, or as many as the questions need; False while shards are missing."""
 
 
 def kept_of(
@@ -95,20 +95,19 @@ def kept_of(
     """
     network, folder = subject.transformer, place.folder
     shared = Questions.of(questions, network.config)
-    before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
-    smallest_over_processes(
-        network, 0
-    )  # before the first of several processes makes the folder that the others look for
-    source = _sized(data, shared, subject, before)
-    for each in questions:
-        if each.prompts is not None and source.rows not in (None, each.prompts):
+    manifest = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
+    # a barrier: all processes have looked for the folder before one of them makes it
+    smallest_over_processes(network, 0)
+    source = _sized_source(data, shared, subject, manifest)
+    for question in questions:
+        if question.prompts is not None and source.rows not in (None, question.prompts):
             raise ValueError(
-                f"{each.name} holds {each.held} for {each.prompts} prompts, got {source.rows} rows of data"
+                f"{question.name} holds {question.held} for {question.prompts} prompts, got {source.rows} rows of data"
             )
     work = _Work(shared, network, source, place)
     if folder is not None:
-        return _journalled(
-            work, folder, partial(_sized, data, shared, subject), has_progress=before is not None
+        return _kept_in_folder(
+            work, folder, partial(_sized_source, data, shared, subject), has_progress=manifest is not None
         )
     progress = Progress()
     work.go(progress.due, progress, progress.add)
@@ -116,7 +115,7 @@ def kept_of(
 
 
 def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial:
-    """The reduction of a question over all rows, unlabelled, for code that goes on computing with it.
+    """The reduction of a question over all rows, as tensors for further computation instead of a labelled Dataset.
 
     Raises:
         NotFiniteError: (a ValueError) for rows on which the model gives NaN or infinity.
@@ -133,17 +132,17 @@ def all_reduced_over(questions: Sequence[ByRow], model: Subject, source: DataSou
     shared, progress = Questions.of(questions, model.transformer.config), Progress()
     work = _Work(shared, model.transformer, source, WorkPlace())
     work.go(progress.due, progress, progress.add)
-    found = work.kept(progress)
-    if rejected := found.tally.rejected:
-        first = min(rejected, key=lambda each: each.row)
+    kept = work.kept(progress)
+    if rejected := kept.tally.rejected:
+        first = min(rejected, key=lambda row: row.row)
         raise NotFiniteError(f"{questions[0].name}: row {first.row}: {first.reason}")
-    assert found.partials is not None, "prompts in memory are at least one row"
-    return found.partials
+    assert kept.partials is not None, "prompts in memory are at least one row"
+    return kept.partials
 
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """The work of a run: questions, model, data, and what they run with."""
+    """The work of a run: its questions, model and data, and where they run."""
 
     questions: Questions
     model: Transformer
@@ -152,98 +151,104 @@ class _Work:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, PromptBatches):
-            object.__setattr__(self, "source", self._cut(self.source))
-        if self._several and self.source.windows is None:
+            object.__setattr__(self, "source", self._work_batches(self.source))
+        if self._several_processes and self.source.windows is None:
             raise ValueError("several processes require data that can be read again, got an iterator")
 
-    def _cut(self, prompts: PromptBatches) -> GivenBatches:
-        """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
+    def _work_batches(self, prompts: PromptBatches) -> GivenBatches:
+        """The prompts in batches of similar length, or in the given order where edits or questions depend on it."""
         if of_columns(self.model):
             return prompts.as_given()
-        return prompts.in_order() if any(each.enough for each in self.questions.every) else prompts
+        return prompts.in_order() if any(question.enough for question in self.questions.every) else prompts
 
     @property
     def share(self) -> Shard | None:
-        """Which of the windows are this job's; None = all."""
+        """The shard of the windows that this job does; None: all windows."""
         return None if self.place.shard is None else Shard.of(self.place.shard)
 
     @property
-    def _several(self) -> bool:
+    def _several_processes(self) -> bool:
         place = self.place
         return place.shard is not None or place.devices is not None or place.engine is not None
 
     def go(
         self, due: Callable[[int], int | None], progress: Progress, take: Callable[[BatchDone], None]
     ) -> None:
-        """Do every window that is due, or as many as are enough, and hand over each batch's part."""
+        """Compute every window that is due, until all questions have enough; `take` gets the result of each batch."""
         if self.enough(progress):
             return
-        names = [each.name for each in self.questions.every]
+        names = [question.name for question in self.questions.every]
         title = f"{len(names)} questions" if len(names) > MOST_NAMED else ", ".join(names)
         with progress_bar(title, self.source.rows, progress) as bar:
-            for done in self._done(self._windows(due), due):
+            for done in self._batch_results(self._due_windows(due), due):
                 take(done)
                 bar(done)
                 if done.last and self.enough(progress):
                     return
 
     def enough(self, progress: Progress) -> bool:
-        """Whether the first windows answer everything, however many they are: looked at where one process does all.
+        """Whether the finished windows, without gaps, suffice for every question that can stop early (`ByRow.enough`).
 
-        Several would stop wherever each of them happens to be, so they do all windows.
+        False where several processes share the windows: each would stop at another window, so they do all of them.
         """
         tree = progress.tree
-        if self._several or not all(each.enough for each in self.questions.every):
+        if self._several_processes or not all(question.enough for question in self.questions.every):
             return False
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
     def kept(self, progress: Progress) -> KeptPartials:
-        """The reductions of all finished work. ValueError if no row of the whole data can be used."""
+        """The reductions over all finished windows; raises ValueError if no row of the whole data can be used."""
         total, tally, source = progress.total(), progress.finished, self.source
-        rejected = tuple(sorted(tally.rejected, key=lambda each: each.row))
+        rejected = tuple(sorted(tally.rejected, key=lambda row: row.row))
         complete = self.enough(progress) or source.windows is None or len(progress.tree) == source.windows
         if total is None and complete:
-            raise ValueError(_nothing_usable(rejected))
+            raise ValueError(_nothing_usable_message(rejected))
         if total is not None and isinstance(source, Stream | PromptBatches):
-            # rows in the order of the data, where batches were made of rows of like lengths
-            total = {name: part.ordered() if isinstance(part, Rows) else part for name, part in total.items()}
+            # batches hold rows of similar length: put rows back into the order of the data
+            total = {
+                name: reduction.ordered() if isinstance(reduction, Rows) else reduction
+                for name, reduction in total.items()
+            }
         return KeptPartials(total, replace(tally, rejected=rejected), complete)
 
-    def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
+    def _batch_results(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
+        """The results of all batches, computed by Ray, by worker processes or in this process."""
         if self.place.engine == "ray":
             from interp.runs.ray_engine import done_by_ray
 
             return done_by_ray(self.questions, self.model, self.source, windows, due)
         if self.place.devices is None:
-            return self._done_here(windows, due)
-        given = self.place.devices
-        devices = all_devices() if given == "all" else [torch.device(d) for d in given]
+            return self._local_results(windows, due)
+        names = self.place.devices
+        devices = all_devices() if names == "all" else [torch.device(d) for d in names]
         return done_by_processes(self.questions, self.model, self.source, windows, due, devices)
 
-    def _done_here(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
+    def _local_results(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[BatchDone]:
         worker, pin = Worker(self.questions, self.model), self.model.device.type == "cuda"
         for number, window in windows_of(self.source, windows, ahead=AHEAD, pin=pin):
             yield from worker.answers(number, window, due(number) or 0)
 
-    def _windows(self, due: Callable[[int], int | None]) -> Iterable[int]:
+    def _due_windows(self, due: Callable[[int], int | None]) -> Iterable[int]:
+        """The numbers of this job's windows that are not done yet."""
         count, share = self.source.windows, self.share
         if count is None:
             return itertools.count()
-        mine = range(count) if share is None else share.windows(count)
-        return (w for w in mine if due(w) is not None)
+        own = range(count) if share is None else share.windows(count)
+        return (w for w in own if due(w) is not None)
 
 
-def _nothing_usable(rejected: Sequence[Rejected]) -> str:
+def _nothing_usable_message(rejected: Sequence[Rejected]) -> str:
     first = f": row {rejected[0].row}: {rejected[0].reason}" if rejected else ""
     return f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}"
 
 
-def _journalled(
+def _kept_in_folder(
     work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, has_progress: bool
 ) -> KeptPartials:
-    """The reductions, with the progress in a folder; `sized` gives the data as the run there cuts them.
+    """The reductions, with the progress stored in a folder.
 
     Args:
+        sized: function from the folder's manifest to the data, in batches of the size that the manifest says.
         has_progress: whether the folder holds progress already.
     """
     questions, model = work.questions, work.model
@@ -252,7 +257,7 @@ def _journalled(
         check_comparable(about_work)
     with one_after_another(model):
         stored = WORK.claim(folder, about_work)
-    if stored != about_work:  # of shards that start together one decides on the batches
+    if stored != about_work:  # shards started together: the first to write decides the batch size
         work = replace(work, source=sized(stored))
         about_work = {**about_work, "data": about(work.source)}
     WORK.agree(folder, stored, about_work)
@@ -261,18 +266,20 @@ def _journalled(
         return work.kept(session.together())
 
 
-def _sized(
-    data: DataSource | Data | Pairs, questions: Questions, model: Subject, before: Json | None
+def _sized_source(
+    data: DataSource | Data | Pairs, questions: Questions, model: Subject, manifest: Json | None
 ) -> DataSource:
-    """The data with as many tokens per batch as fit, or as the run in the folder had."""
+    """The data with as many tokens per batch as fit into memory, or as the manifest `before` says."""
     source = data_source(data, model.text, MOST_ON_HOST)
     if source is data or not isinstance(source, Stream):
         return source
-    if before is not None:
-        kept = before.get("data")
-        size = kept.get("tokens_per_batch") if isinstance(kept, dict) else None
+    if manifest is not None:
+        data_entry = manifest.get("data")
+        size = data_entry.get("tokens_per_batch") if isinstance(data_entry, dict) else None
         if not isinstance(size, int) or isinstance(size, bool):
-            raise ValueError(f"{WORK.manifest} must say the tokens_per_batch of its data, got data={kept!r}")
+            raise ValueError(
+                f"{WORK.manifest} must say the tokens_per_batch of its data, got data={data_entry!r}"
+            )
         return replace(source, tokens_per_batch=size)
     network = model.transformer
     width, sample = network.config.n_ctx, None
@@ -280,9 +287,9 @@ def _sized(
         sample = next(batches[0].split(SAMPLE))
         width = sample.tokens.shape[1]
         if source.windows == len(batches) == 1 and len(sample) == len(batches[0]):
-            return source  # the rows that a plan would try out are all there are
+            return source  # so few rows that measuring them would be the whole run
     try:
         plan = memory_plan(questions, network, width, sample)
-    except NotFiniteError:  # the run will set that row aside
+    except NotFiniteError:  # a sample row gives NaN: the run will set it aside, the plan is predicted
         plan = memory_plan(questions, network, width)
     return replace(source, tokens_per_batch=plan.tokens_per_batch)

@@ -28,14 +28,14 @@ Work = tuple[Questions, Transformer, DataSource]
 Bytes = Tensor | UInt8[np.ndarray, "n"]
 """The numbers of a tensor: a tensor in shared memory, or an array of bytes."""
 SMALL = 4096
-"""Bytes up to which a tensor is a part of the pickle."""
+"""Bytes below which a tensor is pickled with everything else."""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as a dtype: equal ones are equal bit for bit, NaN and signed zeros among them."""
 
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Where in which file numbers are."""
+    """The file and the byte offset at which a tensor's numbers begin, with the state of the file."""
 
     path: Path
     state: FileState
@@ -43,7 +43,7 @@ class FilePlace:
 
     @property
     def here(self) -> bool:
-        """Whether this host has the file, as it was."""
+        """Whether this host has the file, unchanged."""
         try:
             return FileState.of(self.path) == self.state
         except OSError:
@@ -52,7 +52,7 @@ class FilePlace:
 
 @dataclass(frozen=True, eq=False)
 class TensorPiece:
-    """A tensor apart from the pickle: its numbers or where they are, and its other attributes."""
+    """A tensor sent beside the pickle: its numbers or their place in a file, its dtype and its shape."""
 
     numbers: FilePlace | Bytes
     dtype: torch.dtype
@@ -61,17 +61,18 @@ class TensorPiece:
     """Whether a parameter requires gradients; None for a tensor that is no parameter."""
 
     def made(self, maps: dict[Path, FileMap]) -> Tensor:
-        """The tensor; `maps` has the files that are mapped already."""
+        """The tensor itself; `maps` holds the files that are memory-mapped already, and gets new ones."""
         flat = self._flat(maps)
-        found = flat.view(self.shape)
-        return found if self.trained is None else nn.Parameter(found, requires_grad=self.trained)
+        tensor = flat.view(self.shape)
+        return tensor if self.trained is None else nn.Parameter(tensor, requires_grad=self.trained)
 
     def _flat(self, maps: dict[Path, FileMap]) -> Shaped[Tensor, "n"]:
+        """The tensor's numbers as a vector: in shared memory, in an array, or mapped from their file."""
         numbers = self.numbers
         if isinstance(numbers, Tensor):
             return numbers.reshape(-1)
         if isinstance(numbers, np.ndarray):
-            with warnings.catch_warnings():  # an array of Ray's store is not for writing, and nobody writes
+            with warnings.catch_warnings():  # Ray's arrays are read-only, and nothing writes here
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.from_numpy(numbers).view(self.dtype)
         if numbers.path not in maps:
@@ -86,35 +87,35 @@ class TensorPiece:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A run's work, packed: what a worker needs, with its tensors apart."""
+    """A run's work, packed for workers: a pickle, and the tensors that are sent beside it."""
 
     pickled: bytes
     pieces: tuple[TensorPiece, ...]
 
     @property
     def is_here(self) -> bool:
-        """Whether this host has all files that tensors are in, as they were."""
+        """Whether this host has all files that hold tensors, unchanged."""
         places = {p.numbers.path: p.numbers for p in self.pieces if isinstance(p.numbers, FilePlace)}
         return all(place.here for place in places.values())
 
     def opened(self) -> Work:
-        """The packed object.
+        """The work that was packed: questions, model and data.
 
         Raises:
             ValueError: a file that is not here, and whatever unpickling raises.
         """
         maps: dict[Path, FileMap] = {}
-        made: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
 
         def tensor(index: int) -> Tensor:
-            if index not in made:
-                made[index] = self.pieces[index].made(maps)
-            return made[index]
+            if index not in tensors:
+                tensors[index] = self.pieces[index].made(maps)
+            return tensors[index]
 
         unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
         unpickler.persistent_load = tensor  # type: ignore[method-assign]
         questions, model, source = unpickler.load()
-        files = [each.file_of(model.named_parameters()) for each in maps.values()]
+        files = [file_map.file_of(model.named_parameters()) for file_map in maps.values()]
         model.files = tuple(file for file in files if file is not None)
         return questions, model, source
 
@@ -150,16 +151,18 @@ def packed(
     pieces: list[TensorPiece] = []
     known: dict[int, int] = {}
 
-    def index(given: object) -> int | None:
-        if not isinstance(given, Tensor) or (id(given) not in places and not _apart(given, model_tensors)):
+    def index(value: object) -> int | None:
+        if not isinstance(value, Tensor) or (
+            id(value) not in places and not _is_sent_apart(value, model_tensors)
+        ):
             return None
-        if id(given) not in known:
-            trained = given.requires_grad if isinstance(given, nn.Parameter) else None
-            place = places.get(id(given))
-            numbers = handed_over(given.detach()) if place is None else place
-            pieces.append(TensorPiece(numbers, given.dtype, tuple(given.shape), trained))
-            known[id(given)] = len(pieces) - 1
-        return known[id(given)]
+        if id(value) not in known:
+            trained = value.requires_grad if isinstance(value, nn.Parameter) else None
+            place = places.get(id(value))
+            numbers = handed_over(value.detach()) if place is None else place
+            pieces.append(TensorPiece(numbers, value.dtype, tuple(value.shape), trained))
+            known[id(value)] = len(pieces) - 1
+        return known[id(value)]
 
     content = io.BytesIO()
     writer = pickler(content, 5)
@@ -169,37 +172,38 @@ def packed(
 
 
 def in_shared_memory(tensor: Tensor) -> Tensor:
-    """The tensor in the host's shared memory: itself, moved there, where it fills its memory; else a copy."""
+    """The tensor in the host's shared memory: the tensor itself, moved, or a copy if it is a part of its storage."""
     if tensor.device.type != "cpu":
         return tensor.cpu().share_memory_()
-    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return (tensor if whole else tensor.clone()).share_memory_()
+    fills_storage = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return (tensor if fills_storage else tensor.clone()).share_memory_()
 
 
 def as_bytes(tensor: Tensor) -> UInt8[np.ndarray, "n"]:
     """The bytes of a tensor, which share its memory if it is on the host."""
-    found: UInt8[np.ndarray, "n"] = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
-    return found
+    data: UInt8[np.ndarray, "n"] = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    return data
 
 
-def _apart(tensor: Tensor, model_tensors: Iterable[Tensor]) -> bool:
-    """Whether a tensor's numbers are handed over apart from the pickle: those on a GPU if they are the model's."""
+def _is_sent_apart(tensor: Tensor, model_tensors: Iterable[Tensor]) -> bool:
+    """Whether a tensor is sent beside the pickle: a plain one of some size, on a GPU only one of the model."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not plain or tensor.is_meta or not tensor.is_contiguous() or vars(tensor):
         return False
     if tensor.requires_grad and not tensor.is_leaf:
         return False
     if tensor.device.type != "cpu":
-        return any(tensor is each for each in model_tensors)
+        return any(tensor is model_tensor for model_tensor in model_tensors)
     return tensor.nbytes >= SMALL or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _places(model: Transformer) -> dict[int, FilePlace]:
-    """Where in files the parameters are that are views of them and have their numbers still, by identity."""
-    return {id(value): place for file in model.files for value, place in _unchanged(file, model)}
+    """The place in a file, by `id`, of every parameter that is a view of a file and still has the file's numbers."""
+    return {id(value): place for file in model.files for value, place in _unchanged_views(file, model)}
 
 
-def _unchanged(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parameter, FilePlace]]:
+def _unchanged_views(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parameter, FilePlace]]:
+    """The parameters that are views of a file, still bit for bit equal to it, each with its place there."""
     try:
         mapped = FileMap(file.path)
     except OSError:  # deleted since

@@ -26,52 +26,52 @@ PAUSE = 2.0
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts over some batches: rows, tokens, and rows set aside."""
+    """Counts over some batches: rows, tokens, truncated rows, and the rows that were set aside."""
 
     rows: int = 0
-    """Rows that count, those set aside not among them."""
+    """Rows that count, without those set aside."""
     tokens: int = 0
     cut: int = 0
     """Rows that were truncated or split."""
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
-    """Sentences about the rows for single results, each after the name of its question; sorted."""
+    """Pairs (name of a question, sentence about the rows for its result), sorted."""
 
     def notes_of(self, question: str) -> list[str]:
-        """The sentences for the result of this question: its own, and that rows were set aside."""
-        return [*self._set_aside(), *(text for name, text in self.notes if name == question)]
+        """The sentences for the result of a question: one about rows set aside, and those of the question itself."""
+        return [*self._set_aside_notes(), *(text for name, text in self.notes if name == question)]
 
-    def _set_aside(self) -> list[str]:
+    def _set_aside_notes(self) -> list[str]:
         if not self.rejected:
             return []
-        first, count = min(self.rejected, key=lambda each: each.row), len(self.rejected)
+        first, count = min(self.rejected, key=lambda row: row.row), len(self.rejected)
         several = "1 row was set aside" if count == 1 else f"{count} rows were set aside, the first of them"
         return [f"{several}: row {first.row}, {first.reason}"]
 
     @classmethod
     def of(cls, parts: Sequence["Tally"]) -> "Tally":
-        """The sum of the counts of all parts, the rows set aside in their order."""
-        rejected = tuple(row for part in parts for row in part.rejected)
-        notes = tuple(sorted({each for part in parts for each in part.notes}))
+        """The sum of several tallies; the rows set aside keep their order."""
+        rejected = tuple(row for tally in parts for row in tally.rejected)
+        notes = tuple(sorted({note for tally in parts for note in tally.notes}))
         rows, tokens = sum(p.rows for p in parts), sum(p.tokens for p in parts)
         return cls(rows, tokens, sum(p.cut for p in parts), rejected, notes)
 
 
 @dataclass(frozen=True)
 class BatchDone:
-    """One batch's part of the work; a window without a good row has a single part, without partials."""
+    """The result of one batch; a window without a usable row has a single one, without partials."""
 
     window: int
     batch: int
     last: bool
-    """Whether it is the last one of its window."""
+    """Whether the batch is the last one of its window."""
     partials: Partials | None
     tally: Tally
 
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A window of which some batches are in."""
+    """An unfinished window: the number of its batches done, and their folded results."""
 
     batches: int = 0
     folded: Partials | None = None
@@ -80,7 +80,7 @@ class OpenWindow:
 
 @dataclass
 class Progress:
-    """Everything done so far. Which batches are in decides every bit of it; when and where they ran does not."""
+    """Everything done so far; its bits depend only on which batches are in, not on when and where they ran."""
 
     tree: MergeTree[Partials] = field(default_factory=lambda: MergeTree(merged))
     tallies: list[Tally] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Progress:
         return None if window in self.tree else self.open.get(window, OpenWindow()).batches
 
     def add(self, done: BatchDone) -> None:
-        """Take one batch in; ValueError unless it is the next of its window."""
+        """Add the result of one batch; raises ValueError unless it is the next batch of its window."""
         due = self.due(done.window)
         if due != done.batch:
             raise ValueError(f"batch {due} of window {done.window} is due, got batch {done.batch}")
@@ -106,7 +106,7 @@ class Progress:
             self.open[done.window] = OpenWindow(done.batch + 1, folded, tally)
 
     def include(self, other: "Progress") -> None:
-        """Take in the windows that another process has finished; ValueError for one that is in already."""
+        """Add the windows that another process has finished; raises ValueError for a window that is in already."""
         for (level, index), value in other.tree.nodes.items():
             self.tree.put_node(level, index, value)
         self.tallies += other.tallies
@@ -125,16 +125,16 @@ class Progress:
         return self.tree.total()
 
     def groups(self) -> ValueGroups:
-        """Every folded tensor; with `account` the whole of it."""
-        found: ValueGroups = {}
+        """Every folded tensor by its path; together with `account` this is the whole state."""
+        tensors: ValueGroups = {}
         for (level, index), value in self.tree.nodes.items():
-            found |= named(f"node {level} {index}", value)
+            tensors |= named(f"node {level} {index}", value)
         for window, started in self.open.items():
-            found |= named(f"open {window}", started.folded)
-        return found
+            tensors |= named(f"open {window}", started.folded)
+        return tensors
 
     def account(self) -> Json:
-        """The state besides the tensors."""
+        """The state besides the tensors, as JSON."""
         return {
             "nodes": list(self.tree.nodes),
             "finished": asdict(self.finished),
@@ -147,23 +147,23 @@ class Progress:
     ) -> "Progress":
         """The progress that was saved as this account and these groups."""
         parts = loaded(groups, reductions)
-        found = cls(tallies=[tally_of(account["finished"])])
+        progress = cls(tallies=[tally_of(account["finished"])])
         for level, index in account["nodes"]:
-            found.tree.nodes[level, index] = parts.get(f"node {level} {index}")
+            progress.tree.nodes[level, index] = parts.get(f"node {level} {index}")
         for window, batches, tally in account["open"]:
-            found.open[window] = OpenWindow(batches, parts.get(f"open {window}"), tally_of(tally))
-        return found
+            progress.open[window] = OpenWindow(batches, parts.get(f"open {window}"), tally_of(tally))
+        return progress
 
 
 def tally_of(values: Mapping[str, Any]) -> Tally:
     """A tally from its JSON."""
-    rejected = tuple(Rejected(**each) for each in values["rejected"])
+    rejected = tuple(Rejected(**row) for row in values["rejected"])
     notes = tuple((name, text) for name, text in values.get("notes", ()))
     return Tally(values["rows"], values["tokens"], values["cut"], rejected, notes)
 
 
 def named(place: str, partials: Partials | None) -> ValueGroups:
-    """The tensors of every analysis under a place of their own."""
+    """The tensors of every analysis by their path: place, analysis and name, one on each line."""
     if partials is None:
         return {}
     return {
@@ -174,14 +174,14 @@ def named(place: str, partials: Partials | None) -> ValueGroups:
 
 
 def loaded(groups: Mapping[str, Tensor], reductions: Reductions) -> dict[str, Partials]:
-    """The partials that `named` took apart, by place."""
-    found: dict[str, dict[str, ValueGroups]] = {}
+    """The partial results by place, from the tensors by path that `named` returned."""
+    by_place: dict[str, dict[str, ValueGroups]] = {}
     for path, value in groups.items():
         place, analysis, name = path.split("\n")
-        found.setdefault(place, {}).setdefault(analysis, {})[name] = value
+        by_place.setdefault(place, {}).setdefault(analysis, {})[name] = value
     return {
-        place: {analysis: reductions[analysis].load(tensors) for analysis, tensors in part.items()}
-        for place, part in found.items()
+        place: {analysis: reductions[analysis].load(tensors) for analysis, tensors in by_analysis.items()}
+        for place, by_analysis in by_place.items()
     }
 
 
@@ -213,10 +213,10 @@ def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[C
 
 
 def precision(progress: Progress) -> list[str]:
-    """For every analysis that keeps means, how well they are known."""
-    found = []
+    """For every analysis that keeps means, its name and the median half-width of the 95 % intervals so far."""
+    texts = []
     for name, partial in (progress.total() or {}).items():
         if isinstance(partial, Means) and partial.moments:
             low, high = next(iter(partial.moments.values())).interval()
-            found.append(f"{name} ±{float((high - low).nanmedian() / 2):.2g}")
-    return found
+            texts.append(f"{name} ±{float((high - low).nanmedian() / 2):.2g}")
+    return texts

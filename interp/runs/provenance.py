@@ -32,22 +32,22 @@ def model_hash(model: Transformer) -> str:
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over the names, dtypes, shapes and bytes of some tensors, in order; 2 GB take a second of a CPU."""
     digest = hashlib.sha256()
-    for some in _runs(tensors):
-        for name, tensor in to_host(some).items():
+    for group in _copy_groups(tensors):
+        for name, tensor in to_host(group).items():
             digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
             digest.update(in_memory(tensor))
     return digest.hexdigest()
 
 
-def _runs(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors in order, as many together as are fetched in one copy."""
-    some: dict[str, Tensor] = {}
+def _copy_groups(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in order, in groups of about `TOGETHER` bytes that are copied to the host together."""
+    group: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if some and sum(x.nbytes for x in some.values()) + tensor.nbytes > TOGETHER:
-            yield some
-            some = {}
-        some[name] = tensor
-    yield some
+        if group and sum(x.nbytes for x in group.values()) + tensor.nbytes > TOGETHER:
+            yield group
+            group = {}
+        group[name] = tensor
+    yield group
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -56,20 +56,20 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 
 def in_memory(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor where it lies; of an accelerator's or a strided tensor a copy."""
+    """The bytes of a tensor without a copy; a copy of them for a tensor on a GPU or a strided one."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 @cache
 def versions() -> Mapping[str, str]:
     """Version of Python and of every package that can move a number; "absent" where one is not installed."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            by_package[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            by_package[name] = "absent"
+    return by_package
 
 
 def git_revision(folder: Path | None = None) -> str | None:
@@ -86,7 +86,7 @@ def git_dirty(folder: Path | None = None) -> bool | None:
 def provenance(
     model: Transformer, name: str, *, seed: int | None, parameters: Json, digest: str | None = None
 ) -> Json:
-    """Everything needed to repeat a run, as a JSON object; digest: the model's hash, None = made now."""
+    """Everything needed to repeat a run, as a JSON object; `digest` is the model's hash, None: computed here."""
     return {
         "model": name,
         "model_sha256": digest or model_hash(model),

@@ -27,7 +27,7 @@ from interp.runs.progress import BatchDone
 from interp.runs.workers import Worker
 
 READERS = 1.0
-"""CPUs left to Ray's own tasks: actors on every CPU would wait for their input for ever."""
+"""CPUs left to Ray's own tasks, which read the actors' input: with actors on every CPU they would never run."""
 
 
 def done_by_ray(
@@ -62,16 +62,16 @@ def done_by_ray(
     todo = [{"window": w, "first": due(w) or 0} for w in windows]
     if not todo:
         return
-    pool = _pool(ray.cluster_resources(), len(todo), actors)
+    pool = _pool_options(ray.cluster_resources(), len(todo), actors)
     parcel = partial(packed, (questions, model, source), as_bytes, pickler=CloudPickler)
-    work = [ray.put(parcel())]  # in a list: an actor fetches what it needs
+    work = [ray.put(parcel())]  # references in a list: Ray does not fetch them before the actor does
     if _other_hosts():
         work.append(ray.put(parcel(by_path=False)))
-    found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
+    results = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )
-    reductions = {each.name: each.keep for each in questions.every}
-    for row in found.iter_rows():
+    reductions = {question.name: question.keep for question in questions.every}
+    for row in results.iter_rows():
         yield unpacked_done(row["done"], reductions)
 
 
@@ -84,8 +84,8 @@ def _other_hosts() -> bool:
     return any(node["Alive"] and node["NodeManagerAddress"] != address for node in ray.nodes())
 
 
-def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:
-    """How many actors, and what each takes of the cluster."""
+def _pool_options(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:
+    """Ray's options for the actor pool: the number of actors, and the share of CPUs and GPUs of each."""
     import ray.data
 
     gpus, cpus = int(resources.get("GPU", 0)), resources.get("CPU", 1.0)
@@ -97,7 +97,7 @@ def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[s
 
 
 class _Actor:
-    """A process of the cluster with a model of its own; windows in, the bytes of every batch's part out."""
+    """A process of the cluster with its own model: from window numbers to the bytes of every batch's result."""
 
     def __init__(self, work: list[Any]) -> None:
         import ray

@@ -122,7 +122,7 @@ class Record(Shown):
         folder = _fresh_folder(root, _checked_name(name))
         source = None if file is None else str(file)
         run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
-        record = cls(folder, run, _locked(folder, run))
+        record = cls(folder, run, _run_lock(folder, run))
         record._update()
         record.say(f"started {folder.name}")
         return record
@@ -154,7 +154,7 @@ class Record(Shown):
             ValueError: a folder that is not a run, a run that is finished, in use by another process, or of another
                 experiment, or parameters that differ, each with what it was and is.
         """
-        lock = _locked(folder, RunFile.read(folder))
+        lock = _run_lock(folder, RunFile.read(folder))
         try:
             run = RunFile.read(folder)
             if (folder / LOG).exists():
@@ -165,7 +165,7 @@ class Record(Shown):
                 raise ValueError(f"{folder} is finished: there is nothing to go on with; start a new run")
             RECORD.agree(folder, run.parameters, fields_of(parameters))
             session = RunSession.begun(command, file)
-            found = session.changed_since(run.sessions[-1])
+            changed = session.changed_since(run.sessions[-1])
             for place in (folder, *(folder / name for name in (RESULTS, TABLES, FIGURES))):
                 clear(place)
             run = dataclasses.replace(
@@ -173,12 +173,12 @@ class Record(Shown):
                 state="running",
                 error=None,
                 sessions=(*run.sessions, session),
-                warnings=(*run.warnings, *found),
+                warnings=(*run.warnings, *changed),
             )
             record = cls(folder, run, lock, resumed=True)
             record._update()
             record.say(f"resumed {folder.name}: {len(run.steps)} steps are there already")
-            for line in found:
+            for line in changed:
                 record.say(f"warning: {line}")
         except BaseException:
             lock.close()
@@ -204,9 +204,9 @@ class Record(Shown):
 
     def __str__(self) -> str:
         run = self.run
-        kept = {"steps": list(run.steps), "tables": list(run.tables), "figures": list(run.figures)}
+        names_by_kind = {"steps": list(run.steps), "tables": list(run.tables), "figures": list(run.figures)}
         lines = [f"Record {run.name}: {self.state}, {self.folder}"]
-        lines += [f"  {what}: {', '.join(names)}" for what, names in kept.items() if names]
+        lines += [f"  {what}: {', '.join(names)}" for what, names in names_by_kind.items() if names]
         return fitted([*lines, *([f"  error: {run.error}"] if run.error else [])])
 
     def step(self, name: str, compute: Callable[[], T]) -> T:
@@ -231,12 +231,12 @@ class Record(Shown):
             self.say(f"step {name}: loaded, computed at {stored.written}")
             return cast("T", self.result(name))
         start = time.monotonic()
-        found = encoded(compute())
+        result = encoded(compute())
         seconds = round(time.monotonic() - start, 3)
-        files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
-        for path, data in zip(files, found.files.values(), strict=True):
+        files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in result.files)
+        for path, data in zip(files, result.files.values(), strict=True):
             write_bytes(self.folder / path, data)
-        done = RunStep(found.kind, files, seconds, now())
+        done = RunStep(result.kind, files, seconds, now())
         self._update(steps={**self._run.steps, name: done})
         self.say(f"step {name}: computed in {seconds:.1f} s")
         return cast("T", self.result(name))
@@ -249,14 +249,14 @@ class Record(Shown):
         return read(steps[name].kind, self.folder / steps[name].files[0])
 
     def table(self, name: str, frame: "pd.DataFrame") -> None:
-        """Keep a table as CSV and Parquet; drawn up anew when the run is resumed."""
+        """Write a table as CSV and Parquet; a resumed run writes it again."""
         self._claim("table", name)
-        paths = write_tables({name: frame}, self._made(TABLES))
-        kept = tuple(f"{TABLES}/{path.name}" for path in paths)
-        self._update(tables={**self._run.tables, name: kept})
+        paths = write_tables({name: frame}, self._subfolder(TABLES))
+        files = tuple(f"{TABLES}/{path.name}" for path in paths)
+        self._update(tables={**self._run.tables, name: files})
 
     def figure(self, name: str, figure: Drawing) -> None:
-        """Keep a figure as PNG; drawn anew when the run is resumed."""
+        """Write a figure as PNG; a resumed run writes it again."""
         self._claim("figure", name)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI)
@@ -308,23 +308,23 @@ class Record(Shown):
         if shard is not None:
             self._claim("stream", name)
             folder = folder / name
-        found = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
-        if not found.complete:
-            raise ShareDoneError(f"share {shard} of {name} is done: {found.rows} rows are in so far")
+        results = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
+        if not results.complete:
+            raise ShareDoneError(f"share {shard} of {name} is done: {results.rows} rows are in so far")
         about = WORK.read(folder)["data"]
         assert isinstance(about, dict)
         self.data(str(about["fingerprint"]), name)
-        for analysis, value in found.items():
-            self.step(f"{name}_{analysis}", partial(_same, value))
-        if len(found.rejected):
-            self.table(f"{name}_rejected", found.rejected)
-        self.say(repr(found).splitlines()[0])
-        return found
+        for analysis, value in results.items():
+            self.step(f"{name}_{analysis}", partial(_identity, value))
+        if len(results.rejected):
+            self.table(f"{name}_rejected", results.rejected)
+        self.say(repr(results).splitlines()[0])
+        return results
 
     def stream_folder(self, name: str) -> Path:
         """A folder inside the run where a streamed analysis keeps its journal: `interp.run(..., out=...)`."""
         self._claim("stream", name)
-        return self._made(f"{STREAMS}/{name}")
+        return self._subfolder(f"{STREAMS}/{name}")
 
     def __enter__(self) -> "Record":
         self._require_writing()
@@ -343,7 +343,7 @@ class Record(Shown):
             self.close()
 
     def close(self) -> None:
-        """Let go of the run without saying how it ended; after this it can only be read."""
+        """Release the run's lock without writing how it ended; afterwards the record can only be read."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -354,7 +354,7 @@ class Record(Shown):
         return shlex.join(["interp", "run", self._run.file or "FILE", "--resume", str(self.folder)])
 
     def _end(self, error: BaseException | None) -> None:
-        """State first: the log may not fit any more where the small file does."""
+        """Write how the run ended: first run.json, which may still fit on a disk that is too full for the log."""
         if error is None or isinstance(error, ShareDoneError):
             self._update(state="finished", error=None)
             self.say("finished" if error is None else f"finished: {error}")
@@ -373,6 +373,7 @@ class Record(Shown):
         return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
 
     def _note(self, kind: str, name: str, mark: str) -> None:
+        """Write a hash to run.json under a name; raises ValueError if another hash is there by that name."""
         self._require_writing()
         noted: dict[str, str] = getattr(self._run, kind)
         if noted.get(name, mark) != mark:
@@ -384,7 +385,7 @@ class Record(Shown):
             self._update(**{kind: {**noted, name: mark}})
 
     def _claim(self, kind: str, name: str) -> None:
-        """A name twice would silently give the first value for the second, or lose a file."""
+        """Raise ValueError for a name that was used before: its two results would be taken for one another."""
         self._require_writing()
         _checked_name(name)
         if (kind, name) in self._claimed:
@@ -398,7 +399,7 @@ class Record(Shown):
     def _update(self, **changed: object) -> None:
         self._run = dataclasses.replace(self._run, **changed).write(self.folder)  # type: ignore[arg-type]
 
-    def _made(self, name: str) -> Path:
+    def _subfolder(self, name: str) -> Path:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -425,13 +426,13 @@ def _fresh_folder(root: Path, name: str) -> Path:
         return folder
 
 
-def _locked(folder: Path, run: RunFile) -> ExitStack:
-    """The lock of a run; waits a moment, since reading the state takes it that long."""
+def _run_lock(folder: Path, run: RunFile) -> ExitStack:
+    """The lock of a run; waits up to a second, because reading the state of a run takes the lock for a moment."""
     last = run.sessions[-1]
     return locked(
         folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1.0
     )
 
 
-def _same(value: T) -> T:
+def _identity(value: T) -> T:
     return value

@@ -28,24 +28,24 @@ RoundResult = Sequence[Partial] | Exception
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """One ask of a round."""
+class _NumberedAsk:
+    """One ask of a round, with the question that it belongs to."""
 
     asker: str
     number: int
-    """Among those of its asker."""
+    """The index of the ask among those of its asker."""
     ask: Ask
 
     @property
     def question(self) -> ByRow:
-        """The question, with a name that no other asker's has."""
+        """The question to reduce, under a name that is unique in the round."""
         inner = self.ask.question
         return replace(inner, name=f"{self.asker}.{inner.name}" if self.ask.whole else self.asker)
 
 
 @dataclass(eq=False)
 class Rounds:
-    """Questions about one model and the data of one run, and what became of the rows."""
+    """Answers questions about one model and the data of one run in rounds, and counts the rows."""
 
     subject: Subject
     data: DataSource | Data | Pairs | None
@@ -53,25 +53,25 @@ class Rounds:
     tally: Tally = field(default_factory=Tally)
     """Counts of the rows of the run's data."""
     complete: bool = True
-    """Whether all of the data is in: False where jobs of an array have rows to do."""
+    """Whether all rows are done; False while other jobs of an array have rows to do."""
     askers: set[str] = field(default_factory=set)
-    """The questions that use the run's data."""
+    """The names of the questions that use the run's data."""
     times: int = 0
-    """How often the run's data were gone through."""
+    """How many passes over the run's data were begun."""
 
     def answered(self, questions: Iterable[ByRow | Staged]) -> dict[str, xr.Dataset]:
-        """The results by name of the question; without those that wait for rows which other jobs have to do."""
-        live = {each.name: each.stages(self.data is not None) for each in questions}
+        """The results by name of the question, without questions that need rows which other jobs have to do."""
+        live = {question.name: question.stages(self.data is not None) for question in questions}
         asks: dict[str, Sequence[Ask]] = {}
         done: dict[str, xr.Dataset] = {}
 
-        def go_on(name: str, found: RoundResult | None) -> None:
+        def go_on(name: str, results: RoundResult | None) -> None:
             stages = live[name]
             try:
-                if isinstance(found, Exception):
-                    asks[name] = stages.throw(found)
+                if isinstance(results, Exception):
+                    asks[name] = stages.throw(results)
                 else:
-                    asks[name] = next(stages) if found is None else stages.send(found)
+                    asks[name] = next(stages) if results is None else stages.send(results)
             except StopIteration as end:
                 asks.pop(name, None)
                 done[name] = end.value
@@ -79,69 +79,73 @@ class Rounds:
         for name in live:
             go_on(name, None)
         while asks:
-            found = self._round(asks)
+            results = self._round_results(asks)
             for name in list(asks):
-                if name in found:
-                    go_on(name, found[name])
+                if name in results:
+                    go_on(name, results[name])
                 else:
                     del asks[name]
         return {name: done[name] for name in live if name in done}
 
-    def _round(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, RoundResult]:
-        """The answers to every question of a round; nothing if rows are missing that it cannot do without."""
+    def _round_results(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, RoundResult]:
+        """The answers of one round by question; questions whose rows are not all done have none."""
         answers: dict[str, dict[int, Partial]] = {name: {} for name in asks}
         failed: dict[str, RoundResult] = {}
-        every = [_Asked(name, i, ask) for name, some in asks.items() for i, ask in enumerate(some)]
-        for group in self._alike(every):
+        numbered = [
+            _NumberedAsk(name, i, ask)
+            for name, question_asks in asks.items()
+            for i, ask in enumerate(question_asks)
+        ]
+        for group in self._groups(numbered):
             ask = group[0].ask
             if ask.data is None:
                 partials = self._over_data(group, ask.model or self.subject)
             else:
                 try:
-                    questions = [each.question for each in group]
+                    questions = [asked.question for asked in group]
                     partials = all_reduced_over(questions, ask.model or self.subject, ask.data)
                 except Exception as cause:
-                    failed |= dict.fromkeys([each.asker for each in group], cause)
+                    failed |= dict.fromkeys([asked.asker for asked in group], cause)
                     continue
-            for each in group:
-                if each.question.name in partials:
-                    answers[each.asker][each.number] = partials[each.question.name]
-        whole = {
-            name: [found[i] for i in range(len(asks[name]))]
-            for name, found in answers.items()
-            if len(found) == len(asks[name])
+            for asked in group:
+                if asked.question.name in partials:
+                    answers[asked.asker][asked.number] = partials[asked.question.name]
+        complete = {
+            name: [partials_by_number[i] for i in range(len(asks[name]))]
+            for name, partials_by_number in answers.items()
+            if len(partials_by_number) == len(asks[name])
         }
-        return {**whole, **failed}
+        return {**complete, **failed}
 
-    def _alike(self, questions: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
-        """The asks in groups, each about equal rows and one model."""
-        groups: dict[tuple[int, int], list[_Asked]] = {}
-        for each in questions:
-            model = each.ask.model or self.subject
-            groups.setdefault((id(model.transformer), id(each.ask.data)), []).append(each)
+    def _groups(self, asks: Sequence[_NumberedAsk]) -> Iterator[Sequence[_NumberedAsk]]:
+        """The asks in groups, each about the same rows and the same model."""
+        groups: dict[tuple[int, int], list[_NumberedAsk]] = {}
+        for asked in asks:
+            model = asked.ask.model or self.subject
+            groups.setdefault((id(model.transformer), id(asked.ask.data)), []).append(asked)
         yield from groups.values()
 
-    def _over_data(self, group: Sequence[_Asked], model: Subject) -> Mapping[str, Partial]:
-        """The reductions over the run's data; without those that cannot be used before all rows are in."""
+    def _over_data(self, group: Sequence[_NumberedAsk], model: Subject) -> Mapping[str, Partial]:
+        """The reductions over the run's data, by name; without those that need all rows while rows are missing."""
         assert self.data is not None, "a question said to need no data asks about them"
         self.times += 1
-        first, askers = self.times == 1, {each.question.name: each.asker for each in group}
+        first, askers = self.times == 1, {asked.question.name: asked.asker for asked in group}
         self.askers |= set(askers.values())
         place = (
             self.place
             if first
             else self.place.inside(f"{self.times}-{'-'.join(dict.fromkeys(askers.values()))}")
         )
-        kept = kept_of([each.question for each in group], model, self.data, place)
-        self.tally = _joined(kept.tally if first else self.tally, kept.tally, askers)
+        kept = kept_of([asked.question for asked in group], model, self.data, place)
+        self.tally = _joint_tally(kept.tally if first else self.tally, kept.tally, askers)
         self.complete = self.complete and kept.complete
-        usable = [each.question.name for each in group if kept.complete or not each.ask.whole]
+        usable = [asked.question.name for asked in group if kept.complete or not asked.ask.whole]
         return {} if kept.partials is None else {name: kept.partials[name] for name in usable}
 
 
-def _joined(tally: Tally, more: Tally, askers: Mapping[str, str]) -> Tally:
-    """The counts of the first, with the rows set aside and the sentences of both, these after the name of the asker."""
-    rejected = {each.row: each for each in (*tally.rejected, *more.rejected)}
+def _joint_tally(tally: Tally, more: Tally, askers: Mapping[str, str]) -> Tally:
+    """The counts of `tally`, with the rows set aside and the sentences of both, these under the asker's name."""
+    rejected = {entry.row: entry for entry in (*tally.rejected, *more.rejected)}
     rows = tuple(rejected[row] for row in sorted(rejected))
     notes = {(askers.get(name, name), text) for name, text in (*tally.notes, *more.notes)}
     return replace(tally, rejected=rows, notes=tuple(sorted(notes)))

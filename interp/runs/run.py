@@ -162,10 +162,10 @@ def run(
     """
     subject = _subject(questions, model, edits)
     place = WorkPlace(None if out is None else Path(out), resume, shard, devices, engine)
-    return _found(questions, subject, data, place, bootstrap, seed)
+    return _results(questions, subject, data, place, bootstrap, seed)
 
 
-def _found(
+def _results(
     questions: SomeQuestions,
     subject: Subject,
     data: DataSource | Data | Pairs | None,
@@ -175,44 +175,46 @@ def _found(
 ) -> Results:
     """The results of `run`, for a checked model."""
     network, named = subject.transformer, _by_name(questions)
-    bound = _bound(named, subject, bootstrap, seed)
+    bound = _bound_questions(named, subject, bootstrap, seed)
     _check_data(bound, data, place)
     for name, question in named.items():
         if getattr(question, "of_weights", False):
             _check_finite(network, name)
     rounds = Rounds(subject, data, place)
-    known = {name: _decided_by(each, named[name], data) for name, each in bound.items()}
+    cache_keys = {name: _cache_key(each, named[name], data) for name, each in bound.items()}
     over_rows = {
         name: each
         for name, each in bound.items()
-        if known[name] is None and not isinstance(each, WithoutData)
+        if cache_keys[name] is None and not isinstance(each, WithoutData)
     }
     of_rows = rounds.answered(over_rows.values())
     tally, rejected = rounds.tally, _rejected_table(rounds.tally.rejected)
     for name in rounds.askers & of_rows.keys():
         if tally.rejected:  # a function gives its result alone, and rows must not get lost unseen
             of_rows[name] = of_rows[name].assign_attrs(rejected=len(rejected))
-        of_rows[name] = _noted(of_rows[name], tally.notes_of(name))
+        of_rows[name] = _with_row_notes(of_rows[name], tally.notes_of(name))
     of_model = {
-        name: cached_for_model(subject, known[name], partial(_answer, each, subject)).copy(deep=True)
+        name: cached_for_model(subject, cache_keys[name], partial(_answer_without_data, each, subject)).copy(
+            deep=True
+        )
         for name, each in bound.items()
         if name not in over_rows
     }
-    found = {**of_rows, **of_model}
-    datasets = {name: _with_origin(found[name], network) for name in bound if name in found}
+    results = {**of_rows, **of_model}
+    datasets = {name: _with_origin(results[name], network) for name in bound if name in results}
     if place.folder is not None and rounds.complete and writes(network):
         write_results(place.folder, datasets, rejected)
     return Results(datasets, tally.rows, tally.tokens, tally.cut, rounds.complete, rejected)
 
 
-def _decided_by(bound: ByRow | Staged | WithoutData, question: Askable, data: object) -> object:
-    """All that decides the answer apart from weights and tokenizer; None where other things do."""
+def _cache_key(bound: ByRow | Staged | WithoutData, question: Askable, data: object) -> object:
+    """All that decides the answer besides weights and tokenizer, as the cache's key; None if the data decide it too."""
     if isinstance(bound, Staged):
         return bound.of_model if data is None or bound.data == "none" else None
     return question if isinstance(bound, WithoutData) else None
 
 
-def _answer(question: ByRow | Staged | WithoutData, subject: Subject) -> xr.Dataset:
+def _answer_without_data(question: ByRow | Staged | WithoutData, subject: Subject) -> xr.Dataset:
     """The answer of a question that needs no data."""
     if isinstance(question, WithoutData):
         return question.answer()
@@ -235,7 +237,7 @@ def _check_finite(network: Transformer, names: str) -> None:
     """NotFiniteError for weights that are NaN or infinite."""
     weights = {name: value for name, value in network.named_parameters() if value.numel()}
 
-    def finite() -> bool:  # one wait for all of them
+    def finite() -> bool:  # one synchronisation for all weights
         return bool(get_total_norm([x.detach() for x in weights.values()], torch.inf).isfinite())
 
     if not looked_at(network, "finite", finite):
@@ -250,7 +252,7 @@ def _subject(questions: SomeQuestions, model: Model, edits: Sequence[Edit]) -> S
         ValueError: as `as_model`; for questions about weights; edits, which would change nothing.
     """
     by_name = _by_name(questions)
-    if not all(getattr(each, "of_weights", False) for each in by_name.values()):
+    if not all(getattr(question, "of_weights", False) for question in by_name.values()):
         return as_model(model, edits)
     if edits:
         raise ValueError(
@@ -288,31 +290,33 @@ def answered(
 
 
 def answer_of(question: Askable, model: Model, data: DataSource | Data | Pairs | None = None) -> xr.Dataset:
-    """`answered`, of arguments that were looked at already."""
+    """The answer as `answered` gives it, without checking the kinds of the arguments again."""
     subject = _subject([question], model, ())
     work_place = WorkPlace()
     if data is None:
-        return _found([question], subject, None, work_place)[question.name]
+        return _results([question], subject, None, work_place)[question.name]
     rows = getattr(question, "rows_together", ROWS)
     source = prompt_source(data, subject.text, batch_size=rows)
-    found = _found([question], subject, source, work_place)
-    if isinstance(source, GivenBatches) and len(found.rejected):
-        bad = found.rejected.iloc[0]
+    results = _results([question], subject, source, work_place)
+    if isinstance(source, GivenBatches) and len(results.rejected):
+        bad = results.rejected.iloc[0]
         raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")
-    return found[question.name]
+    return results[question.name]
 
 
-def _bound(
+def _bound_questions(
     questions: Mapping[str, Askable], model: Subject, bootstrap: int, seed: int
 ) -> dict[str, ByRow | Staged | WithoutData]:
-    """Every question as it is answered for this model, by name; all that may be wrong with its fields is said here."""
-    found: dict[str, ByRow | Staged | WithoutData] = {}
+    """Every question bound to the model, by name; raises the errors about a question's fields."""
+    by_name: dict[str, ByRow | Staged | WithoutData] = {}
     for name, question in questions.items():
         if not model.transformer.config.n_layers and getattr(question, "of_layers", False):
             raise ValueError(f"{name} requires a model with layers, this one has none")
         bound = replace(question.bind(model), name=name)
-        found[name] = _resampled(bound, bootstrap, seed) if bootstrap and isinstance(bound, ByRow) else bound
-    return found
+        by_name[name] = (
+            _with_bootstrap(bound, bootstrap, seed) if bootstrap and isinstance(bound, ByRow) else bound
+        )
+    return by_name
 
 
 def _check_data(
@@ -320,13 +324,13 @@ def _check_data(
     data: DataSource | Data | Pairs | None,
     place: WorkPlace,
 ) -> None:
-    """ValueError for data, or a folder, that no question uses, and for none where they are required."""
-    staged = [each for each in bound.values() if isinstance(each, Staged)]
-    required = [each.name for each in bound.values() if isinstance(each, ByRow)]
-    required += [each.name for each in staged if each.data == "required"]
+    """Raise ValueError for data or a folder that no question uses, and for missing data that a question requires."""
+    staged = [question for question in bound.values() if isinstance(question, Staged)]
+    required = [question.name for question in bound.values() if isinstance(question, ByRow)]
+    required += [question.name for question in staged if question.data == "required"]
     if required and data is None:
         raise ValueError(f"{', '.join(required)} must be asked about rows: data is required, got none")
-    optional = any(each.data == "optional" for each in staged)
+    optional = any(question.data == "optional" for question in staged)
     if (
         not required
         and not (optional and data is not None)
@@ -335,7 +339,7 @@ def _check_data(
         raise ValueError(
             f"{', '.join(bound)} need no data and leave nothing to resume: call run without data and out"
         )
-    again = [each for each in staged if each.again]
+    again = [question for question in staged if question.again]
     if again and (isinstance(data, Iterator) or getattr(data, "windows", 0) is None):
         raise ValueError(
             f"{again[0].name} goes through the data twice: data that can be read again are required, got an iterator; "
@@ -344,19 +348,19 @@ def _check_data(
 
 
 def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
-    """The questions with the names of their results. ValueError for none, two of one name, or what is no question."""
+    """The questions by the names of their results; raises ValueError for none, equal names, or other values."""
     if isinstance(questions, Mapping):
         pairs = list(questions.items())
     else:
         single = isinstance(questions, type | str | bytes | Askable) or getattr(questions, "ndim", 1) == 0
         several = isinstance(questions, Iterable) and not single
-        every: list[Askable] = list(questions) if several else [questions]  # type: ignore[arg-type,list-item]
-        pairs = [(getattr(each, "name", ""), each) for each in every]
-    for _, each in pairs:
-        if isinstance(each, type) or not callable(getattr(each, "bind", None)):
+        listed: list[Askable] = list(questions) if several else [questions]  # type: ignore[arg-type,list-item]
+        pairs = [(getattr(question, "name", ""), question) for question in listed]
+    for _, question in pairs:
+        if isinstance(question, type) or not callable(getattr(question, "bind", None)):
             raise ValueError(
                 f"questions are records, such as interp.lenses.LogitLens(top=5), "
-                f"got {value_text(each)}{_record_of(each)}"
+                f"got {value_text(question)}{_record_hint(question)}"
             )
     names = [name for name, _ in pairs]
     if not names or len(set(names)) < len(names):
@@ -366,11 +370,11 @@ def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
     return dict(pairs)
 
 
-def _record_of(given: object) -> str:
-    """A hint for a value that is no question: for a function of the package its record."""
-    if isinstance(given, type):
-        return f": call it, {given.__name__}(...)"
-    module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__name__", None)
+def _record_hint(value: object) -> str:
+    """A hint for a value that is no question: how to write the record of a class or of a function of the package."""
+    if isinstance(value, type):
+        return f": call it, {value.__name__}(...)"
+    module, name = sys.modules.get(getattr(value, "__module__", "")), getattr(value, "__name__", None)
     for record in vars(module).values() if module else ():
         known = isinstance(record, type) and issubclass(record, Question) and record is not Question
         if known and function_name(record) == name:
@@ -378,22 +382,23 @@ def _record_of(given: object) -> str:
     return ""
 
 
-def _resampled(question: ByRow, replicates: int, seed: int) -> ByRow:
+def _with_bootstrap(question: ByRow, replicates: int, seed: int) -> ByRow:
+    """The question with bootstrap replicates of its means; the question itself if it reduces to no means."""
     kind = question.keep
     if not (isinstance(kind, type) and issubclass(kind, Means)):
         return question
     return replace(question, keep=Bootstrap(kind, replicates, seed))
 
 
-def _noted(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
-    """The result with these sentences about its rows, each said once however many results have it."""
+def _with_row_notes(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
+    """The result with sentences about its rows; a sentence that several results have is printed once."""
     for text in notes:
         note(text)
     return with_notes(result, notes)
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> pd.DataFrame:
-    """The rows set aside."""
+    """A table of the rows that were set aside, with the reason and an excerpt."""
     import pandas as pd
 
-    return pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
+    return pd.DataFrame([vars(row) for row in rejected], columns=["row", "reason", "excerpt"])

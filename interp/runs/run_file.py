@@ -69,11 +69,11 @@ class RunSession:
 
 @dataclass(frozen=True)
 class RunStep:
-    """One result on disk; it is listed after its files are written, so what is listed is whole."""
+    """One result on disk; it is listed only after its files are written, so that listed files are complete."""
 
     kind: ResultKind
     files: tuple[str, ...]
-    """Below the run folder, the exact one first."""
+    """Paths relative to the run folder; the first file is the one from which the result is read."""
     seconds: float
     written: str
 
@@ -107,23 +107,23 @@ class RunFile:
         """The file of a run folder; ValueError saying why the folder is not one."""
         values = RECORD.read(folder)
         try:
-            sessions = tuple(built(RunSession, each) for each in values.pop("sessions"))
-            steps = {name: built(RunStep, each) for name, each in values.pop("steps").items()}
+            sessions = tuple(built(RunSession, fields) for fields in values.pop("sessions"))
+            steps = {name: built(RunStep, fields) for name, fields in values.pop("steps").items()}
             tables = {name: tuple(files) for name, files in values.pop("tables").items()}
-            found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
+            run = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
             if empty := [name for name, step in steps.items() if not step.files]:
                 raise ValueError(f"step {empty[0]!r} requires files, got none")
-            if not sessions or found.seconds < 0:
+            if not sessions or run.seconds < 0:
                 raise ValueError("at least one session, which ends after it began, is required")
         except KeyError as cause:
             raise ValueError(f"{folder / NAME} lacks {cause}") from cause
         except (TypeError, AttributeError, ValueError) as cause:
             raise ValueError(f"{folder / NAME} is no record of a run: {cause}") from cause
-        return found
+        return run
 
     @property
     def seconds(self) -> float:
-        """Time that the sessions took, the time between them left out; a killed one counts up to its last entry."""
+        """The sum of the sessions' durations; a session that was killed counts up to its last entry in the file."""
         ends = ((datetime.fromisoformat(s.started), datetime.fromisoformat(s.last)) for s in self.sessions)
         return sum((last - started).total_seconds() for started, last in ends)
 
@@ -145,7 +145,7 @@ class RunFile:
         }
 
     def write(self, folder: Path) -> "RunFile":
-        """Replace the file in one step; returns what was written, with the time in its last session."""
+        """Write the file in one step; returns what was written, with the present time in its last session."""
         current = dataclasses.replace(self.sessions[-1], last=now())
         written = dataclasses.replace(self, sessions=(*self.sessions[:-1], current))
         RECORD.write(folder, dataclasses.asdict(written))
@@ -163,9 +163,9 @@ def plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__, **fields_of(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Path):
@@ -179,7 +179,7 @@ def fields_of(record: object) -> Json:
     """The fields of a dataclass instance as JSON; ValueError if it is none, or a field does not fit."""
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         raise ValueError(f"parameters must be a dataclass instance, got {record!r}")
-    return {each.name: plain(getattr(record, each.name)) for each in dataclasses.fields(record)}
+    return {field.name: plain(getattr(record, field.name)) for field in dataclasses.fields(record)}
 
 
 def defaults_of(kind: type) -> Json:
@@ -190,13 +190,13 @@ def defaults_of(kind: type) -> Json:
         >>> defaults_of(RepeatedTokens)["seed"]
         0
     """
-    found: Json = {}
-    for each in dataclasses.fields(kind):
-        if each.default is not dataclasses.MISSING:
-            found[each.name] = plain(each.default)
-        elif each.default_factory is not dataclasses.MISSING:
-            found[each.name] = plain(each.default_factory())
-    return found
+    defaults: Json = {}
+    for each_field in dataclasses.fields(kind):
+        if each_field.default is not dataclasses.MISSING:
+            defaults[each_field.name] = plain(each_field.default)
+        elif each_field.default_factory is not dataclasses.MISSING:
+            defaults[each_field.name] = plain(each_field.default_factory())
+    return defaults
 
 
 def duration(seconds: float) -> str:
@@ -206,9 +206,9 @@ def duration(seconds: float) -> str:
         >>> duration(7.0), duration(125.0), duration(7260.0)
         ('7 s', '2 min 5 s', '2 h 1 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 NUL = "\0"
 SUFFIX: Mapping[ResultKind, str] = {"dataset": ".nc", "frame": ".parquet", "tensors": ".safetensors"}
 EXACT = "interp_exact"
-"""Global attribute of our netCDF files: dtypes and attributes as JSON, where netCDF itself would bend them."""
+"""Global attribute of our netCDF files: dtypes and attributes as JSON, which netCDF itself would change."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A result as files: what follows the name of the step -> bytes, the exact file first."""
+    """A result as files: bytes by file suffix; the first file is the one from which the result is read."""
 
     kind: ResultKind
     files: dict[str, bytes]
@@ -56,19 +56,19 @@ def encoded(value: object) -> Encoded:
     import xarray as xr
 
     if isinstance(value, xr.Dataset):
-        kind, files = "dataset", {".nc": _netcdf(value)} | _tidy(value)
+        kind, files = "dataset", {".nc": _netcdf(value)} | _tidy_tables(value)
     elif isinstance(value, pd.DataFrame):
         kind, files = "frame", {".parquet": _parquet(value)}
-    elif isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values()):
+    elif isinstance(value, dict) and all(isinstance(tensor, Tensor) for tensor in value.values()):
         kind, files = "tensors", {".safetensors": _safetensors(value)}
     else:
         raise TypeError(
             f"a step gives an xarray Dataset, a pandas DataFrame or a dict of tensors, got {type(value).__name__}"
         )
-    found = Encoded(kind, files)  # type: ignore[arg-type]
-    if odd := _difference(value, decoded(found.kind, next(iter(files.values())))):
-        raise ValueError(f"the result cannot be stored exactly: {odd}")
-    return found
+    result = Encoded(kind, files)  # type: ignore[arg-type]
+    if difference := _difference(value, decoded(result.kind, next(iter(files.values())))):
+        raise ValueError(f"the result cannot be stored exactly: {difference}")
+    return result
 
 
 def decoded(kind: ResultKind, data: bytes) -> object:
@@ -76,7 +76,7 @@ def decoded(kind: ResultKind, data: bytes) -> object:
     import pandas as pd
 
     if kind == "dataset":
-        return _dataset(data)
+        return _dataset_of_netcdf(data)
     if kind == "frame":
         return pd.read_parquet(io.BytesIO(data))
     from safetensors.torch import load
@@ -85,8 +85,8 @@ def decoded(kind: ResultKind, data: bytes) -> object:
 
 
 def _netcdf(value: "xr.Dataset") -> bytes:
-    """netCDF bytes; attributes that netCDF knows are written as such too, for other readers."""
-    dtypes = {str(name): each.dtype.str for name, each in value.variables.items() if each.dtype.kind in "OU"}
+    """A Dataset as the bytes of a netCDF file; attributes that netCDF supports are written natively too."""
+    dtypes = {str(name): x.dtype.str for name, x in value.variables.items() if x.dtype.kind in "OU"}
     exact: Json = {
         "dtypes": dtypes,
         "attrs": {str(name): _plain_attrs(each.attrs) for name, each in value.variables.items()},
@@ -95,11 +95,11 @@ def _netcdf(value: "xr.Dataset") -> bytes:
     texts = [name for name in dtypes if any(NUL in str(text) for text in value[name].values.flat)]
     exact["escaped"] = list(texts)
     bare = value.copy()
-    for name in texts:  # netCDF ends a text at NUL, which is a token of byte vocabularies
-        bare[name] = bare[name].copy(data=_each(_escaped, bare[name].values))
-    bare.attrs = _native(bare.attrs)
+    for name in texts:  # netCDF ends a text at NUL, but byte vocabularies have it as a token
+        bare[name] = bare[name].copy(data=_with_texts(_escaped, bare[name].values))
+    bare.attrs = _native_attrs(bare.attrs)
     for variable in bare.variables.values():
-        variable.attrs, variable.encoding = _native(variable.attrs), {}
+        variable.attrs, variable.encoding = _native_attrs(variable.attrs), {}
     bare.attrs[EXACT] = json.dumps(exact)
     try:
         return bytes(bare.to_netcdf(engine="h5netcdf"))
@@ -107,74 +107,75 @@ def _netcdf(value: "xr.Dataset") -> bytes:
         raise ValueError(f"the result cannot be stored as netCDF: {cause}") from cause
 
 
-def _dataset(data: bytes) -> "xr.Dataset":
+def _dataset_of_netcdf(data: bytes) -> "xr.Dataset":
+    """The Dataset of the bytes that `_netcdf` made, with its exact dtypes and attributes."""
     import xarray as xr
 
-    found = xr.load_dataset(io.BytesIO(data), engine="h5netcdf")
-    exact = json.loads(found.attrs.pop(EXACT))
+    dataset = xr.load_dataset(io.BytesIO(data), engine="h5netcdf")
+    exact = json.loads(dataset.attrs.pop(EXACT))
     for name in exact.get("escaped", ()):
-        found[name] = found[name].copy(data=_each(_plain, found[name].values))
+        dataset[name] = dataset[name].copy(data=_with_texts(_unescaped, dataset[name].values))
     for name, dtype in exact["dtypes"].items():
-        if found[name].dtype.str != dtype:
-            found = (
-                found.assign_coords({name: found[name].astype(dtype)})
-                if name in found.coords
-                else found.assign({name: found[name].astype(dtype)})
+        if dataset[name].dtype.str != dtype:
+            dataset = (
+                dataset.assign_coords({name: dataset[name].astype(dtype)})
+                if name in dataset.coords
+                else dataset.assign({name: dataset[name].astype(dtype)})
             )
     for name, attrs in exact["attrs"].items():
-        found[name].attrs = attrs
-    found.attrs = exact["dataset"]
-    return found
+        dataset[name].attrs = attrs
+    dataset.attrs = exact["dataset"]
+    return dataset
 
 
-def _each(change: Callable[[str], str], texts: "NDArray[np.object_]") -> "NDArray[np.object_]":
-    """The value with its texts changed, and all else left as it is."""
+def _with_texts(change: Callable[[str], str], texts: "NDArray[np.object_]") -> "NDArray[np.object_]":
+    """An array of objects with `change` applied to its texts, other objects unchanged."""
     import numpy as np
 
-    made = np.empty(texts.shape, dtype=object)
+    changed = np.empty(texts.shape, dtype=object)
     for place, text in np.ndenumerate(texts):
-        made[place] = change(str(text)) if isinstance(text, str) else text
-    return made
+        changed[place] = change(str(text)) if isinstance(text, str) else text
+    return changed
 
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace(NUL, "\\0")
 
 
-def _plain(text: str) -> str:
+def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: NUL if found[1] == "0" else found[1], text, flags=re.DOTALL)
 
 
-def _native(attrs: Mapping[object, object]) -> Json:
-    return {str(name): each for name, each in attrs.items() if type(each) in (str, int, float)}
+def _native_attrs(attrs: Mapping[object, object]) -> Json:
+    return {str(name): attr for name, attr in attrs.items() if type(attr) in (str, int, float)}
 
 
 def _plain_attrs(attrs: Mapping[object, object]) -> Json:
     """Attributes as JSON: numpy's numbers become Python's; ValueError for what JSON would change."""
     import numpy as np
 
-    found: Json = {
-        str(name): each.item() if isinstance(each, np.generic) else each for name, each in attrs.items()
+    plain: Json = {
+        str(name): attr.item() if isinstance(attr, np.generic) else attr for name, attr in attrs.items()
     }
-    for name, each in found.items():
+    for name, attr in plain.items():
         try:
-            same = json.dumps(json.loads(json.dumps(each))) == json.dumps(each) and not isinstance(
-                each, tuple
+            same = json.dumps(json.loads(json.dumps(attr))) == json.dumps(attr) and not isinstance(
+                attr, tuple
             )
         except TypeError:
             same = False
         if not same:
-            raise ValueError(f"attribute {name!r} must be text, a number, or a list of these, got {each!r}")
-    return found
+            raise ValueError(f"attribute {name!r} must be text, a number, or a list of these, got {attr!r}")
+    return plain
 
 
-def _tidy(value: "xr.Dataset") -> dict[str, bytes]:
-    """Tables by dims: a table of all variables together would be as large as the product of all dims."""
+def _tidy_tables(value: "xr.Dataset") -> dict[str, bytes]:
+    """Parquet files by suffix, one for all variables of the same dims (one table of all would be their product)."""
     import pandas as pd
 
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name, each in value.data_vars.items():
-        groups[tuple(sorted(map(str, each.dims)))].append(str(name))
+    for name, variable in value.data_vars.items():
+        groups[tuple(sorted(map(str, variable.dims)))].append(str(name))
     files = {}
     for dims, names in groups.items():
         table = frame(value[names]) if dims else pd.DataFrame({name: [value[name].item()] for name in names})
@@ -197,18 +198,18 @@ def _parquet(table: "pd.DataFrame") -> bytes:
 def _safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
-    return save({name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()})
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def _difference(value: object, back: object) -> str | None:
-    """The first thing that did not come back, or None."""
+    """What differs between a result and its stored copy, in words; None if they are equal."""
     import pandas as pd
     import xarray as xr
 
     if isinstance(value, xr.Dataset) and isinstance(back, xr.Dataset):
-        wide = [str(n) for n, each in value.variables.items() if each.dtype != back[n].dtype]
-        if wide:
-            return f"dtypes of {wide}"
+        changed = [str(n) for n, original in value.variables.items() if original.dtype != back[n].dtype]
+        if changed:
+            return f"dtypes of {changed}"
         return None if back.identical(value) else "values, coordinates or attributes"
     if isinstance(value, pd.DataFrame) and isinstance(back, pd.DataFrame):
         try:
@@ -217,8 +218,8 @@ def _difference(value: object, back: object) -> str | None:
             return " ".join(str(cause).split())
         return None if value.attrs == back.attrs else "attrs"
     assert isinstance(value, dict) and isinstance(back, dict)
-    odd = [n for n, each in value.items() if _identity(each) != _identity(back[n])]
-    return f"tensors {odd}" if odd else None
+    different = [n for n, original in value.items() if _identity(original) != _identity(back[n])]
+    return f"tensors {different}" if different else None
 
 
 def _identity(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
@@ -233,5 +234,5 @@ def read(kind: ResultKind, path: Path) -> object:
         raise FileNotFoundError(f"{path} is missing, though the run lists it as written") from cause
     try:
         return decoded(kind, path.read_bytes())
-    except Exception as cause:  # of many kinds, and of none in particular: the file may be damaged anywhere
+    except Exception as cause:  # readers raise errors of many types for a damaged file
         raise ValueError(f"{path} is damaged, it cannot be read: {cause}") from cause

@@ -62,12 +62,12 @@ class StoreIndex:
     skip_bos: bool
     shard_entries: int
     data: str | None
-    """The fingerprint of the source, where the writer was given one."""
+    """The fingerprint of the source, if the writer was given one."""
     complete: bool = False
     rejected: int = 0
-    """Number of rows of the source that could not be used and were left out, when the last shard was in."""
+    """Number of rows of the source that could not be used; counted when the store is complete."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The shape of one entry at each site; empty as long as there is none."""
+    """The shape of one entry at each site; empty before the first shard."""
     shards: tuple[StoreShard, ...] = ()
 
     @property
@@ -77,37 +77,37 @@ class StoreIndex:
 
     @property
     def settings(self) -> Json:
-        """The fields that decide the entries: everything but the progress."""
+        """The fields that decide the entries, which are all but those of the progress."""
         contents = ("complete", "rejected", "shapes", "shards")
         return {name: value for name, value in asdict(self).items() if name not in contents}
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> StoreIndex:
-        """The index in a manifest; those of the first edition count no rejected rows."""
+        """The index that a manifest holds; manifests of the first version lack `rejected`, which is then 0."""
         values: dict[str, Any] = {"rejected": 0, **manifest}
         if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
             if not isinstance(values["shards"], list) or not isinstance(values["shapes"], dict):
                 raise ValueError(
                     f"shards must be a list and shapes an object, got {values['shards']!r} and {values['shapes']!r}"
                 )
-            lists = {
-                name: tuple(each) if isinstance(each, list) else each
-                for name, each in values["shapes"].items()
+            shapes = {
+                name: tuple(entry) if isinstance(entry, list) else entry
+                for name, entry in values["shapes"].items()
             }
-            values["shapes"] = lists
-            values["shards"] = tuple(built(StoreShard, each) for each in values["shards"])
-        found = built(cls, values)
+            values["shapes"] = shapes
+            values["shards"] = tuple(built(StoreShard, entry) for entry in values["shards"])
+        index = built(cls, values)
         least = 8 * len(TABLES)
-        if odd := [shard for shard in found.shards if not 0 <= shard.entries * least <= shard.bytes]:
+        if wrong := [shard for shard in index.shards if not 0 <= shard.entries * least <= shard.bytes]:
             raise ValueError(
-                f"{odd[0].file} is listed with {odd[0].entries} entries, each of at least {least} bytes, and "
-                f"{odd[0].bytes} bytes"
+                f"{wrong[0].file} is listed with {wrong[0].entries} entries, each of at least {least} bytes, and "
+                f"{wrong[0].bytes} bytes"
             )
-        return found
+        return index
 
 
 def _index(folder: Path, manifest: Mapping[str, Any]) -> StoreIndex:
-    """The index of a folder; ValueError, by the file's name, for one that is none."""
+    """The index in the manifest of a folder; a ValueError about it names the file."""
     try:
         return StoreIndex.of(manifest)
     except ValueError as cause:
@@ -248,6 +248,7 @@ class ActivationStore:
     def _epoch(
         self, site: str, size: int, buffer: int, generator: torch.Generator | None
     ) -> Iterator[Shaped[Tensor, "n ..."]]:
+        """The batches of one pass over a site's entries, shuffled in a buffer if there is a generator."""
         runs = [slice(start, start + size) for start in range(0, len(self), size)]
         if generator is None:
             yield from (self.read(site, run) for run in runs)
@@ -260,6 +261,7 @@ class ActivationStore:
         yield from pool.drawn(len(pool), size)
 
     def _slice(self, i: int, name: str, start: int, stop: int) -> Tensor:
+        """Entries `start` to `stop` of a site or table in one shard file."""
         from safetensors import SafetensorError, safe_open
 
         path = self.folder / self.index.shards[i].file
@@ -271,20 +273,20 @@ class ActivationStore:
 
 
 class _Pool:
-    """Entries that are mixed before they are returned: each is written once and read once."""
+    """A shuffle buffer of entries: each entry is copied in once and copied out once."""
 
     def __init__(self, most: int, generator: torch.Generator) -> None:
         self._generator = generator
         self._entries: Tensor | None = None
         self._free = torch.arange(most)
         self._order = torch.empty(0, dtype=torch.long)
-        """Where the entries lie, in the order in which they would stand in one list."""
+        """The place in `_entries` of every entry in the buffer, in the buffer's order."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def add(self, entries: Shaped[Tensor, "n ..."]) -> None:
-        """Put these at the end."""
+        """Append entries to the buffer."""
         if self._entries is None:
             self._entries = entries.new_empty(len(self._free), *entries.shape[1:])
         places, self._free = self._free[: len(entries)], self._free[len(entries) :]
@@ -292,7 +294,7 @@ class _Pool:
         self._order = torch.cat((self._order, places))
 
     def drawn(self, n: int, size: int) -> Iterator[Shaped[Tensor, "n ..."]]:
-        """The first `n` after all have been mixed, in batches."""
+        """Shuffle the buffer, and yield its first `n` entries in batches of `size`, which leave it."""
         self._order = self._order[torch.randperm(len(self), generator=self._generator)]
         out, self._order = self._order[:n], self._order[n:]
         for places in out.split(size):
@@ -362,22 +364,24 @@ def store_activations(
     if network.edits:
         names = ", ".join(edit.name for edit in network.edits)
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
-    wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
-    stored, lock = STORE.locked(folder, asdict(wanted))
+    requested = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
+    stored, lock = STORE.locked(folder, asdict(requested))
     with lock:
-        index = _begun(folder, wanted, stored)
-        given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
-        given = given.in_order() if isinstance(given, PromptBatches) else given
+        index = _checked_index(folder, requested, stored)
+        batch_source = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+        batch_source = batch_source.in_order() if isinstance(batch_source, PromptBatches) else batch_source
         rejected: list[Rejected] = []
-        parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
-        for tensors in _regrouped(parts, shard_entries):
+        parts = _new_entries(network, _batches(batch_source, rejected), ActivationStore(folder, index))
+        for tensors in _entry_groups(parts, shard_entries):
             path = folder / f"shard-{len(index.shards):05d}.safetensors"
             shard = StoreShard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
             shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
             index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
             STORE.write(folder, asdict(index))
         if not index.entries:
-            raise ValueError(f"at least one entry is required, the batches have none{_first(rejected)}")
+            raise ValueError(
+                f"at least one entry is required, the batches have none{_first_rejected(rejected)}"
+            )
         if not index.complete:
             STORE.write(folder, asdict(replace(index, complete=True, rejected=len(rejected))))
     return ActivationStore.open(folder)
@@ -390,13 +394,13 @@ def _fill(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _batches(source: DataSource, rejected: list[Rejected]) -> Iterator[Batch]:
-    """All batches of a data source; its rows that cannot be used go to a list."""
+    """All batches of a data source; rows that cannot be used are appended to `rejected`."""
     for _, window in windows_of(source):
         rejected += window.rejected
         yield from window.batches
 
 
-def _first(rejected: Sequence[Rejected]) -> str:
+def _first_rejected(rejected: Sequence[Rejected]) -> str:
     return f", and row {rejected[0].row} cannot be used: {rejected[0].reason}" if rejected else ""
 
 
@@ -424,10 +428,10 @@ def _new_index(
     return StoreIndex(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
 
 
-def _begun(folder: Path, wanted: StoreIndex, manifest: Mapping[str, Any]) -> StoreIndex:
-    """The index of the folder's present contents, which must agree with the arguments."""
+def _checked_index(folder: Path, requested: StoreIndex, manifest: Mapping[str, Any]) -> StoreIndex:
+    """The stored index of the folder; raises ValueError if it disagrees with the arguments, or a shard is not whole."""
     stored = _index(folder, manifest)
-    STORE.agree(folder, stored.settings, wanted.settings)
+    STORE.agree(folder, stored.settings, requested.settings)
     clear(folder, "shard-*")
     for shard in stored.shards:
         shard.check(folder)
@@ -437,23 +441,23 @@ def _begun(folder: Path, wanted: StoreIndex, manifest: Mapping[str, Any]) -> Sto
 def _new_entries(
     network: Transformer, batches: Iterable[Batch], store: ActivationStore
 ) -> Iterator[dict[str, Tensor]]:
-    """Tables and activations of the entries that the store does not hold yet, batch by batch."""
-    stop, seen = deepest(store.sites, network.config), 0
+    """Tables and activations of new entries, batch by batch; entries that are stored already are only compared."""
+    stop, before = deepest(store.sites, network.config), 0
     for batch in batches:
-        where, tables = _entries(batch, store.index)
+        is_entry, tables = _entries(batch, store.index)
         n = len(tables["row"])
-        known = min(max(len(store) - seen, 0), n)
-        _check_same(store, {name: table[:known] for name, table in tables.items()}, seen)
+        known = min(max(len(store) - before, 0), n)
+        _check_same(store, {name: table[:known] for name, table in tables.items()}, before)
         if known < n:
-            values = _values(network, batch, where, store.index, stop)
+            values = _site_values(network, batch, is_entry, store.index, stop)
             yield {name: tensor[known:] for name, tensor in (tables | values).items()}
-        seen += n
-    if seen < len(store):
-        raise ValueError(f"{store.folder} holds {len(store)} entries, the batches have only {seen}")
+        before += n
+    if before < len(store):
+        raise ValueError(f"{store.folder} holds {len(store)} entries, the batches have only {before}")
 
 
 def _entries(batch: Batch, index: StoreIndex) -> tuple[Bool[Tensor, "b p"], dict[str, Tensor]]:
-    """Which tokens of a batch are entries, and the tables of these."""
+    """The mask of a batch's tokens that become entries, and the tables row, pos and token of these entries."""
     assert batch.row is not None
     tokens, real = batch.tokens, batch.real
     pos = Layout(batch.keep, batch.documents).positions(tokens.shape[1], 0, tokens.device).expand_as(tokens)
@@ -463,25 +467,25 @@ def _entries(batch: Batch, index: StoreIndex) -> tuple[Bool[Tensor, "b p"], dict
         else batch.documents
     )
     text = text.expand_as(tokens).clamp_min(0)
-    where = real & (pos > 0) if index.skip_bos and batch.bos else real
+    is_entry = real & (pos > 0) if index.skip_bos and batch.bos else real
     if index.positions == "last":
-        where = where & (pos == text[real].bincount()[text] - 1)
+        is_entry = is_entry & (pos == text[real].bincount()[text] - 1)
     tables = {"row": batch.row.to(tokens.device)[text], "pos": pos, "token": tokens}
-    return where, {name: table[where].long().cpu() for name, table in tables.items()}
+    return is_entry, {name: table[is_entry].long().cpu() for name, table in tables.items()}
 
 
-def _values(
-    network: Transformer, batch: Batch, where: Bool[Tensor, "b p"], index: StoreIndex, stop: int | None
+def _site_values(
+    network: Transformer, batch: Batch, is_entry: Bool[Tensor, "b p"], index: StoreIndex, stop: int | None
 ) -> dict[str, Tensor]:
-    """The values at the sites for these tokens, in the store's dtype, chosen and narrowed at the site."""
-    rows, columns = where.nonzero().to(network.device).unbind(1)
-    narrowed = partial(_narrowed, rows=rows, columns=columns, dtype=DTYPES[index.dtype])
+    """The activations `[n ...]` of the masked tokens at every site, in the store's dtype."""
+    rows, columns = is_entry.nonzero().to(network.device).unbind(1)
+    narrowed = partial(_stored_values, rows=rows, columns=columns, dtype=DTYPES[index.dtype])
     reads = [Read(site, partial(narrowed, site=site)) for site in index.sites]
     trace = observe(network, batch, reads, stop=stop, answers_only=True).trace
     return {read.site: trace[read].cpu() for read in reads}
 
 
-def _narrowed(
+def _stored_values(
     value: Shaped[Tensor, "_ p ..."],
     *,
     site: str,
@@ -489,25 +493,26 @@ def _narrowed(
     columns: Int[Tensor, "n"],
     dtype: torch.dtype,
 ) -> Shaped[Tensor, "n ..."]:
-    if len(value) == 1:  # the same in every row
+    """The site's values `[n ...]` of the chosen tokens in the store's dtype; raises ValueError if they do not fit."""
+    if len(value) == 1:  # a site with one value for all rows
         rows = torch.zeros_like(rows)
     # 2 048 tokens x 640 on a core: a flat index takes 0.5 ms, a mask 3.4; the extremes 0.3 ms, isfinite 6.
     places = (rows * value.shape[1] + columns).to(value.device)
-    wide = value.flatten(0, 1).index_select(0, places)
+    values = value.flatten(0, 1).index_select(0, places)
     limit = torch.finfo(dtype).max
-    low, high = wide.aminmax()
+    low, high = values.aminmax()
     if not bool((low >= -limit) & (high <= limit)):
-        if not bool(wide.isfinite().all()):
+        if not bool(values.isfinite().all()):
             raise ValueError(f"finite activations are required, the model's are NaN or infinite at {site!r}")
         raise ValueError(
-            f"activations up to {limit:g} fit {dtype}, got {float(wide.abs().max()):g} at {site!r}: "
+            f"activations up to {limit:g} fit {dtype}, got {float(values.abs().max()):g} at {site!r}: "
             "store them as bfloat16 or float32"
         )
-    return wide.to(dtype)
+    return values.to(dtype)
 
 
 def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int) -> None:
-    """The tables of some batch must be those stored from entry `start` on."""
+    """Raise ValueError unless the tables of a batch equal those that are stored from entry `start` on."""
     n = len(tables["row"])
     if not n:
         return
@@ -522,21 +527,21 @@ def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int
         )
 
 
-def _regrouped(parts: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
-    """The entries in groups of `size`; the last may be smaller."""
+def _entry_groups(parts: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
+    """The entries of all parts in groups of exactly `size`; the last group may be smaller."""
     pending: list[Mapping[str, Tensor]] = []
     for part in parts:
         pending.append(part)
-        n = sum(len(each["row"]) for each in pending)
+        n = sum(len(entries["row"]) for entries in pending)
         if n < size:
             continue
-        joined = _joined(pending)
+        joined = _concatenated(pending)
         for start in range(0, n - size + 1, size):
             yield {name: tensor[start : start + size] for name, tensor in joined.items()}
         pending = [{name: tensor[n // size * size :] for name, tensor in joined.items()}]
-    if any(len(each["row"]) for each in pending):
-        yield _joined(pending)
+    if any(len(entries["row"]) for entries in pending):
+        yield _concatenated(pending)
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

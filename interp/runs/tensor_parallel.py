@@ -48,7 +48,7 @@ from interp.model.tap import Scope
 from interp.model.transformer import Transformer
 
 SPREAD_AXES = "hgm"
-"""The axes of sites that are spread: query heads, key/value heads, neurons."""
+"""The axes of sites that are split over the processes: query heads, key/value heads, neurons."""
 
 
 def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
@@ -100,7 +100,7 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
-    """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
+    """Raise ValueError unless a model of this config can be spread over `processes`; needs no process group.
 
     Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution, Macaron blocks,
     cross-attention, attention sinks, norms over all heads together or with a gamma for each (`qk_norm="width"`,
@@ -117,8 +117,8 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"qk_norm={config.qk_norm!r}": config.qk_norm in ("width", "each"),
     }
-    if found := [name for name, present in unsupported.items() if present]:
-        raise ValueError(f"tensor parallel does not support models with {', '.join(found)}")
+    if names := [name for name, present in unsupported.items() if present]:
+        raise ValueError(f"tensor parallel does not support models with {', '.join(names)}")
     counts = {"n_heads": config.n_heads, "n_kv_heads": config.kv_heads}
     if isinstance(config.mlp, MLP):
         counts["d_mlp"] = config.mlp.d_mlp
@@ -126,39 +126,39 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         common = gcd(*counts.values())
         possible = [n for n in range(1, common + 1) if common % n == 0]
         raise ValueError(
-            f"tensor parallel requires a number of processes that divides {_named(counts)}, got {processes}; "
+            f"tensor parallel requires a number of processes that divides {_counts_text(counts)}, got {processes}; "
             f"possible: {', '.join(map(str, possible))}"
         )
 
 
-def _named(counts: dict[str, int]) -> str:
+def _counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}={n}" for name, n in counts.items())
 
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """The processes that share a model, and how a tensor passes between what each has and what all have.
+    """The processes that share a model, and the collective operations between parts of a tensor and the whole tensor.
 
-    Every passage is differentiable: outside the spread parts all processes have the whole gradient, inside each has
-    that of its own part. All must make the same passages in the same order.
+    Every operation is differentiable: outside the spread modules all processes have the whole gradient, inside
+    each has that of its own part. All processes must call the same operations in the same order.
     """
 
     mesh: DeviceMesh
 
     def entered(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:
-        """A tensor that all parts have, as the input of a spread part: its gradient is summed over the parts."""
+        """A tensor that all processes have, as the input of a spread module: its gradient is summed over processes."""
         return self._as(x, Replicate()).to_local(grad_placements=(Partial(),)) if x.requires_grad else x
 
     def summed(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:
-        """The sum of what each has."""
+        """The sum of the tensors of all processes (all-reduce)."""
         return self._as(x, Partial()).full_tensor()
 
     def gathered(self, x: Shaped[Tensor, "*own"], axis: int) -> Shaped[Tensor, "*whole"]:
-        """The tensors of all processes, joined along an axis in their order."""
+        """The tensors of all processes, concatenated along an axis in the order of the processes (all-gather)."""
         return self._as(x, Shard(axis)).full_tensor()
 
     def own(self, x: Shaped[Tensor, "*whole"], axis: int) -> Shaped[Tensor, "*own"]:
-        """This process's part of what all have, a view."""
+        """This process's chunk, along an axis, of a tensor that all processes have; a view."""
         if x.requires_grad:
             return self._as(x, Replicate()).redistribute(placements=[Shard(axis)]).to_local()
         return x.chunk(self.mesh.size(), axis)[self.mesh.get_local_rank()]
@@ -169,29 +169,29 @@ class Team:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """How a weight is spread along an axis made of sections (queries, keys, values): each has a part of every one."""
+    """How a weight is split along an axis of sections (queries, keys, values); a process has a chunk of each."""
 
     team: Team
     axis: int
     sections: Sequence[int]
 
     def own(self, whole: Shaped[Tensor, "*whole"]) -> Shaped[Tensor, "*own"]:
-        """A copy of this process's parts, joined."""
+        """A copy of this process's chunks of a whole weight, concatenated."""
         parts = whole.detach().split(list(self.sections), self.axis)
         return torch.cat([self.team.own(part, self.axis) for part in parts], self.axis)
 
     def whole(self, piece: Shaped[Tensor, "*own"]) -> Shaped[Tensor, "*whole"]:
-        """The weight itself, from what each process has."""
-        every = self.team.gathered(piece.detach()[None], 0)
-        sections = every.split([n // len(every) for n in self.sections], self.axis + 1)
+        """The whole weight, gathered from the pieces of all processes."""
+        pieces = self.team.gathered(piece.detach()[None], 0)
+        sections = pieces.split([n // len(pieces) for n in self.sections], self.axis + 1)
         return torch.cat([part for section in sections for part in section], self.axis)
 
 
 class Joined(nn.Linear):
-    """A spread matrix as other code sees it: `weight` and `bias` are whole, gathered at every access.
+    """A linear map split over the processes, whose `weight` and `bias` are whole to other code: gathered when read.
 
-    Cut by rows, its bias is spread with it; cut by columns, each process's product is a part of a sum, to which the
-    bias is added once, and every process keeps it.
+    Split along its outputs, the bias is split with it. Split along its inputs, the outputs of the processes are summed,
+    and the bias, which every process keeps, is added once.
     """
 
     def __init__(self, whole: nn.Linear, cut: Cut) -> None:
@@ -200,8 +200,8 @@ class Joined(nn.Linear):
         self.added: Tensor | None = None if cut.axis == 0 else whole.bias
         spread = None if whole.bias is None or cut.axis == 1 else cut.own(whole.bias)
         self.own = _linear(cut.own(whole.weight), spread)
-        """What this process has of it, an ordinary linear map."""
-        self.register_state_dict_post_hook(_whole_state)  # type: ignore[no-untyped-call]
+        """This process's piece of the map, an ordinary linear map."""
+        self.register_state_dict_post_hook(_write_whole_state)  # type: ignore[no-untyped-call]
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:  # type: ignore[override]
@@ -214,13 +214,13 @@ class Joined(nn.Linear):
         return self.added if self.own.bias is None else self.cut.whole(self.own.bias)
 
     def summed(self, parts: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """The output, from each process's product."""
+        """The whole map's output: the processes' outputs summed, plus the bias."""
         out = self.cut.team.summed(parts)
         return out if self.added is None else out + self.added
 
 
-def _whole_state(joined: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
-    """Write a spread matrix under its own name, so that files and hashes are those of the model in one piece."""
+def _write_whole_state(joined: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
+    """State-dict hook: store the whole weight and bias under their usual names, as for a model in one process."""
     assert isinstance(joined, Joined)
     for name in [name for name, _ in joined.named_parameters()]:
         del state[prefix + name]
@@ -231,15 +231,15 @@ def _whole_state(joined: nn.Module, state: dict[str, Tensor], prefix: str, _: ob
 
 def _linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None) -> nn.Linear:
     with torch.device("meta"):
-        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    made.weight = nn.Parameter(weight, requires_grad=False)
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        made.bias = nn.Parameter(bias, requires_grad=False)
-    return made
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 class SpreadAttention(Attention):
-    """Attention with heads spread over the processes; to other code, attention with all its heads."""
+    """Attention with heads split over the processes; to other code, attention with all its heads."""
 
     def __init__(self, whole: Attention, config: ModelConfig, team: Team) -> None:
         n = team.mesh.size()
@@ -253,7 +253,7 @@ class SpreadAttention(Attention):
         self.out = out = Joined(whole.out, Cut(team, 1, widths[:1]))
         self.q_norm, self.k_norm = local.q_norm, local.k_norm = whole.q_norm, whole.k_norm
         local.qkv, local.out = into.own, out.own
-        self._own = (local,)  # in a tuple: its modules are registered above, under names of this one
+        self._own = (local,)  # in a tuple, so that its modules are not registered twice
 
     def forward(
         self,
@@ -272,7 +272,7 @@ class SpreadAttention(Attention):
 
 
 class SpreadFeedForward(FeedForward):
-    """An MLP with neurons spread over the processes; to other code, an MLP with all its neurons."""
+    """An MLP with neurons split over the processes; to other code, an MLP with all its neurons."""
 
     def __init__(self, whole: FeedForward, kind: MLP, team: Team) -> None:
         d_model = whole.into.in_features
@@ -293,9 +293,9 @@ class SpreadFeedForward(FeedForward):
 
 
 class Inside(Scope):
-    """A layer's scope as the inside of a spread part knows it: part of a value in, all of it at the site, part out.
+    """A layer's scope inside a spread module: edits and reads see the gathered value, the pass goes on with this part.
 
-    Nothing is gathered at sites that are not read, and nothing cut again where the value was only read.
+    Sites that are neither read nor edited are not gathered; a value that was only read is not split again.
     """
 
     def __init__(self, scope: Scope, team: Team) -> None:
@@ -310,16 +310,16 @@ class Inside(Scope):
         return self._scope.alters(*names)
 
     def by_row(self, *names: str) -> bool:
-        """No: what is gathered from all processes is visited whole."""
+        """False: a value that is gathered from all processes is visited as a whole."""
         return False
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of this pass is wanted any more."""
+        """Whether no later site of this pass is read or edited."""
         return self._scope.finished
 
     def visit(self, name: str, value: Tensor) -> Tensor:
-        """Apply the edits and answer the reads on the whole value; returns this process's part."""
+        """This process's part of the value, after the edits and reads of the site on the whole value."""
         if not self.wants(name):
             return value
         axis = _spread_axis(name)
@@ -328,13 +328,13 @@ class Inside(Scope):
 
 
 def _spread_axis(name: str) -> int:
-    """Which axis of a site in a block is spread."""
+    """The index of the axis along which a block's site is split over the processes."""
     axes = sites.axes_of(f"blocks.0.{name}").split()
     return next(i for i, axis in enumerate(axes) if axis in SPREAD_AXES)
 
 
 def _own_pass(shared: PassState, team: Team) -> PassState:
-    """The values that the blocks share, with the score bias and the cache of this process's heads."""
+    """The pass's shared values, with the attention-score bias and the key/value cache of this process's heads."""
 
     def own(view: View) -> View:
         bias = view.mask.bias
@@ -346,7 +346,7 @@ def _own_pass(shared: PassState, team: Team) -> PassState:
 
 @dataclass
 class OwnPast:
-    """The tokens before a pass for the heads of one process; the cache itself has the keys of all heads."""
+    """A key/value cache seen by one process: `append` returns its own heads; `cache` itself stores all heads."""
 
     length: int
     prompt: int | None
@@ -356,7 +356,7 @@ class OwnPast:
     team: Team
 
     def room(self, rows: int, n: int) -> None:
-        """ValueError unless a pass of this shape can go on from here."""
+        """Raise ValueError unless `n` more tokens of `rows` rows fit into the cache."""
         self.cache.room(rows, n)
 
     def extended_keep(
@@ -368,12 +368,12 @@ class OwnPast:
     def append(
         self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
     ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
-        """Keys and values of this process's heads of everything seen; those of all heads are appended."""
+        """Append the keys and values of all heads; returns those of this process's heads for all tokens so far."""
         keys, values = self.cache.append(layer, self.team.gathered(k, 2), self.team.gathered(v, 2))
         return self.team.own(keys, 2), self.team.own(values, 2)
 
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
-        """Count `n` tokens as seen, once every layer has them."""
+        """Count `n` tokens as seen, after every layer has appended them."""
         self.cache.advance(n, keep)
 
 
@@ -383,10 +383,10 @@ def _own_past(cache: Past, team: Team) -> OwnPast:
 
 @torch.no_grad()
 def _check_same_weights(model: Transformer, team: Team) -> None:
-    """ValueError unless the parameters of all processes have the same sums, but for rounding."""
+    """Raise ValueError unless every parameter has the same sum in all processes, up to rounding."""
     sums = torch.stack([p.sum(dtype=torch.float64).to(team.mesh.device_type) for p in model.parameters()])
-    every = team.gathered(sums[None], 0)
-    differ = ~torch.isclose(every, every[:1], rtol=1e-6, atol=1e-6, equal_nan=True).all(0)
+    by_process = team.gathered(sums[None], 0)
+    differ = ~torch.isclose(by_process, by_process[:1], rtol=1e-6, atol=1e-6, equal_nan=True).all(0)
     names = [name for name, _ in model.named_parameters()]
     if bool(differ.any()):
         raise ValueError(

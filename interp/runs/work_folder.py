@@ -45,7 +45,7 @@ class Shard:
 
     @classmethod
     def of(cls, given: "str | Shard") -> "Shard":
-        """From `"2/8"`; ValueError for anything else."""
+        """The shard of a text such as `"2/8"`; raises ValueError for any other text."""
         if isinstance(given, Shard):
             return given
         index, slash, count = given.partition("/")
@@ -54,13 +54,13 @@ class Shard:
         return cls(int(index), int(count))
 
     def windows(self, count: int) -> range:
-        """The shard's consecutive share of so many windows."""
+        """The numbers of the shard's consecutive windows out of `count`."""
         return range(count * self.index // self.count, count * (self.index + 1) // self.count)
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """An open folder: this process's journal, and what all others have finished."""
+    """An open work folder: this process's journal, and the progress that all other processes have finished."""
 
     journal: Journal
     others: Progress
@@ -68,7 +68,7 @@ class WorkFolder:
     """False in processes that share a spread model with the one that writes the journal."""
 
     def take(self, done: BatchDone) -> None:
-        """Count one batch as done, and write it if this is the process that does."""
+        """Count one batch as done, and write it to the journal if this process writes."""
         if self.writes:
             self.journal.write(done)
         else:
@@ -79,28 +79,28 @@ class WorkFolder:
         return None if window in self.others.tree else self.journal.progress.due(window)
 
     def together(self) -> Progress:
-        """Everything that is done, by whomever."""
-        found = Progress()
-        found.include(self.others)
-        found.include(self.journal.progress)
-        return found
+        """The progress of this and of all other processes together."""
+        progress = Progress()
+        progress.include(self.others)
+        progress.include(self.journal.progress)
+        return progress
 
 
 def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
-    fingerprints = {each.name: fingerprint(each) for each in questions.every}
+    fingerprints = {question.name: fingerprint(question) for question in questions.every}
     network = {
         "model_sha256": model_hash(model),
         "dtype": str(model.dtype),
         "edits": fingerprint(model.edits),
     }
     work = {**network, "data": data, "analyses": fingerprints}
-    found: Json = json.loads(json.dumps(work, default=repr))
-    return found
+    as_json: Json = json.loads(json.dumps(work, default=repr))
+    return as_json
 
 
 def check_comparable(parameters: Json) -> None:
-    """ValueError for things that decide a number and cannot be compared later."""
+    """Raise ValueError if something that decides the numbers has no fingerprint to compare it by later."""
     if odd := list(incomparable(parameters)):
         raise ValueError(
             "several processes, or a run that is gone on with, must ask the same, and that cannot be told of "
@@ -112,47 +112,47 @@ def check_comparable(parameters: Json) -> None:
 def opened(
     folder: Path, questions: Questions, model: Transformer, shard: Shard | None
 ) -> Iterator[WorkFolder]:
-    """The folder for one process, which has its lock until it leaves.
+    """A context with the folder opened for one process, which holds the lock of its share until the end.
 
     Raises:
         ValueError: while another process is working on the same share.
     """
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
-    reductions = {each.name: each.keep for each in questions.every}
+    reductions = {question.name: question.keep for question in questions.every}
     first = writes(model)
-    with _share(folder, name) if first else nullcontext():
+    with _share_lock(folder, name) if first else nullcontext():
         with one_after_another(model):
             if first:
-                _alone(folder, name)
+                _check_alone(folder, name)
             others = Progress()
-            for other, number in numbers_in(folder).items():
-                if other != name:
-                    theirs = Journal.open(folder, other, reductions, read_only=True, number=number)
+            for other_name, number in numbers_in(folder).items():
+                if other_name != name:
+                    theirs = Journal.open(folder, other_name, reductions, read_only=True, number=number)
                     others.include(theirs.progress)
             journal = Journal.open(folder, name, reductions, read_only=not first)
         yield WorkFolder(journal, others, first)
 
 
-def _share(folder: Path, name: str) -> ExitStack:
+def _share_lock(folder: Path, name: str) -> ExitStack:
     """The lock of one process's share of the windows."""
     file = folder / f".{name}.lock"
     return locked(file, f"another process is working on this run, {file} is locked")
 
 
-def _alone(folder: Path, name: str) -> None:
-    """ValueError while another process works on windows that may belong to this one.
+def _check_alone(folder: Path, name: str) -> None:
+    """Raise ValueError while another process works on windows that may belong to this one.
 
-    The other process does the whole run, or a shard of an array of another size.
+    That is a process that does the whole run, or a shard of an array of another size.
     """
     for file in folder.glob(".*.lock"):
-        other = file.name.removeprefix(".").removesuffix(".lock")
-        if name.rpartition("-of-")[2] != other.rpartition("-of-")[2]:
-            with _share(folder, other):
+        other_name = file.name.removeprefix(".").removesuffix(".lock")
+        if name.rpartition("-of-")[2] != other_name.rpartition("-of-")[2]:
+            with _share_lock(folder, other_name):
                 pass
 
 
 def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "pd.DataFrame") -> None:
-    """Every result as netCDF and tidy Parquet, and the rows set aside; each file whole or not at all."""
+    """Write every result as netCDF and tidy Parquet, and a table of the rows set aside, each file in one step."""
     for name, value in {**results, "rejected": rejected}.items():
         for suffix, data in encoded(value).files.items():
             write_bytes(folder / f"{name}{suffix}", data)

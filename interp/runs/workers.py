@@ -34,7 +34,7 @@ from interp.runs.progress import BatchDone, Partials, Tally
 WorkerAnswer = tuple[Partials | None, tuple[Rejected, ...]]
 """Partial results over the good rows of a batch (None if there is none), and the rows set aside."""
 EXCERPT = 12
-"""Tokens of a row that show which one it was."""
+"""Number of tokens of a row set aside that its excerpt shows."""
 
 
 @dataclass(eq=False)
@@ -44,10 +44,10 @@ class Worker:
     questions: Questions
     model: Transformer
     room: int | None = field(default=None, init=False)
-    """Tokens that a pass may have, once memory has run out."""
+    """Most tokens of a pass after memory ran out once; None before."""
 
     def answers(self, number: int, window: Window, first: int = 0) -> Iterator[BatchDone]:
-        """The contributions of each batch of the window, from batch `first` on.
+        """The results of each batch of the window, from batch `first` on.
 
         Raises:
             MemoryError: if a single row does not fit; everything the analyses raise but for NaN in a row.
@@ -58,16 +58,17 @@ class Worker:
         for i, batch in enumerate(window.batches[first:], first):
             partials, bad = self._answer(batch)
             notes = self.questions.notes(batch)
-            tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad, notes)
+            tally = Tally(_text_count(batch) - len(bad), int(batch.lengths.sum()), 0, bad, notes)
             yield BatchDone(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
 
     def _answer(self, batch: Batch) -> WorkerAnswer:
+        """The answer to a batch, by halves if memory runs out or the model raises NotFiniteError for some row."""
         if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:
-            return self._in_halves(batch)
+            return self._answer_in_halves(batch)
         try:
             with checks_together() as checks:
                 values = self.questions.values(self.model, batch)
-            return self._reduced(batch, values, checks)
+            return self._reduced_answer(batch, values, checks)
         except torch.OutOfMemoryError as cause:
             if len(batch) == 1:
                 raise MemoryError(
@@ -76,83 +77,87 @@ class Worker:
             self.room = batch.tokens.numel() // 2
         except NotFiniteError as cause:
             if len(batch) == 1 and batch.documents is None:
-                return None, (_rejected(batch, 0, str(cause)),)
+                return None, (_rejected_row(batch, 0, str(cause)),)
             if batch.documents is not None:
                 raise
         torch.cuda.empty_cache()
-        return self._in_halves(batch)
+        return self._answer_in_halves(batch)
 
-    def _in_halves(self, batch: Batch) -> WorkerAnswer:
-        found: Partials | None = None
+    def _answer_in_halves(self, batch: Batch) -> WorkerAnswer:
+        """The answers to both halves of a batch, merged."""
+        folded: Partials | None = None
         rejected: tuple[Rejected, ...] = ()
         for half in batch.split((len(batch) + 1) // 2):
             partials, bad = self._answer(half.trimmed())
             rejected += bad
             if partials is not None:
-                found = merged(found, partials)
-        return found, rejected
+                folded = merged(folded, partials)
+        return folded, rejected
 
-    def _reduced(self, batch: Batch, values: BatchValues, checks: Checks) -> WorkerAnswer:
+    def _reduced_answer(self, batch: Batch, values: BatchValues, checks: Checks) -> WorkerAnswer:
+        """The reduction of a batch's values over its good rows, and the rows that are not finite."""
         _check_rows(batch, values)
-        rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
-        if (found := self.questions.reduced_if(finite(every), values, rows, checks)) is not None:
-            return found, ()
-        good, why = self._finite(values)
+        rows, tensors = batch.identities(), [x for by_name in values.values() for x in by_name.values()]
+        if (partials := self.questions.reduced_if(finite(tensors), values, rows, checks)) is not None:
+            return partials, ()
+        good, why = self._finite_rows(values)
         if good is None:
             return self.questions.reduced(values, rows), ()
         good = good.cpu()
-        rejected = tuple(_rejected(batch, i, why) for i in (~good).nonzero()[:, 0].tolist())
+        rejected = tuple(_rejected_row(batch, i, why) for i in (~good).nonzero()[:, 0].tolist())
         if not bool(good.any()):
             return None, rejected
-        kept = {a: {k: v[good.to(v.device)] for k, v in each.items()} for a, each in values.items()}
-        return self.questions.reduced(kept, None if rows is None else rows.cpu()[good]), rejected
+        good_values = {
+            a: {k: v[good.to(v.device)] for k, v in by_name.items()} for a, by_name in values.items()
+        }
+        return self.questions.reduced(good_values, None if rows is None else rows.cpu()[good]), rejected
 
-    def _finite(self, values: BatchValues) -> tuple[Bool[Tensor, "n"] | None, str]:
-        """Which rows are finite wherever a reduction needs it (None: all are), and what is not in the others.
+    def _finite_rows(self, values: BatchValues) -> tuple[Bool[Tensor, "n"] | None, str]:
+        """The mask of rows that are finite where a reduction requires it (None: all), and which values are not finite.
 
-        Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
+        For a reduction that allows NaN (`refuses_nan` False), only a row that is NaN in all values is masked out.
         """
         good: Tensor | None = None
         culprits = []
-        fine_already = to_host({name: finite(each.values()) for name, each in values.items()})
-        for each in self.questions.every:
-            if bool(fine_already[each.name]):
+        fine_already = to_host({name: finite(by_name.values()) for name, by_name in values.items()})
+        for question in self.questions.every:
+            if bool(fine_already[question.name]):
                 continue
-            strict = getattr(each.keep, "refuses_nan", False)
-            for name, fine in _fine(values[each.name], strict=strict).items():
+            strict = getattr(question.keep, "refuses_nan", False)
+            for name, fine in _good_rows(values[question.name], strict=strict).items():
                 if not bool(fine.all()):
                     good = fine if good is None else good & fine
-                    culprits.append(f"{each.name}.{name}")
+                    culprits.append(f"{question.name}.{name}")
         return good, f"NaN or infinite: {', '.join(culprits)}"
 
 
-def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
-    """Which rows are finite, by value; unless strict those that have a number, in any of the values together."""
+def _good_rows(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
+    """Masks of good rows by value: with `strict`, rows without NaN or infinity; else rows not all NaN, in one mask."""
     flat = {name: value.reshape(len(value), -1) for name, value in values.items() if value[:1].numel()}
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
     floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
-    some = torch.stack(list(to_host(floats).values())).any(0) if floats else None
-    return {} if some is None else {", ".join(floats): some}
+    has_number = torch.stack(list(to_host(floats).values())).any(0) if floats else None
+    return {} if has_number is None else {", ".join(floats): has_number}
 
 
 def _check_rows(batch: Batch, values: BatchValues) -> None:
-    """ValueError for an analysis that does not give one value per row (in packed batches: per text)."""
-    for name, each in values.items():
-        lengths = sorted({len(value) for value in each.values()})
-        if lengths != [_texts(batch)]:
+    """Raise ValueError for an analysis that does not give one value per row (in packed batches: per text)."""
+    for name, by_name in values.items():
+        lengths = sorted({len(value) for value in by_name.values()})
+        if lengths != [_text_count(batch)]:
             raise ValueError(
-                f"{name} requires one value per row or packed text, {_texts(batch)}, got {lengths}"
+                f"{name} requires one value per row or packed text, {_text_count(batch)}, got {lengths}"
             )
 
 
-def _texts(batch: Batch) -> int:
+def _text_count(batch: Batch) -> int:
     rows = batch.identities()
     return len(batch) if rows is None else len(rows)
 
 
-def _rejected(batch: Batch, i: int, reason: str) -> Rejected:
-    """Row `i` (in packed rows: text `i` as they stand there) set aside."""
+def _rejected_row(batch: Batch, i: int, reason: str) -> Rejected:
+    """The entry of a row that is set aside: row `i` of the batch, or text `i` of a packed batch."""
     rows = batch.identities()
     assert rows is not None
     row, shown = int(rows[i]), ""
@@ -166,13 +171,13 @@ Due = Callable[[int], int | None]
 DEATHS = 3
 """How many workers may die at one window before the run gives up."""
 STARTED = b""
-"""The message of a worker that has opened its parcel."""
+"""The message that a worker sends once it has opened its parcel."""
 NOT_STARTED = "a worker process could not start"
 GUARD = 'A script that starts workers needs `if __name__ == "__main__":` around what it does: each of them imports it'
 
 
 def all_devices() -> list[torch.device]:
-    """Every GPU; on a host without one its cores, one worker each."""
+    """All GPUs of the host; without a GPU, "cpu" once for every core."""
     if torch.cuda.is_available():
         return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     return [torch.device("cpu")] * len(os.sched_getaffinity(0))
@@ -180,18 +185,18 @@ def all_devices() -> list[torch.device]:
 
 @dataclass(eq=False)
 class _Helper:
-    """A worker process, and the window it is at."""
+    """A worker process, and the number of the window that it works on."""
 
     process: BaseProcess
     pipe: Connection
     device: torch.device
     window: int | None = None
     started: bool = False
-    """Whether it has opened what it was sent."""
+    """Whether the process has opened its parcel."""
 
     @property
     def end(self) -> str:
-        """How a process that died came to its end."""
+        """How the dead process ended, in words: its exit code or signal."""
         self.process.join(1)
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -207,7 +212,7 @@ def done_by_processes(
     due: Due,
     devices: Sequence[torch.device],
 ) -> Iterator[BatchDone]:
-    """The contributions of all batches of the windows, in the order in which the workers finish them.
+    """The results of all batches of the windows, in the order in which the workers finish them.
 
     The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses
     and model must be picklable (functions by name), and a script needs `if __name__ == "__main__":`.
@@ -224,7 +229,7 @@ def done_by_processes(
             f"what runs in several processes must be picklable, functions by their names: {cause}"
         ) from cause
     crew = _Crew(parcel, devices)
-    reductions = {each.name: each.keep for each in questions.every}
+    reductions = {question.name: question.keep for question in questions.every}
     waiting = iter(windows)
     try:
         while True:
@@ -261,10 +266,10 @@ class _Crew:
         share = len(os.sched_getaffinity(0)) // max(1, hosts)
         self._threads = max(1, min(torch.get_num_threads(), share))
         self._deaths: dict[int, int] = {}
-        """How many workers died, by window."""
-        self._helpers = [self._started(device) for device in devices]
+        """Number of workers that died at each window."""
+        self._helpers = [self._start(device) for device in devices]
 
-    def _started(self, device: torch.device) -> _Helper:
+    def _start(self, device: torch.device) -> _Helper:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_serve, args=(theirs, self._parcel, device, self._threads), daemon=True
@@ -278,11 +283,11 @@ class _Crew:
         return [helper for helper in self._helpers if helper.window is None]
 
     def busy(self) -> bool:
-        """Whether any worker is at work."""
+        """Whether any worker has a window."""
         return any(helper.window is not None for helper in self._helpers)
 
     def give(self, helper: _Helper, window: int, first: int) -> None:
-        """Hand a window over, from batch `first` on; one given to a dead worker is found by `ready`."""
+        """Send a window to a worker, from batch `first` on; `ready` reports a worker that is dead."""
         helper.window = window
         try:
             helper.pipe.send((window, first))
@@ -290,12 +295,12 @@ class _Crew:
             return
 
     def ready(self) -> list[_Helper]:
-        """Workers that have something to say, or died at work; waits for the first."""
+        """Workers that sent a message or died at work; waits for the first of them."""
         by_pipe = {helper.pipe: helper for helper in self._helpers if helper.window is not None}
         return [by_pipe[pipe] for pipe in wait(list(by_pipe)) if isinstance(pipe, Connection)]
 
     def heard(self, helper: _Helper) -> bytes | str | None:
-        """A batch's part, the traceback of an exception, or None from a worker that died."""
+        """A worker's message: the bytes of a batch's result, the traceback of an exception; None from a dead worker."""
         try:
             message: bytes | str = helper.pipe.recv()
         except (EOFError, OSError):
@@ -303,7 +308,7 @@ class _Crew:
         return message
 
     def failed(self, helper: _Helper, traceback: str | None) -> None:
-        """Replace a worker that died. RuntimeError for one that raised, could not start, or is the last of many."""
+        """Replace a worker that died; raises RuntimeError if it raised, could not start, or too many died."""
         window = helper.window
         if traceback is not None:
             what = f"window {window} failed in a worker process" if helper.started else NOT_STARTED
@@ -319,14 +324,14 @@ class _Crew:
         self._replace(helper)
 
     def _replace(self, helper: _Helper) -> None:
-        """Put a new process in a dead one's place."""
+        """Start a new process in place of a dead one."""
         helper.pipe.close()
         helper.process.join(1)
-        fresh = self._started(helper.device)
+        fresh = self._start(helper.device)
         helper.process, helper.pipe, helper.window, helper.started = fresh.process, fresh.pipe, None, False
 
     def end(self) -> None:
-        """Stop everybody."""
+        """Terminate all worker processes."""
         for helper in self._helpers:
             helper.process.terminate()
         for helper in self._helpers:
@@ -340,7 +345,7 @@ def _serve(
     device: torch.device,
     threads: int,
 ) -> None:
-    """A worker's life: windows in, one message per batch out, and one before them all."""
+    """The loop of a worker process: it sends STARTED, then for every window it receives one message per batch."""
     torch.set_num_threads(threads)
     try:
         questions, model, source = parcel.opened()

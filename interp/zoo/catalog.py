@@ -43,7 +43,7 @@ def load(
         model = BUILT[name]().to(device=device, dtype=dtype).requires_grad_(False).eval()
         return model, groundtruth.Alphabet()
     folder = WEIGHTS / name
-    return _weights(folder, revision, dtype, device), tokenizer_of(folder)
+    return _model_of_weights(folder, revision, dtype, device), tokenizer_of(folder)
 
 
 @public()
@@ -54,12 +54,14 @@ def card(name: str) -> Json:
 
 @public()
 def revisions(name: str) -> list[str]:
-    """The training checkpoints shipped with a demo model, in order."""
-    found = (WEIGHTS / named_path(name) / "checkpoints").glob("step*.safetensors")
-    return sorted((p.stem for p in found), key=lambda stem: int(stem.removeprefix("step")))
+    """The names of the training checkpoints shipped with a demo model, such as "step1500", in order of the step."""
+    files = (WEIGHTS / named_path(name) / "checkpoints").glob("step*.safetensors")
+    return sorted((p.stem for p in files), key=lambda stem: int(stem.removeprefix("step")))
 
 
-def _weights(folder: Path, revision: str | None, dtype: torch.dtype | None, device: Device) -> Transformer:
+def _model_of_weights(
+    folder: Path, revision: str | None, dtype: torch.dtype | None, device: Device
+) -> Transformer:
     if revision is None:
         return from_folder(folder / "model.safetensors", dtype=dtype, device=device)
     file = named_path(folder / "checkpoints" / f"{revision}.safetensors")

@@ -21,35 +21,35 @@ SYMBOLS = ("<|bos|>", *string.ascii_letters, *string.digits, " ")
 WIDTH = 64
 """Width of each of the four subspaces of the stream, and of a head."""
 SHARPNESS = 60.0
-"""Gap between the score of the planted target and the rest; softmax leaves e^-60 elsewhere."""
+"""Gap between the attention score of the planted target and all other scores; softmax leaves e^-60 elsewhere."""
 
 
 class Alphabet:
-    """One token per symbol; id 0 begins a sequence, and no text has it."""
+    """A tokenizer with one token per symbol; id 0 is BOS, which no text contains."""
 
     bos_id: int | None = 0
     eos_id: int | None = 0
     pad_id: int = 0
 
     def __init__(self, symbols: Sequence[str] = SYMBOLS) -> None:
-        """symbols: by id; the usual ones are letters, digits and space."""
+        """symbols: all symbols in the order of their ids; by default BOS, letters, digits and space."""
         self.symbols = tuple(symbols)
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         longest_first = sorted(self.symbols[1:], key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the symbols, at each place the longest that fits; ValueError where none does."""
-        found, at = [], 0
+        """Token ids of a text, read with the longest symbol that matches at each place; ValueError where none does."""
+        ids, at = [], 0
         while at < len(text):
-            symbol = self._pattern.match(text, at)
-            if symbol is None:
+            match = self._pattern.match(text, at)
+            if match is None:
                 usual = self.symbols == SYMBOLS
                 known = "letters, digits and spaces" if usual else f"symbols {', '.join(self.symbols[1:])}"
                 raise ValueError(f"{known} are required, got {text[at]!r}")
-            found.append(self._ids[symbol[0]])
-            at = symbol.end()
-        return found
+            ids.append(self._ids[match[0]])
+            at = match.end()
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The symbols of these ids."""
@@ -77,29 +77,29 @@ def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transform
     names = config.d_vocab
     model.embed.weight.copy_(token[:names])
     assert model.pos_embed is not None
-    model.pos_embed.weight.copy_(_waves(n_ctx) @ position)
+    model.pos_embed.weight.copy_(_position_codes(n_ctx) @ position)
     assert model.unembed is not None
     model.unembed.weight.copy_(20.0 * prediction[:names])
-    back = _shift(-1) * (SHARPNESS / (WIDTH / 2))
+    back = _rotation(-1) * (SHARPNESS / (WIDTH / 2))
     plant_head(model, PREVIOUS, query=position.T @ back, key=position.T, value=token.T, out=previous)
     plant_head(model, INDUCTION, query=token.T * SHARPNESS, key=previous.T, value=token.T, out=prediction)
     return model
 
 
 def _frequencies() -> Float[Tensor, "half"]:
-    """Evenly spaced angles per step: sum cos(w n) is WIDTH/2 at lag 0, -WIDTH/2 at lag WIDTH, 0 at every other lag."""
+    """Frequencies w of the position code: sum_w cos(w n) is WIDTH/2 at n = 0, -WIDTH/2 at n = WIDTH, else 0."""
     half = WIDTH // 2
     return math.pi * (torch.arange(half) + 0.5) / half
 
 
-def _waves(n: int) -> Float[Tensor, "n e"]:
-    """Cosines, then sines, of every position; dot products depend on the distance only."""
+def _position_codes(n: int) -> Float[Tensor, "n e"]:
+    """Position codes, cosines then sines of w i; the dot product of two of them depends only on their distance."""
     angle = torch.arange(n)[:, None] * _frequencies()
     return torch.cat((angle.cos(), angle.sin()), 1)
 
 
-def _shift(steps: int) -> Float[Tensor, "e e"]:
-    """The rotation that takes the waves of position i to those of position i + steps, row convention."""
+def _rotation(steps: int) -> Float[Tensor, "e e"]:
+    """The rotation that takes the code of position i to that of position i + steps, in row convention."""
     angle = _frequencies() * steps
     cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
     return torch.cat((torch.cat((cos, sin), 1), torch.cat((-sin, cos), 1)), 0)
@@ -125,7 +125,7 @@ def plant_head(
     value: Float[Tensor, "d e"],
     out: Float[Tensor, "e d"],
 ) -> None:
-    """Write the four matrices (row convention) of the head at (layer, head) into the fused parameters."""
+    """Write W_Q, W_K, W_V and W_O (row convention) of the head at (layer, head) into the fused parameters."""
     layer, head = where
     attn = model.block(layer).attn
     for name, matrix in zip("qkv", (query, key, value), strict=True):

@@ -74,14 +74,14 @@ def induction_scores(
 def completes(
     model: Transformer, encode: Encode, bos: int, prompts: Sequence[tuple[str, str]]
 ) -> Bool[Tensor, "c"]:
-    """For each (prompt, continuation): whether greedy decoding of `bos + prompt` writes exactly the continuation.
+    """For each (prompt, continuation), whether greedy decoding of `bos + prompt` writes exactly the continuation.
 
     One teacher-forced pass decides it: greedy decoding writes these tokens if and only if each is the argmax after
     those before it.
     """
     encoded = [([bos, *encode(prompt)], list(encode(answer))) for prompt, answer in prompts]
     verdicts = []
-    for group in _groups(encoded):
+    for group in _batches(encoded):
         tokens = _right_padded([prompt + answer for prompt, answer in group], bos)
         best = model(tokens).argmax(-1)
         for row, (prompt, answer) in enumerate(group):
@@ -91,7 +91,7 @@ def completes(
 
 
 def states(model: Transformer, encode: Encode, bos: int, prompts: Sequence[FactPrompt]) -> Bool[Tensor, "c"]:
-    """Whether greedy decoding of each fact prompt writes exactly the object and a full stop."""
+    """For each fact prompt, whether greedy decoding writes exactly the object and a full stop."""
     return completes(model, encode, bos, [(p.prompt, f"{p.answer}.") for p in prompts])
 
 
@@ -106,7 +106,7 @@ def answer_margins(
         shared = next(i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b)
         encoded.append(([bos, *encode(prompt.prompt), *right[:shared]], [right[shared], wrong[shared]]))
     margins = []
-    for group in _groups(encoded):
+    for group in _batches(encoded):
         tokens = _right_padded([context for context, _ in group], bos)
         last = torch.tensor([[len(context) - 1] for context, _ in group])
         pair = torch.tensor([candidates for _, candidates in group])
@@ -118,7 +118,7 @@ def answer_margins(
 def card_numbers(
     model: Transformer, encode: Encode, validation: Int[Tensor, "n"], *, bos: int = 0
 ) -> dict[str, CardEntry]:
-    """Every number of a model's card: value, how many things it was measured on, and its definition in words.
+    """Every number of a model's card, by name: its value, the count n it was measured on, and its definition in words.
 
     `validation` is held-out prose as token ids; the other material comes from `interp.tasks` with fixed seeds.
     """
@@ -130,7 +130,7 @@ def card_numbers(
 
 
 def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, CardEntry]:
-    """The part of the card that needs no prose: facts and indirect objects."""
+    """The numbers of the card about facts and indirect objects, which need no validation prose."""
     facts = tasks.load_facts()
     trained, held_out = tasks.fact_prompts(table=facts), tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, facts)
     distant = tasks.fact_prompts(tasks.DISTANT_PHRASINGS, facts)
@@ -170,6 +170,7 @@ def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Card
 
 
 def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -> dict[str, CardEntry]:
+    """The card's numbers on held-out prose: mean loss, and the in-context-learning score."""
     losses = token_losses(model, prose_windows(validation, width=128, stride=127, bos=bos))
     sliding = token_losses(model, prose_windows(validation, width=128, stride=20, bos=bos))
     return {
@@ -188,7 +189,7 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
 
 
 def induction_number(model: Transformer, bos: int) -> dict[str, CardEntry]:
-    """The part of the card about random repeats: the best prefix-matching score and its head."""
+    """The card's number about repeated random tokens: the best prefix-matching score, and its head."""
     rows = tasks.RepeatedTokens(25, 4, 10).tokens(
         model.config.d_vocab, bos=bos, generator=np.random.default_rng(1)
     )
@@ -210,12 +211,12 @@ def _entry(value: Tensor | float, n: int, definition: str) -> CardEntry:
     return {"value": round(float(value), 4), "n": n, "definition": definition}
 
 
-def _groups(items: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:
+def _batches(items: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:
     for start in range(0, len(items), BATCH):
         yield items[start : start + BATCH]
 
 
 def _right_padded(rows: list[list[int]], fill: int) -> Int[Tensor, "b p"]:
-    """Rows of equal length; under a causal mask what stands to the right of a row cannot change its numbers."""
+    """The rows as one tensor, filled on the right; under a causal mask the fill cannot change a row's logits."""
     width = max(len(row) for row in rows)
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows])

@@ -29,7 +29,8 @@ from interp.zoo.groundtruth import SYMBOLS, noisy, plant_head, plant_neurons
 NOISE = 0.02
 """Standard deviation of every weight that is not planted."""
 SHARPNESS = 12.0
-"""Score of a symbol that a head looks for; rest gets half. Sharp (0.25 % elsewhere), yet gradients see the score."""
+"""Attention score of a symbol that a head looks for; BOS gets half of it. Other positions then share 0.25 % of the
+attention, and yet the softmax is not saturated: gradients see the score."""
 GAIN = 20.0
 """Logits per unit of prediction."""
 WIDTH = len(SYMBOLS)
@@ -56,7 +57,7 @@ class Planted(Brief):
     name: str
     model: Transformer
     edges: frozenset[str]
-    """Every edge that carries the behaviour, those that only stand in for another one included."""
+    """Every edge that carries the behaviour, also those that only act when another edge is lost."""
     clean: Int[Tensor, "n p"]
     """Prompts with `answer` as their next token."""
     corrupt: Int[Tensor, "n p"]
@@ -66,7 +67,7 @@ class Planted(Brief):
     note: str
     """The lesson of the circuit: what an ablation of one part sees of it, and what it does not."""
     hidden: frozenset[str] = frozenset()
-    """Edges of the circuit that can be lost without effect, because others do their work."""
+    """Edges of the circuit whose ablation alone has no effect, because other edges do their work."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -76,7 +77,7 @@ class Planted(Brief):
 
 
 def _node(receiver: Part) -> str:
-    """The node that reads an input."""
+    """The node that an edge's receiver belongs to: `L1H2` for the input `L1H2.k`."""
     kinds = {"query": "head", "key": "head", "value": "head", "mlp_input": "mlp"}
     return str(replace(receiver, kind=kinds.get(receiver.kind, receiver.kind)))
 
@@ -102,31 +103,31 @@ def blank(noise: float, generator: torch.Generator) -> Transformer:
 
 
 def symbols(text: str) -> Int[Tensor, "n"]:
-    """Ids of these characters."""
+    """Token ids of the characters of a text."""
     return torch.tensor([SYMBOLS.index(c) for c in text])
 
 
 def looks(readers: Int[Tensor, "r"], targets: Int[Tensor, "t"]) -> Float[Tensor, "v v"]:
-    """Scores of a head by the symbols of query and key: every reader looks at every target."""
+    """Attention scores by query symbol and key symbol, SHARPNESS where a reader meets a target, else 0."""
     table = torch.zeros(WIDTH, WIDTH)
     table[readers[:, None], targets] = SHARPNESS
     return table
 
 
 def rests() -> Float[Tensor, "v v"]:
-    """Scores that every planted head has besides: half a look at the beginning of sequence, whatever the symbol."""
+    """Attention scores that every planted head has besides: half of SHARPNESS on BOS, whatever the query symbol."""
     return looks(torch.arange(WIDTH), torch.tensor([BOS])) / 2
 
 
 def becomes(sources: Int[Tensor, "n"], images: Int[Tensor, "n"]) -> Float[Tensor, "v v"]:
-    """The matrix that turns each source symbol into its image and every other one into nothing."""
+    """The 0/1 matrix that maps each source symbol to its image, and every other symbol to zero."""
     table = torch.zeros(WIDTH, WIDTH)
     table[sources, images] = 1.0
     return table
 
 
 def fillers(generator: torch.Generator, n: int, digits: Int[Tensor, "f"]) -> Int[Tensor, "n p"]:
-    """Prompts without content: a beginning of sequence, random digits, the final symbol."""
+    """Prompts without content: BOS, random digits, and the final symbol that asks."""
     tokens = digits[torch.randint(len(digits), (n, LENGTH), generator=generator)]
     tokens[:, 0], tokens[:, -1] = BOS, END
     return tokens
@@ -140,7 +141,7 @@ def different(generator: torch.Generator, n: int, choices: Int[Tensor, "c"]) -> 
 def placed(
     tokens: Int[Tensor, "n p"], at: Int[Tensor, "n"], what: Int[Tensor, "n"] | int
 ) -> Int[Tensor, "n p"]:
-    """The prompts with this symbol at this place."""
+    """A copy of the prompts in which row i has the symbol `what` (one, or one per row) at position `at[i]`."""
     return tokens.scatter(1, at[:, None], torch.as_tensor(what).expand(len(at))[:, None])
 
 
@@ -229,8 +230,8 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     """A fact after a fact by V-composition: "..x..0.. " -> z, where L0H2 knows x -> y and L1H0 knows y -> z.
 
     x and y are small letters, z is a capital. L0H2 looks from the marker 0 at x and writes y there; L1H0 looks
-    from the end at the marker and translates what was written. No head knows x -> z: only the virtual head, the product
-    of both OV circuits, does (Elhage et al. 2021, "Virtual attention heads").
+    from the end at the marker and maps y to z. No single head maps x to z: only the virtual head does, the product of
+    both OV circuits (Elhage et al. 2021, "Virtual attention heads").
     The corrupted prompt has another x and has x and the marker at other places; it answers `wrong`.
 
     Example:
@@ -379,7 +380,7 @@ class Build(Protocol):
     """A function that builds one of the models."""
 
     def __call__(self, seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-        """The model, and n pairs of prompts; n does not change the weights."""
+        """The model and n pairs of prompts; `n` does not change the weights."""
         ...
 
 

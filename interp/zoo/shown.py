@@ -40,11 +40,11 @@ from interp.zoo.planted import (
 __all__ = ["SHOWN", "early_site", "frequencies", "late_suppression"]
 
 EDGE = 16.0
-"""How steeply a neuron of the early site falls when a part of its key is missing: it is 1 for the whole key and 0 from
-1/16 below. Noise on the subject must be able to take the fact away, as it does in a trained model."""
+"""Input gain of a fact's neuron in the early site: its activation is 1 for the whole key and 0 from 1/16 below. It is
+steep so that noise on the subject's embeddings can remove the fact, as it does in a trained model."""
 SMALL = 0.25
-"""Length of an embedding of the early site, 1 elsewhere: noise of three standard deviations of it hides a name from its
-readers, as it would at any length, but does not drown what is written at that place afterwards."""
+"""Length of an embedding in `early_site`, 1 in the other models: noise of three of its standard deviations hides a name
+from its readers, but is small beside what heads and MLPs write at that position afterwards."""
 CONFIDENT = 0.5
 """Size of the answer that the mover writes, 10 logits: about .997 of probability without the last layer."""
 HELD_BACK = 0.12
@@ -80,10 +80,10 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     token = TOKEN / SMALL
     find = token.T @ (rests() + looks(last, first))
     plant_head(model, (0, 1), query=find, key=token.T, value=token.T, out=MOVED)
-    one, other = torch.cartesian_prod(first, last).T
-    into = EDGE * (MOVED[one] + token[other]).T
-    found = PREDICTION[facts.flatten()] / 2 + MOVED[END]  # a mark beside the object: nothing else writes it
-    plant_neurons(model, 0, into=into, bias=torch.full((16,), 1 - 2 * EDGE), out=found)
+    first_name, last_name = torch.cartesian_prod(first, last).T
+    into = EDGE * (MOVED[first_name] + token[last_name]).T
+    written = PREDICTION[facts.flatten()] / 2 + MOVED[END]  # MOVED[END] marks that an object stands here
+    plant_neurons(model, 0, into=into, bias=torch.full((16,), 1 - 2 * EDGE), out=written)
     mark, asks = torch.zeros_like(TOKEN.T), torch.zeros_like(TOKEN.T)
     mark[:, 0], asks[:, 0] = MOVED[END] + token[BOS] / 2, SHARPNESS * token[END]
     plant_head(model, (1, 2), query=asks, key=mark, value=2 * PREDICTION.T, out=PREDICTION)
@@ -129,10 +129,10 @@ def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Pla
     model = blank(noise, generator)
     letters, digits, end = symbols("abcdefgh"), symbols("0123456789"), torch.tensor([END])
     find = TOKEN.T @ (rests() + looks(end, letters))
-    found = becomes(letters, letters) @ (
+    written = becomes(letters, letters) @ (
         CONFIDENT * PREDICTION + MOVED[END]
-    )  # with a mark that something is answered
-    plant_head(model, (0, 1), query=find, key=TOKEN.T, value=TOKEN.T, out=found)
+    )  # MOVED[END] marks that an answer is written
+    plant_head(model, (0, 1), query=find, key=TOKEN.T, value=TOKEN.T, out=written)
     counts = frequencies()
     average = counts - counts.mean()
     average = HELD_BACK * (average / average.max()) @ PREDICTION

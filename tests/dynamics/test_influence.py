@@ -15,7 +15,7 @@ from torch import Tensor
 import interp
 from interp.data.batch import Batch
 from interp.dynamics import influence, lds
-from interp.dynamics.influence import _Asked, drawn, fisher, here, nats
+from interp.dynamics.influence import _Setup, drawn, fisher, here, nats
 from interp.dynamics.kronecker import Kronecker, along, products
 from interp.dynamics.lds import correlations
 from interp.model import MLP, Learned, ModelConfig, Transformer
@@ -222,7 +222,7 @@ def test_ekfacs_eigenvalues_are_the_fishers_diagonal_in_kronecker_basis() -> Non
     determined = torch.zeros(2, 6, dtype=torch.bool)
     determined[0, 3] = determined[1, 5] = determined[1, 2] = True
     rows = Examples(ROWS.rows(torch.arange(2)).batch, determined)
-    asked = _Asked(as_model(model), ["W_in", "W_V"], None, True, samples, 0, 8)
+    asked = _Setup(as_model(model), ["W_in", "W_V"], None, True, samples, 0, 8)
     found = fisher(asked, rows, "ekfac")
     assert set(found) == {"blocks.0.mlp.W_in", "blocks.0.attn.W_V"}
     logits = model(rows.batch.tokens)

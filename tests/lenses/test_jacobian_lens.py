@@ -241,7 +241,7 @@ def test_what_counts_is_differentiated_alone() -> None:
     columns = []
     for network in (model, model.edited(interp.Edit("L0.mlp", interp.edits.Scale(1.0)))):
         text = Batch(tokens)
-        columns.append(lens_module._differentiated(network, text, SKIP)[0])
+        columns.append(lens_module._pass_columns(network, text, SKIP)[0])
         found = lens_module.prompt_jacobian(network, text, [0], torch.eye(24, dtype=torch.float64), SKIP)
         assert_close(found[0], whole_jacobian(model, tokens[0], 0))
     assert columns == [slice(SKIP, 8), slice(0, 9)]

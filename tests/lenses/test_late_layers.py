@@ -14,7 +14,7 @@ from interp import Batch, Edit, HookedTransformer
 from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.lenses import LateLayers, late_layers
-from interp.lenses.late_layers import SCORES, _mean_of, _mean_prediction, average_token
+from interp.lenses.late_layers import SCORES, _mean_distribution, _mean_prediction_question, average_token
 from interp.model import Transformer
 from interp.model.block import Block
 from interp.runs.over_data import reduced_over
@@ -212,7 +212,9 @@ def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:
     expected = probs[batch.keep].mean(0)
     for size in (1, 2):
         source = prompt_source(list(batch.split(size)), model.text, batch_size=size)
-        assert_close(_mean_of(reduced_over(_mean_prediction(model.cfg), model, source)), expected)
+        assert_close(
+            _mean_distribution(reduced_over(_mean_prediction_question(model.cfg), model, source)), expected
+        )
     own = late_layers(model, batch, [7, 2])
     given = late_layers(model, batch, [7, 2], frequencies=expected)
     assert_close(of(score(own, "cosine").values), of(score(given, "cosine").values))

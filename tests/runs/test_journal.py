@@ -232,7 +232,7 @@ def test_a_snapshot_that_cannot_be_written_changes_nothing(
 def test_who_reads_while_the_writer_folds_sees_the_next_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, newest = written(tmp_path, 3), journals._newest
+    writer, newest = written(tmp_path, 3), journals._newest_number
     folds = iter([True, True])
 
     def looked(folder: Path, name: str) -> int:
@@ -241,7 +241,7 @@ def test_who_reads_while_the_writer_folds_sees_the_next_snapshot(
             writer.fold()  # at once after the reader has looked
         return found
 
-    monkeypatch.setattr(journals, "_newest", looked)
+    monkeypatch.setattr(journals, "_newest_number", looked)
     assert state(Journal.open(tmp_path, "main", KNOWN, read_only=True).progress) == state(progress_of(3))
 
 

@@ -51,12 +51,12 @@ def test_one_other_number_config_or_tokenizer_is_another_model() -> None:
 
 def test_changed_signs_and_exchanged_numbers_are_seen_on_an_accelerator() -> None:
     values = torch.randn(16, generator=torch.Generator().manual_seed(0))
-    seen = {int(kept._hashed(values.view(torch.int64)))}
+    seen = {int(kept._position_hash(values.view(torch.int64)))}
     pairs = list(itertools.combinations(range(16), 2))
     for i, j in pairs:
         signs, order = torch.ones(16), list(range(16))
         signs[[i, j]], order[i], order[j] = -1, j, i
-        seen |= {int(kept._hashed(each.view(torch.int64))) for each in (values * signs, values[order])}
+        seen |= {int(kept._position_hash(each.view(torch.int64))) for each in (values * signs, values[order])}
     assert len(seen) == 1 + 2 * len(pairs)
 
 

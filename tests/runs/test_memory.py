@@ -179,7 +179,7 @@ def test_a_small_model_gets_the_most_that_is_any_use(monkeypatch: pytest.MonkeyP
     plan = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample)
     assert plan.tokens_per_batch == MOST_ON_HOST // WIDTH * WIDTH
     assert plan.predicted != plan.predicted, "what was measured need not be predicted"
-    monkeypatch.setattr("interp.runs.memory._room", lambda model: int(7.5 * plan.measured))
+    monkeypatch.setattr("interp.runs.memory._room_bytes", lambda model: int(7.5 * plan.measured))
     assert memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample).tokens_per_batch == 7 * WIDTH
     narrow = Batch(some_tokens(4, 5))
     scaled = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, narrow).measured

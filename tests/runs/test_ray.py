@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interp.runs.ray_engine import READERS, _pool
+from interp.runs.ray_engine import READERS, _pool_options
 from tests.runs.killing import alone
 
 pytestmark = pytest.mark.ray
@@ -22,7 +22,7 @@ def test_two_actors_give_the_bits_of_one_process_though_one_is_killed(tmp_path: 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("actors", [None, 2, 5])
 def test_the_pool_leaves_the_readers_a_cpu(cpus: int, actors: int | None) -> None:
-    pool = _pool({"CPU": float(cpus)}, 1000, actors)
+    pool = _pool_options({"CPU": float(cpus)}, 1000, actors)
     taken = pool["compute"].min_size * pool["num_cpus"]
     assert taken <= max(cpus - READERS, cpus / 2) and pool["num_cpus"] <= 1
     assert actors is None or pool["compute"].min_size == actors
@@ -30,6 +30,6 @@ def test_the_pool_leaves_the_readers_a_cpu(cpus: int, actors: int | None) -> Non
 
 
 def test_there_are_no_more_actors_than_windows_and_one_for_each_gpu() -> None:
-    assert _pool({"CPU": 64.0}, 3, None)["compute"].min_size == 3
-    pool = _pool({"CPU": 64.0, "GPU": 8.0}, 1000, None)
+    assert _pool_options({"CPU": 64.0}, 3, None)["compute"].min_size == 3
+    pool = _pool_options({"CPU": 64.0, "GPU": 8.0}, 1000, None)
     assert pool["compute"].min_size == 8 and pool["num_gpus"] == 1

@@ -188,10 +188,10 @@ class Tight(Worker):
 
     most = 40
 
-    def _reduced(self, batch: Batch, values: object, checks: object) -> object:  # type: ignore[override]
+    def _reduced_answer(self, batch: Batch, values: object, checks: object) -> object:  # type: ignore[override]
         if batch.tokens.numel() > self.most:
             raise torch.OutOfMemoryError("no memory left")
-        return super()._reduced(batch, values, checks)  # type: ignore[arg-type]
+        return super()._reduced_answer(batch, values, checks)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +248,10 @@ def test_a_run_goes_on_where_it_was_and_gives_the_same_bits(
     folder = tmp_path / "run"
     interrupted(folder, after, monkeypatch)
     passes: list[Batch] = []
-    reduced = Worker._reduced
-    monkeypatch.setattr(Worker, "_reduced", lambda self, b, *v: (passes.append(b), reduced(self, b, *v))[1])
+    reduced = Worker._reduced_answer
+    monkeypatch.setattr(
+        Worker, "_reduced_answer", lambda self, b, *v: (passes.append(b), reduced(self, b, *v))[1]
+    )
     agree(interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, resume=True), whole)
     batches = sum(len(stream().window(w).batches) for w in range(stream().windows or 0))
     assert len(passes) == batches - after, "no batch is done twice"
