@@ -17,6 +17,7 @@ from interp.attention.heads import same_token
 from interp.attention.shares import signed_shares, without_shares
 from interp.core.patterns import SCORES, copy_keys, copy_scores
 from interp.core.stats import upcast
+from interp.core.visible import harmless, visible
 from interp.data.batch import Batch
 from interp.data.ids import check_contrast
 from interp.model import sites
@@ -26,7 +27,6 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages import views
 from interp.pages.stages import HeadStages, factor_of
-from interp.core.visible import harmless, visible
 from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction

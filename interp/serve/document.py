@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
+from interp.core.visible import harmless
 from interp.model.parts import Part
 from interp.pages.stages import STEPS_IN_WORDS as STEPS
 from interp.pages.templates import environment, joined, own
 from interp.pages.views import SCORES
-from interp.core.visible import harmless
 from interp.pages.wording import count
 from interp.serve import asks
 from interp.serve.directions import RANDOM
