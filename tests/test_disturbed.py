@@ -246,18 +246,18 @@ def test_an_alignment_exchanges_the_cells_that_differ_and_no_more(monkeypatch: p
     """Their first four tokens are the same, so that no cell there can be told from its source."""
     base, source = some_tokens(8), some_tokens(8, seed=1)
     source[:, :4] = base[:, :4]
-    unlike = AlignedRuns.unlike
+    differing_cells = AlignedRuns.differing_cells
     for disturbed_too in (False, True):
         found: list[dict[str, list[int]]] = []
 
         def noted(
             self: AlignedRuns, rows: Tensor, found: list[dict[str, list[int]]] = found
         ) -> dict[str, list[int]]:
-            found.append(unlike(self, rows))
+            found.append(differing_cells(self, rows))
             return found[-1]
 
         with monkeypatch.context() as patch, machine(disturbed=disturbed_too):
-            patch.setattr(AlignedRuns, "unlike", noted)
+            patch.setattr(AlignedRuns, "differing_cells", noted)
             interp.causal.align(
                 build("gpt2"), base, source, answer=[3, 4] * 4, wrong=[7] * 8, descent=Descent(1), nulls=[],
                 batch_size=3,

@@ -37,9 +37,17 @@ def to_model(
     With dtype None the checkpoint's dtype is kept; if there are several, all parameters get the config's (`stated`), or
     else the widest. Layer i of n is on `devices[i * len(devices) // n]`, everything else on the first device.
 
+    A family has rules: each says from which tensors of the checkpoint a parameter is made, and how.
+
     Args:
+        family: whose rules are followed.
+        config: of the model that is built.
+        tensors: the checkpoint's, by name; each is let go after its last use.
+        dtype: of all parameters; None: the checkpoint's.
+        devices: on which the layers are spread.
         may_lack_head: the checkpoint may be a base model, which ends in its residual stream, or one with another linear
             head (a classifier), which replaces the unembedding.
+        stated: the dtype that the config names.
 
     Raises:
         ValueError: missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.

@@ -441,11 +441,15 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
     "attention.layer_norm_rms_epsilon": lambda c: getattr(c.norm, "eps", None),
     "attention.layer_norm_epsilon": lambda c: getattr(c.norm, "eps", None),
 }
-"""Key of the file -> the number in our config that it must equal (`agrees`)."""
+"""Key of the file -> the number in our config that it must equal (`check_agreement`)."""
 
 
-def agrees(contents: GgufContents, config: AnyConfig) -> None:
-    """ValueError naming a key of the file whose value differs from that in the config made of the file."""
+def check_agreement(contents: GgufContents, config: AnyConfig) -> None:
+    """Check that the numbers in the file's header are those of the config made of it.
+
+    Raises:
+        ValueError: they differ, naming the key.
+    """
     if not isinstance(config, ModelConfig):
         return
     for name, ours in CHECKED.items():
@@ -462,7 +466,7 @@ def agrees(contents: GgufContents, config: AnyConfig) -> None:
             )
 
 
-def agrees_with_theirs(contents: GgufContents, config: PreTrainedConfig) -> None:
+def check_agreement_with_theirs(contents: GgufContents, config: PreTrainedConfig) -> None:
     """ValueError naming a key that is not read, for a wrapped network, unless its value is the config's default."""
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -39,7 +39,7 @@ def decoder(
     biases: Sequence[str] = ("attention_bias",),
     wording: Wording = USUAL,
 ) -> ModelConfig:
-    """The config that the shared keys describe: Llama's arithmetic.
+    """The config of a decoder like Llama (RMSNorm, rotary positions, gated MLP), read from the keys all of them share.
 
     Args:
         defaults: the family's values for missing keys, where they differ from Llama's.

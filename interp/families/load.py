@@ -87,7 +87,7 @@ from interp.families.adapters import (
 from interp.families.comparison import require_same
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import DTYPES
-from interp.families.gguf_keys import agrees, agrees_with_theirs
+from interp.families.gguf_keys import check_agreement, check_agreement_with_theirs
 from interp.families.hub import download as download, located
 from interp.families.live import inside
 from interp.families.places import Devices, places_of
@@ -415,11 +415,11 @@ def _from_gguf(
             raise ValueError(
                 f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required"
             )
-        agrees_with_theirs(file, file.config)
+        check_agreement_with_theirs(file, file.config)
         network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, (*notes, *reading), dtype=None, device=_only_device(places))
     try:
-        agrees(file, reading.config)
+        check_agreement(file, reading.config)
         tensors = gguf.GgufTensors(file, dtype)
         return to_model(reading.family, reading.config, tensors, dtype=dtype, devices=places)
     except ValueError as cause:
@@ -522,6 +522,9 @@ def _usable_base(folder: Path, path: Path) -> Path:
 
 def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
     """The config of a folder, a file of weights or a GGUF file; for an adapter, the config of its base.
+
+    Looked for in this order: the header of a GGUF file, the base of an adapter, config.json beside the weights (or
+    `config`), and the arguments that nanoGPT keeps inside its one checkpoint file.
 
     Raises:
         FileNotFoundError: no config was found.

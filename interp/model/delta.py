@@ -130,7 +130,7 @@ class GatedDeltaMixer(Attention):
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """z W_O."""
+        """The layer's output z W_O, with z the normed and gated read of the memory (formula at the class)."""
         mixed = F.silu(convolved(self.into(x), self.kernel, shared, (self.layer, "convolution")))
         widths = (self.kind.d_key, self.kind.d_key, self.kind.d_value)
         parts = zip("qkv", mixed.split(self.widths, -1), widths, strict=True)

@@ -150,10 +150,11 @@ class Softmax(Mixer):
 
     @property
     def traits(self) -> Traits:
-        """The properties that analyses rely on; scores are q . k up to a factor that the query decides, or are not.
+        """What analyses may rely on with this attention.
 
-        Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
-        circuits. After a gate z is not the pattern of the values.
+        `bilinear`: a score is q . k times a factor that depends on the query alone, which smeared keys and a refinement
+        of the pattern prevent. With `clip` queries, keys and values are no linear maps of the stream, so there are no
+        QK and OV circuits. With `gate` z is not pattern @ values.
         """
         linear = self.clip is None
         bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None

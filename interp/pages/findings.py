@@ -432,7 +432,7 @@ def _route(report: Report, contrast: TokenContrast) -> Finding | None:
         layer, pos = divmod(int(between.argmax()), len(tokens))
         words += f", by way of {_at(tokens[pos], pos)} in layer {layer}"
         places.append(Place(view, layer, pos))
-    words = f"{words} (half of the effect or more, one state patched at a time)."
+    words = f"{words} (half of the effect, one state patched at a time)."
     return Finding(words, "patching", places=(*places, *(Place(view, 0, pos) for pos, _ in changed)))
 
 

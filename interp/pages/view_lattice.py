@@ -95,9 +95,19 @@ def values(table: pd.DataFrame) -> dict[str, object]:
 
 
 def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[str, object]:
-    """The lists of every head and token, `[list layer head token rank]`: places in `texts`, and scores.
+    """What each head raises, lowers and prefers for each token of the prompt, for the page's script.
 
-    Scores are 16-bit fractions of each head's largest, signed.
+    Args:
+        table: one row per list, layer, head, token of the prompt (`token_id`) and rank: the listed word (`word_id`,
+            `word`) and its score (`value`).
+        ids: token ids of the prompt.
+        config: of the model.
+
+    Returns:
+        - `tokens`: of each position, the place of its token among the `count` distinct ones.
+        - `texts`: the distinct words.
+        - by list: `each`, the words per head and token; `ids`, their places in `texts`, and `scores`, both
+          `[layer head token rank]`; a score is int16, times `most` of its head, over 32 767.
     """
     known = np.unique(table.token_id)
     texts, where = np.unique(table.word_id, return_index=True)

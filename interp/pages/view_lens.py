@@ -36,11 +36,6 @@ MATRICES = {
     "W_V": "reads from the stream what heads move",
 }
 """The matrices of the backward lens and what each does."""
-READING = {
-    True: "a step subtracts δ, so each cell names one of the least probable tokens of δ",
-    False: "a step writes multiples of x, so each cell names one of the most probable tokens of x",
-}
-"""How to read matrices that write to the stream, and those that read it."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +96,10 @@ class BackwardRow:
 
 @dataclass(frozen=True)
 class LensPanel:
-    """The backward lens of one matrix: rows of layers, and how to read them."""
+    """The backward lens of one matrix: rows of layers, and what to see in them."""
 
     matrix: str
     meaning: str
-    reading: str
     rows: list[Depth]
     largest: float
     """Largest norm of delta, where the colour is full; 0 if nothing would be written anywhere."""
@@ -197,8 +191,8 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
             Depth(str(Part("block", layer)), f"layer {layer}", rows[layer], folded=layer not in opens)
             for layer in sorted(order[:MOST_DEPTHS])
         ]
-        meaning, reading = MATRICES[str(matrix)], READING[writes]
-        panels.append(LensPanel(str(matrix), meaning, reading, depths, largest, _largest_step(ranked, rows)))
+        summary = _largest_step(ranked, rows)
+        panels.append(LensPanel(str(matrix), MATRICES[str(matrix)], depths, largest, summary))
     return panels
 
 

@@ -81,12 +81,12 @@ def is_painted(cells: CellRows) -> bool:
 
 
 def painted(cells: CellRows) -> dict[str, str]:
-    """A map for the script that paints it: bytes, row by row, as base64.
+    """The numbers of a map for the script that paints it: row by row, as base64 of their bytes.
 
     Returns:
         - `levels`: int8, 127 = full colour, negative = that of negative numbers, -128 = nothing was measured.
         - `values`: float32, little-endian; NaN where there is no number.
-        - `marked`: the places of marked cells, in words.
+        - `marked`: the numbers of the marked cells, counted row by row from 0, with spaces between.
     """
     every = [cell for row in cells for cell in row]
     levels = np.array([-128 if cell.idle else round(127 * max(-1.0, min(1.0, cell.level))) for cell in every])

@@ -115,8 +115,8 @@ def ink(image: AxesImage) -> None:
 
 
 def printable(token: str) -> str:
-    """A token's text as the pages write it, every blank in sight; no dollar opens a formula of matplotlib's."""
-    return visible(token).replace("$", r"\$")
+    """A token's text as the pages write it, every blank in sight and no dollar sign read as a formula; "" stays ""."""
+    return visible(token).replace("$", r"\$") if token else ""
 
 
 def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned: bool = False) -> None:

@@ -9,12 +9,15 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from interp.attention.labels import RULES
 from interp.core.boundary import public
 from interp.plot.canvas import ColourScale, axes, head_map, name_heads, score_of
 
 MASS_UNIT = "attention mass"
+LEGEND_BELOW = 30
+"""Distance of the legend from the map above it, in points: numbers and name of the axis stand between."""
 WIDTH = 9
 """Letters of a label that fit on a line of its cell."""
 
@@ -76,14 +79,11 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ax.text(column, row, text, ha="center", va="center", fontsize=7)
     named = [(i, rule.label) for i, rule in enumerate(RULES) if (cells == rule.label).any()]
     keys = [Patch(color=colours(i % colours.N), label=label) for i, label in named]
+    below = ScaledTranslation(0, -LEGEND_BELOW / 72, ax.figure.dpi_scale_trans)  # under the name of the axis
     ax.legend(
-        handles=keys,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.12),
-        ncols=3,
-        fontsize="small",
-        frameon=False,
-    )
+        handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=ax.transAxes + below, ncols=3,
+        fontsize="small", frameon=False,
+    )  # fmt: skip
     ax.set_title("what each head does (white: no label)")
     name_heads(ax, *cells.shape)
     return ax

@@ -10,6 +10,7 @@ from typing import cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -22,8 +23,10 @@ LOWEST, HIGHEST = 1.2, 8.5
 """Heights of a figure, in inches: the lowest, and what a page has room for."""
 ROW = 9.0
 """Height that the name of a row takes, in points."""
-TITLE_PART = 0.94
-"""Share of the figure's width that a title may take."""
+STEP, MOST_STEPS = 1.15, 12
+"""Factor by which a figure grows until its text fits, and how often."""
+TITLE_PART, NAME_PART = 0.94, 0.35
+"""Shares of the figure's width that a title, and a name on an axis, may take."""
 
 
 @public()
@@ -63,11 +66,15 @@ def paper(
     figure.set_size_inches(width, height or max(LOWEST, min(HIGHEST, before[1] * width / before[0])))
     _set_text_sizes(figure)
     for each in figure.axes:
+        _shorten_names(figure, each)
         _turn_names(figure, each)
     if height is None:
         _make_room_for_rows(figure)
     for each in figure.axes:
         _break_title(figure, each)
+    if height is None:
+        _make_room_for_text(figure)
+    for each in figure.axes:
         _thin_names(figure, each)
         _fit_cells(figure, each)
     if file is not None:  # text stays text: TrueType in PDF, which journals ask for, fonts by name in SVG
@@ -95,8 +102,20 @@ def _make_room_for_rows(figure: Figure) -> None:
     figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     maps = [each for each in figure.axes if each.images]
-    lacks = [len(each.get_yticklabels()) * ROW / 72 - each.bbox.height / figure.dpi for each in maps]
+    lacks = [len(_shown(each.yaxis)) * ROW / 72 - each.bbox.height / figure.dpi for each in maps]
     figure.set_size_inches(width, min(HIGHEST, height + max([0.0, *lacks])))
+
+
+def _make_room_for_text(figure: Figure) -> None:
+    """Make the figure higher until no name stands above or below it, as far as a page goes."""
+    for _ in range(MOST_STEPS):
+        figure.draw_without_rendering()
+        names = [text for each in figure.axes for text in (each.title, each.xaxis.label, each.yaxis.label)]
+        boxes = [_box(figure, text) for text in names if text.get_text()]
+        width, height = figure.get_size_inches()
+        if height >= HIGHEST or all(box.y0 >= 0 and box.y1 <= figure.bbox.height for box in boxes):
+            return
+        figure.set_size_inches(width, min(HIGHEST, STEP * height))
 
 
 def _box(figure: Figure, text: Text) -> Bbox:
@@ -121,18 +140,35 @@ def _break_title(figure: Figure, ax: Axes) -> None:
             )
 
 
+def _shorten_names(figure: Figure, ax: Axes) -> None:
+    """Cut names on an axis that would take more than their part of the figure's width."""
+    figure.draw_without_rendering()
+    room = NAME_PART * figure.bbox.width
+    for axis in (ax.xaxis, ax.yaxis):
+        shown = _shown(axis)
+        widths = [_box(figure, label).width for label in shown]
+        if max(widths, default=0.0) <= room:
+            continue
+        names = [
+            text if width <= room else f"{text[: max(1, int(len(text) * room / width) - 1)]}…"
+            for text, width in zip((label.get_text() for label in shown), widths, strict=True)
+        ]
+        axis.set_ticks([label.get_position()[axis is ax.yaxis] for label in shown], names)
+        ax.tick_params(which="both", labelsize=TICK)
+
+
 def _turn_names(figure: Figure, ax: Axes) -> None:
     """Turn the names below where they overlap."""
     figure.draw_without_rendering()
-    if _overlap([_box(figure, label) for label in _shown(ax.get_xticklabels())]):
+    if _overlap([_box(figure, label) for label in _shown(ax.xaxis)]):
         ax.tick_params(axis="x", labelrotation=90)
 
 
 def _thin_names(figure: Figure, ax: Axes) -> None:
     """Leave names of ticks out, evenly, until none overlaps its neighbour."""
     figure.draw_without_rendering()
-    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
-        shown, every = _shown(labels), 1
+    for axis in (ax.xaxis, ax.yaxis):
+        shown, every = _shown(axis), 1
         boxes = [_box(figure, label) for label in shown]
         while every < len(shown) and _overlap(boxes[::every]):
             every += 1
@@ -140,8 +176,13 @@ def _thin_names(figure: Figure, ax: Axes) -> None:
             label.set_visible(i % every == 0)
 
 
-def _shown(labels: Sequence[Text]) -> list[Text]:
-    return [label for label in labels if label.get_text() and label.get_visible()]
+def _shown(axis: Axis) -> list[Text]:
+    """The names of ticks that are drawn: matplotlib keeps others, beyond the ends of the axis."""
+    if not axis.axes.axison:
+        return []
+    low, high = sorted(axis.get_view_interval())
+    ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [tick.label1 for tick in ticks if tick.label1.get_text() and tick.label1.get_visible()]
 
 
 def _overlap(boxes: Sequence[Bbox]) -> bool:

@@ -104,6 +104,14 @@ ANSWERS = {
 }
 
 
+NO_TOKEN = (
+    "<!doctype html><html lang=en><meta charset=utf-8><title>interp serve</title><h1>interp serve</h1><p>The page of "
+    "this model has an address that nobody can guess. It stands in the terminal where <code>interp serve</code> was "
+    "started: copy the whole line, the part after the last colon included."
+)
+"""What a browser shows at the address without its token."""
+
+
 def new_token() -> str:
     """A fresh secret for the URL: 256 bits."""
     return secrets.token_urlsafe(32)
@@ -133,6 +141,8 @@ class Guard:
         if refusal is None:
             return await self._app(scope, receive, sealed)
         status, reason = refusal
+        if scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and status == 404:
+            return await HTMLResponse(NO_TOKEN, status)(scope, receive, sealed)
         return await JSONResponse({"error": reason}, status)(scope, receive, sealed)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:

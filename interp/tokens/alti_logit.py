@@ -49,7 +49,7 @@ def check_alti_logit(model: Transformer) -> None:
     Raises:
         ValueError: a model or an edit for which it does not hold, named in the message.
     """
-    attribution(model.config, "source")
+    attribution(model.config, "source")  # raises where logits are no such sum
     check_stream(model, "ALTI-Logit")
     for layer in range(model.config.n_layers):
         after_z = [name for name in after_pattern(model.config, layer) if name != "attn.hook_z"]

@@ -599,34 +599,39 @@ def _sampled_tokens(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None
 
 def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
     """The scores `top1`, with its interval over tokens, and `mean_rank` of every head; NaN for a zero circuit."""
-    config, tops, ranks, silent = circuits.config, list[Tensor](), list[Tensor](), list[Tensor]()
+    config = circuits.config
+    # of each head: whether each token's own logit is the largest, the mean rank, whether the circuit is zero
+    is_first, mean_ranks, is_zero = list[Tensor](), list[Tensor](), list[Tensor]()
     screen = None if sources is None else _Screen.of(circuits, sources)
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
         if screen is None:
             full = circuits.full_ov(head)
-            places = full.diagonal_ranks()
-            top, zero = places == 0, full.norm() == 0
+            ranks = full.diagonal_ranks()
+            first, zero = ranks == 0, full.norm() == 0
         else:
-            top, places, zero = screen.ranks(circuits.ov(head).wide())
-        tops.append(top)
-        ranks.append(places.double().mean())
-        silent.append(zero)
-    first, is_zero = Moments.of(torch.stack(tops, 1).double()), torch.stack(silent)
-    missing = torch.full_like(first.mean, torch.nan)
-    shape = (config.n_layers, config.n_heads)
-    ends = [torch.stack((first.mean, torch.stack(ranks)), -1)]
-    ends += [torch.stack((end, missing), -1) for end in first.interval(share=True)]
-    value, low, high = (x.masked_fill(is_zero[:, None], torch.nan).unflatten(0, shape) for x in ends)
-    n = first.count().masked_fill(is_zero, 0)[:, None].expand(-1, 2).unflatten(0, shape)
+            first, ranks, zero = screen.ranks(circuits.ov(head).wide())
+        is_first.append(first)
+        mean_ranks.append(ranks.double().mean())
+        is_zero.append(zero)
+    zero_circuits, top1 = torch.stack(is_zero), Moments.of(torch.stack(is_first, 1).double())
 
-    def score(i: int, null: float, unit: str) -> Score:
-        return Score(
-            value[..., i], low[..., i], high[..., i], n[..., i], torch.full_like(value[..., i], null), unit
-        )
+    def by_head(values: Float[Tensor, "n"]) -> Float[Tensor, "l h"]:
+        known = values.masked_fill(zero_circuits, torch.nan)
+        return known.unflatten(0, (config.n_layers, config.n_heads))
 
+    share, mean_rank = by_head(top1.mean), by_head(torch.stack(mean_ranks))
+    low, high = (by_head(end) for end in top1.interval(share=True))
+    count = top1.count().masked_fill(zero_circuits, 0).unflatten(0, (config.n_layers, config.n_heads))
+    no_interval, chance = (
+        torch.full_like(mean_rank, torch.nan),
+        (1 / config.d_vocab, (config.d_vocab - 1) / 2),
+    )
+    null_share, null_rank = (torch.full_like(share, level) for level in chance)
     return {
-        "top1": score(0, 1 / config.d_vocab, "share of the tokens"),
-        "mean_rank": score(1, (config.d_vocab - 1) / 2, "outputs ahead of the token"),
+        "top1": Score(share, low, high, count, null_share, "share of the tokens"),
+        "mean_rank": Score(
+            mean_rank, no_interval, no_interval, count, null_rank, "outputs ahead of the token"
+        ),
     }
 
 

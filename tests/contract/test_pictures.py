@@ -23,7 +23,7 @@ WITHOUT_PLOT = {
     "top_examples", "top_pairs", "train_sae",
 }  # fmt: skip
 """Results that are read as tables: a card without a picture."""
-MAKERS = ("labelled", "scored", "_table")
+MAKERS = ("labelled", "scored", "_probe_table")
 """What makes a labelled result of a name, its first argument."""
 
 

@@ -119,13 +119,13 @@ def test_the_pattern_is_drawn_query_down_key_across(model: interp.HookedTransfor
     pattern = torch.eye(3)[[0, 0, 1]]
     ax = plot.attention(pattern, ["a", "\n", " c"])
     np.testing.assert_array_equal(np.asarray(ax.images[0].get_array()), pattern)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "\\n", " c"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "↵", "·c"]
 
 
 def test_a_token_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
     ax = plot.attention(torch.eye(2), ["$x^$", "\x00"])
     ax.figure.canvas.draw()
-    assert [label.get_text() for label in ax.get_yticklabels()] == [r"\$x^\$", r"\x00"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [r"\$x^\$", "␀"]
 
 
 def test_the_lens_shows_the_top_token_of_every_cell(model: interp.HookedTransformer) -> None:

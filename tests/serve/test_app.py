@@ -80,13 +80,10 @@ def test_the_page_shows_text_as_text_and_runs_only_its_own_script(client: TestCl
 
 
 NOWHERE = (
-    "",
-    "/",
     "/look",
     "/wrong/",
     f"/{TOKEN[:-1]}/",
     f"/{TOKEN}x/",
-    f"//{TOKEN}/",
     f"/x/{TOKEN}/",
     "/%00/",
 )
@@ -114,6 +111,15 @@ def test_without_the_token_there_is_nothing(client: TestClient, path: str) -> No
     answer = client.get(path)
     assert answer.status_code == 404 and "token" in answer.json()["error"] and TOKEN not in answer.text
     assert client.post(path, content=body(), headers=JSON).status_code == 404
+
+
+def test_the_address_without_its_token_says_where_the_whole_one_stands(client: TestClient) -> None:
+    for path in ("", "/", f"//{TOKEN}/"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and answer.headers["content-type"].startswith("text/html")
+        assert "terminal" in answer.text and TOKEN not in answer.text
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert client.post(path, content=body(), headers=JSON).status_code == 404
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)

@@ -338,8 +338,13 @@ def test_an_emptied_prompt_is_told_in_words(visit: Opener) -> None:
     from playwright.sync_api import expect
 
     tab = visit()
+    shown = tab.page.input_value("#prompt")
     tab.page.fill("#prompt", "")
-    expect(tab.page.locator("#error")).to_have_text("the prompt is empty: at least 1 character is required")
+    expect(tab.page.locator("#error")).to_have_text(
+        f"the prompt is empty: at least 1 character is required What is shown is of the earlier prompt: {shown}"
+    )
+    expect(tab.page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
     tab.complaints.clear()
     tab.page.fill("#prompt", "The cat")
     expect(tab.page.locator("#error")).to_be_hidden()
+    expect(tab.page.locator("#prompt")).to_have_attribute("aria-invalid", "false")

@@ -3,6 +3,7 @@
 const tab = crypto.randomUUID();
 const running = {};
 let shown = null;
+let answered = null;  // the prompt that is shown
 
 const post = async (path, body, signal) => {
   const response = await fetch(path, {
@@ -13,9 +14,13 @@ const post = async (path, body, signal) => {
   return found;
 };
 
+// A prompt that was refused stays marked, beside the page of the one before it.
 const complain = (message) => {
+  const prompt = one("#prompt");
+  const older = Boolean(message) && answered !== null && answered !== prompt.value;
+  prompt.setAttribute("aria-invalid", older);
   one("#error").hidden = !message;
-  one("#error").textContent = message ?? "";
+  one("#error").textContent = `${message ?? ""}${older ? ` What is shown is of the earlier prompt: ${answered}` : ""}`;
   one("main").classList.toggle("stale", Boolean(message));
 };
 const busy = () => {
@@ -34,8 +39,8 @@ const ask = async (path, body, show) => {
   try {
     const found = await post(path, { tab, ...body }, mine.signal);
     if (running[path] !== mine) return;
-    complain(null);
     show(found, body);
+    complain(null);
     one("#status").textContent = `${Math.round(performance.now() - start)} ms`;
   } catch (error) {
     if (running[path] !== mine || error.name === "AbortError") return;
@@ -73,7 +78,7 @@ const refresh = () => ask("look", {
   ...question(), answer: state.answer ?? (one("#answer-text").value || null), wrong: one("#wrong-text").value || null,
   layer: state.picked ? state.layer : null, head: state.head,
 }, (found, asked) => {
-  [shown, sent] = [found, asked.edits];
+  [shown, sent, answered] = [found, asked.edits, asked.prompt];
   if (!state.picked) Object.assign(state, found.near);
   views.forEach((view) => view());
 });
