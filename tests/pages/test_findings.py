@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import interp
-from interp.pages import About, Finding, Report, ReportPage, ReportQuestion, findings, report_of
-from interp.pages.findings import MOST, Place, enough, in_words
+from interp.pages import About, Finding, Place, Report, ReportPage, ReportQuestion, findings, report_of
+from interp.pages.findings import MOST, enough, in_words
 from interp.pages.wording import count
 from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED

@@ -143,6 +143,7 @@ def test_a_size_that_is_none_is_refused(size: dict[str, float]) -> None:
         plot.paper(ax, **size)
 
 
+@pytest.mark.kinds
 def test_an_unknown_style_is_refused_by_name(demo: interp.HookedTransformer) -> None:
     with pytest.raises(ValueError, match="style must be 'screen' or 'paper', got 'poster'"):
         interp.composition(demo, "K").view.plot(style="poster")
