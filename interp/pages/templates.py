@@ -1,5 +1,8 @@
 """The assets of the pages (templates, styles, scripts): what is shown is escaped, what is missing is an error."""
 
+import base64
+import json
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -29,8 +32,15 @@ def environment(package: str = PAGES) -> jinja2.Environment:
     for write in (visible, harmless, wording.number, wording.probability, wording.count):
         made.filters[write.__name__] = write
     made.filters["painted"], made.tests["painted"] = views.painted, views.is_painted
+    made.filters["deflated"] = deflated
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # the page is UTF-8: a third less for words
     return made
+
+
+def deflated(values: object) -> str:
+    """JSON of some values, compressed (zlib), as base64: what the script of a page reads."""
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 @cache
@@ -51,4 +61,4 @@ def script(names: Sequence[str]) -> Markup:
 
 def joined(parts: Sequence[Markup]) -> Markup:
     """Scripts as one function."""
-    return Markup("\n").join([Markup('"use strict";\n(() => {'), *parts, Markup("})();")])
+    return Markup("\n").join([Markup('"use strict";\n(async () => {'), *parts, Markup("})();")])

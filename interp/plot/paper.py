@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from textwrap import fill
@@ -62,6 +63,17 @@ def paper(
         if size is not None and not size > 0:
             raise ValueError(f"paper: {name} must be above 0 inches, got {size:g}")
     figure = cast(Figure, ax.figure)
+    with warnings.catch_warnings():  # on the way to a size that holds everything
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        _fit(figure, width, height)
+    if file is not None:  # text stays text: TrueType in PDF, which journals ask for, fonts by name in SVG
+        with mpl.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+            figure.savefig(file)
+    return ax
+
+
+def _fit(figure: Figure, width: float, height: float | None) -> None:
+    """Set the figure's size, and make its texts fit."""
     before = figure.get_size_inches()
     figure.set_size_inches(width, height or max(LOWEST, min(HIGHEST, before[1] * width / before[0])))
     _set_text_sizes(figure)
@@ -77,10 +89,6 @@ def paper(
     for each in figure.axes:
         _thin_names(figure, each)
         _fit_cells(figure, each)
-    if file is not None:  # text stays text: TrueType in PDF, which journals ask for, fonts by name in SVG
-        with mpl.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
-            figure.savefig(file)
-    return ax
 
 
 def _set_text_sizes(figure: Figure) -> None:

@@ -1,6 +1,10 @@
 """Reports of the small models on one prompt, and the pages of reports: made once and shared, so never write to them."""
 
+import base64
 import functools
+import json
+import re
+import zlib
 
 from interp.pages import About, Report, ReportQuestion, page, report_of
 from tests.tiny import hooked
@@ -26,3 +30,10 @@ def page_of(report: Report) -> str:
     if id(report) not in _PAGES:
         _PAGES[id(report)] = report, page(report)
     return _PAGES[id(report)][1]
+
+
+def payload(text: str) -> dict[str, object]:
+    """What the script of a page reads."""
+    found = re.search(r'<script type="application/octet-stream" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(zlib.decompress(base64.b64decode(found[1])))

@@ -1,6 +1,5 @@
 """The tables of the page agree with the analyses, and the page with the tables."""
 
-import base64
 import dataclasses
 import json
 import re
@@ -21,7 +20,7 @@ from interp.runs import kept
 from interp.runs.provenance import model_hash
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import CORRUPTED, PLANTED
-from tests.pages.reports import page_of
+from tests.pages.reports import page_of, payload
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import TOLERANCES
 
@@ -62,12 +61,6 @@ class Outline(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts[self.tags[-1]] = self.texts.get(self.tags[-1], "") + data
-
-
-def payload(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 # --- the tables against the analyses ------------------------------------------------------------------------------

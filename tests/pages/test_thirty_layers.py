@@ -16,6 +16,7 @@ from interp.pages import About, ReportQuestion, report_of, views, write_report
 from interp.pages.folder import MOST_ROWS, strongest_rows
 from interp.pages.view_attribution import MOST_LISTED, MOST_STEPS, attribution
 from tests.pages.conftest import SENTENCE, SWAPPED
+from tests.pages.reports import payload
 from tests.pages.visits import NARROW, WIDE, Visit, needs_browser, visit
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def test_folded_depths_of_the_lens_come_up_on_demand(seen: Visit) -> None:
 def test_walk_marks_the_cells_of_each_finding_by_keyboard_alone(seen: Visit) -> None:
     page = seen.page
     sentences = page.locator(".findings li")
+    read = payload((seen.folder / "index.html").read_text(encoding="utf-8"))
     page.locator("#walk-start").focus()
     page.keyboard.press("Enter")
     for i in range(sentences.count()):
@@ -167,9 +169,7 @@ def test_walk_marks_the_cells_of_each_finding_by_keyboard_alone(seen: Visit) -> 
         )
         assert page.locator("#walk-words").inner_text().split() == words.split()
         assert "spoken" in (sentences.nth(i).get_attribute("class") or "")
-        places = page.evaluate(
-            f"JSON.parse(document.querySelector('#data').textContent).findings[{i}].places"
-        )
+        places = read["findings"][i]["places"]
         for view, row, column in places:
             marked = page.evaluate(
                 """([view, row, column]) => {

@@ -1,7 +1,13 @@
 // One state and the views that follow it. The scripts of a page are joined in one function, in the order of its list:
 // whatever is named here is known to the others.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// The data of a report are deflated; those of the live page, which are few, are not.
+const inflated = (text) => {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+};
+const stored = document.getElementById("data");
+const data = JSON.parse(stored.type === "application/json" ? stored.textContent : await inflated(stored.textContent));
 const n = data.names.length;
 const one = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];

@@ -83,3 +83,4 @@ const drawWalk = () => {
   });
 };
 if (one("#walk")) drawWalk();
+document.documentElement.dataset.ready = "yes";
