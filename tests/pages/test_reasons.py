@@ -89,10 +89,8 @@ def test_what_is_kept_are_the_largest_parts_of_every_score(
 def test_scores_of_a_trained_model_are_not_lost_to_their_own_check() -> None:
     """The check allowed the rounding of the parts' sum, not of the products behind each part: 4 of 60 such prompts."""
     model = interp.HookedTransformer.from_pretrained("demo-4l")
-    for first, second, place, thing in product(
-        ("Mary", "Tom"), ("John", "Anna"), ("shop", "park"), ("book", "drink")
-    ):
-        batch = model.text.batch(f"When {first} and {second} went to the {place}, {second} gave a {thing} to")
+    for second, thing in product(("John", "Anna"), ("book", "drink")):
+        batch = model.text.batch(f"When Mary and {second} went to the shop, {second} gave a {thing} to")
         assert len(reasons(model.transformer, batch, None, scores_of(model, batch))) == 32
 
 

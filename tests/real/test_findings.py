@@ -178,7 +178,7 @@ def test_the_findings_say_what_transformers_measures(
         )
         cell = table[(table["head"] if site == "z" else table.pos) == place.column].normalised.iloc[0]
         assert cell == pytest.approx(share, abs=5e-4)
-    (cause,) = (one for one in words if " brings " in one)
+    (cause,) = (one for one in words if "of the difference back" in one)
     assert number(re.findall(r"brings (−?\d+\.\d+)", cause)[0]) > 0.2
 
     # from which layer on the last token has it
