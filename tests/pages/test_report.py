@@ -1,5 +1,6 @@
 """The tables of the page agree with the analyses, and the page with the tables."""
 
+import base64
 import dataclasses
 import json
 import re
