@@ -139,10 +139,8 @@ class EffectTable:
     attrs: Mapping[str, str | int | float] = field(default_factory=dict)
     first_order: bool = False
     """Whether effects are estimates by a gradient, which must not be zero everywhere."""
-    graph: EdgeGraph | None = None
-    """The edge graph, where the cells are edges."""
     known: Bool[Tensor, "sender receiver"] | None = None
-    """The edges of the graph that were measured."""
+    """The edges of the graph that were measured; None: the cells are no edges."""
     compared: Compared | None = None
     """How the estimates are compared with effects; None: not at all."""
 
@@ -165,9 +163,7 @@ class EffectTable:
         coords = {"sender": graph.senders, "receiver": graph.receivers}
         known = graph.exists if known is None else known
         about, estimated = {**attrs, "edges": int(known.sum())}, attrs["method"] != "exact"
-        return cls(
-            name, EDGE_DIMS, coords, metric, text, about, first_order=estimated, graph=graph, known=known
-        )
+        return cls(name, EDGE_DIMS, coords, metric, text, about, first_order=estimated, known=known)
 
     @property
     def columns(self) -> list[str]:
@@ -348,11 +344,8 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         },
         notes=notes,
     )  # fmt: skip
-    return (
-        result
-        if table.graph is None or table.known is None
-        else _at_known_edges(result, table.graph, table.known)
-    )
+    return result if table.known is None else _at_known_edges(result, table.known)
+
 
 
 def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
@@ -436,9 +429,9 @@ def _normalised_effect(
 
 
 def _at_known_edges(
-    result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender receiver"]
+    result: xr.Dataset, known: Bool[Tensor, "sender receiver"]
 ) -> xr.Dataset:
-    """The result over senders and receivers with numbers at the known edges only, and with the coordinate `edge`."""
+    """The result over senders and receivers with numbers at the known edges only; `edge` is true there."""
     import xarray as xr
 
     exists = xr.DataArray(known.numpy(), dims=EDGE_DIMS)
@@ -447,18 +440,7 @@ def _at_known_edges(
         for name, value in result.data_vars.items()
         if set(EDGE_DIMS) <= set(value.dims)
     }
-    return result.assign(changed).assign_coords(edge=(EDGE_DIMS, edge_names(graph, known)))
-
-
-def edge_names(graph: EdgeGraph, known: Bool[Tensor, "sender receiver"] | None = None) -> np.ndarray:
-    """The name of every edge `[sender, receiver]`, "" where there is none.
-
-    Args:
-        known: the edges that get names; None: all.
-    """
-    senders, receivers = (np.array(names, dtype=np.str_) for names in (graph.senders, graph.receivers))
-    names = np.char.add(np.char.add(senders, "->")[:, None], receivers)
-    return np.where((graph.exists if known is None else known).numpy(), names, "")
+    return result.assign(changed).assign_coords(edge=exists)
 
 
 def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[str, ...]:

@@ -127,8 +127,8 @@ class EdgeAttribution(Question):
 
     Returns:
         Dataset over `sender` and `receiver`, in the metric's unit, positions summed over. Names and their order are
-        those of `EdgeGraph`. The coordinate `edge` names every edge ("" where there is none), and `interp.frame` has
-        one row for each that exists.
+        those of `EdgeGraph`. The coordinate `edge` is true where there is an edge; `interp.frame` has one row for
+        each, with its name in the column `edge`.
 
         - `value`: estimate, mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN where there is
           no edge) and `n` (0 there).

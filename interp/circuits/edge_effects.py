@@ -119,7 +119,7 @@ def edge_effects(
 
     Returns:
         Dataset over `sender` and `receiver`, in the metric's unit, as from `edge_attribution`, which estimates it. The
-        coordinate `edge` names every edge.
+        coordinate `edge` is true where an edge was changed; `interp.frame` has its name in the column `edge`.
 
         - `value`: effect, mean over prompts, with the ends `low` and `high` of its 95 % interval (NaN where there is
           no edge, or none that was changed) and `n`.

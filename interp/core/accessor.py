@@ -153,7 +153,8 @@ class Result:
         points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
         estimates = [name for name in results.ESTIMATE if name in self._dataset]
         estimates = [name for name in estimates if set(self._dataset[name].dims) <= set(places)]
-        return self._dataset[estimates].isel(points).to_dataframe().reset_index(drop=True), estimates
+        table = self._dataset[estimates].isel(points).to_dataframe().reset_index(drop=True)
+        return results.with_edge_names(table), estimates
 
     def _range_lines(self) -> list[str]:
         lines = []

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -281,7 +282,8 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
             variable, where there is none) with all others over its cells, so that numbers per prompt are left out.
 
     Returns:
-        DataFrame, a row per cell. Where cells are edges (coordinate `edge`), those that do not exist are left out.
+        DataFrame, a row per cell. Where cells are edges (coordinate `edge`), those that do not exist are left out, and
+        the column `edge` has the others' names.
 
     Raises:
         KeyError: a variable that the result lacks.
@@ -314,9 +316,46 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
     table = _with_part_columns(table, order)
     labels = [name for name in table.columns if name not in order]
-    if "edge" in labels:
-        table = table[table.edge != ""].reset_index(drop=True)
-    return table[[*labels, *order]]
+    return with_edge_names(table)[[*labels, *order]]
+
+
+def with_edge_names(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the names of edges in its column `edge`, where that says which cells are edges, and only these."""
+    if "edge" not in table:
+        return table
+    table = table[table.edge].reset_index(drop=True)
+    return table.assign(edge=table.sender.astype(str) + "->" + table.receiver.astype(str))
+
+
+def strongest(result: xr.Dataset, by: str, most: int) -> pd.DataFrame:
+    """The rows of `frame` at the cells where a variable is largest in size, in the order of `frame`.
+
+    The other cells never become rows, so that a result of millions of pairs of parts costs no table of all of them.
+
+    Args:
+        by: a variable over the same dims as `value`; cells where it is NaN are left out.
+        most: the number of cells; of equally large ones the first are taken.
+
+    Returns:
+        DataFrame, a row per cell; the attribute `of` counts all cells with a number.
+    """
+    import xarray as xr
+
+    dims = [str(dim) for dim in result[by].dims]
+    size = np.abs(result[by].transpose(*dims).to_numpy()).ravel()
+    known = int(np.count_nonzero(~np.isnan(size)))
+    chosen = np.flatnonzero(~np.isnan(size))
+    if known > most:
+        least = np.partition(size[chosen], known - most)[known - most]
+        above = chosen[size[chosen] > least]
+        equal = chosen[size[chosen] == least][: most - len(above)]
+        chosen = np.sort(np.concatenate((above, equal)))
+    places = zip(dims, np.unravel_index(chosen, result[by].shape), strict=True)
+    points = {dim: xr.DataArray(place, dims="row") for dim, place in places}
+    names = [name for name in result.data_vars if set(result[name].dims) <= set(dims)]
+    table = with_edge_names(result[names].isel(points).to_dataframe().reset_index(drop=True))
+    table.attrs["of"] = known
+    return table
 
 
 def _with_part_columns(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:

@@ -23,15 +23,20 @@ Draw = Callable[..., object]
 """Function from a result, its own options and `ax` to matplotlib's Axes."""
 
 
+def _unfilled(*args: object, **options: object) -> str:
+    """RuntimeError: `interp.plot`, whose function stands here, was not imported."""
+    raise RuntimeError("nothing draws: interp.plot was not imported")
+
+
 @dataclass
 class Pictures:
     """The functions that draw results, by analysis or class of the result."""
 
     draws: dict[str | type, Draw] = field(default_factory=dict)
     """By name of an analysis (with or without " over training") or class of a result, the function that draws it."""
-    paper: Callable[..., object] = print
+    paper: Callable[..., object] = _unfilled
     """From an Axes and `width=` to the same, fit to be printed."""
-    card: Callable[[object], str] = str
+    card: Callable[[object], str] = _unfilled
     """Function from a result to HTML with a small picture, its name and its numbers."""
 
     def of(self, result: object) -> Draw | None:

@@ -1,6 +1,6 @@
 """Results as one self-contained HTML page that opens from disk, with every number also in a table."""
 
-from interp.pages.findings import Finding, Place, findings
+from interp.pages.findings import Finding, PageCell, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
 from interp.pages.influence_page import influence_page
@@ -23,7 +23,7 @@ __all__ = [
     "About",
     "Corrupted",
     "Finding",
-    "Place",
+    "PageCell",
     "Report",
     "ReportPage",
     "ReportQuestion",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +44,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Place:
+class PageCell:
     """A cell of a map on the page."""
 
     view: str
@@ -63,7 +64,7 @@ class Finding:
     """The section of the page that proves it: the name after `#` in its address."""
     doubt: str = ""
     """Evidence against the finding; empty where the ways of measuring agree."""
-    places: tuple[Place, ...] = ()
+    places: tuple[PageCell, ...] = ()
     """The cells that the sentence speaks of, the first one first; none for sentences about no map."""
 
     def __str__(self) -> str:
@@ -75,8 +76,56 @@ def findings(report: Report) -> tuple[Finding, ...]:
     """The findings of the report, the most important first; nothing for a model without logits."""
     if report.contrast is None:
         return ()
-    found = (rule(report, report.contrast) for rule in RULES)
+    evidence = _Evidence(report, report.contrast)
+    found = (rule(evidence) for rule in RULES)
     return tuple(one for one in found if one is not None)[:MOST]
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """A report of a model with logits, and what several rules look up in it."""
+
+    report: Report
+    contrast: TokenContrast
+
+    @property
+    def sign(self) -> float:
+        """The sign that the total has for the token which the model prefers."""
+        return -1.0 if self.contrast.wrong is not None and self.contrast.total < 0 else 1.0
+
+    @property
+    def favoured(self) -> str:
+        """The token of the two that the model prefers."""
+        wrong = self.contrast.wrong
+        return self.contrast.answer.token if wrong is None or self.sign > 0 else wrong.token
+
+    @cached_property
+    def writer(self) -> pd.Series | None:
+        """The row of the part that adds most to the favoured token's logit; None if nothing adds to it."""
+        parts = self.report.tables.get("attribution")
+        if parts is None:
+            return None
+        best = _largest(parts, self.sign * parts.value)
+        return best if self.sign * best.value > 0 else None
+
+    @cached_property
+    def restored(self) -> pd.DataFrame | None:
+        """Heads and MLPs put into the corrupted prompt one by one, those that bring most back first; None without."""
+        return self._patched("denoise")
+
+    @cached_property
+    def corrupted(self) -> pd.DataFrame | None:
+        """Heads and MLPs of the corrupted prompt put into the prompt one by one; None without."""
+        return self._patched("noise")
+
+    def _patched(self, direction: str) -> pd.DataFrame | None:
+        table = self.report.tables.get("patching")
+        if table is None:
+            return None
+        of_parts = table.site.isin(("z", "mlp_out", "mlp_before_out")) & ~_of_embedding(self.report)
+        rows = table[of_parts & table.changed & (table.direction == direction)]
+        rows = rows.sort_values("normalised", ascending=False, kind="stable")
+        return None if rows.empty else rows.set_index(["site", "part", "pos"], drop=False)
 
 
 def in_words(part: str) -> str:
@@ -116,15 +165,9 @@ def _at(token: str, pos: int) -> str:
     return f"{_quoted(token)} (position {pos})"
 
 
-def _favoured(contrast: TokenContrast) -> tuple[str, float]:
-    """The token of the two that the model prefers, and the sign that the total has for it."""
-    if contrast.wrong is not None and contrast.total < 0:
-        return contrast.wrong.token, -1.0
-    return contrast.answer.token, 1.0
-
-
-def _answer(report: Report, contrast: TokenContrast) -> Finding:
+def _answer(evidence: _Evidence) -> Finding:
     """Whether the model gives the answer, and by how much."""
+    report, contrast = evidence.report, evidence.contrast
     answer, wrong = contrast.answer, contrast.wrong
     word = _quoted(answer.token)
     where = f"(probability {probability(answer.prob)}, rank {answer.rank + 1})"
@@ -154,10 +197,9 @@ def _by(logits: float) -> str:
     return f"{number(logits, 2)} logits"
 
 
-def _writer(report: Report, contrast: TokenContrast) -> Finding | None:
+def _writer(evidence: _Evidence) -> Finding | None:
     """The part that adds most to the logits by itself; in doubt where the model does as well without it."""
-    token, sign = _favoured(contrast)
-    best = _adds_most(report, sign)
+    report, token, sign, best = evidence.report, evidence.favoured, evidence.sign, evidence.writer
     if best is None:
         return None
     direct = sign * float(best.value)
@@ -176,29 +218,20 @@ def _writer(report: Report, contrast: TokenContrast) -> Finding | None:
     return Finding(words, "attribution", _stands_alone(direct, without, sign), places)
 
 
-def _adds_most(report: Report, sign: float) -> pd.Series | None:
-    """The row of the part that adds most to the favoured token's logit; None if nothing adds to it."""
-    parts = report.tables.get("attribution")
-    if parts is None:
-        return None
-    best = _largest(parts, sign * parts.value)
-    return best if sign * best.value > 0 else None
-
-
-def _of_part(report: Report, view: str, part: str) -> tuple[Place, ...]:
+def _of_part(report: Report, view: str, part: str) -> tuple[PageCell, ...]:
     """The cell of a head or an MLP on a map of these; none for the parts outside the layers."""
     one, config = Part.of(part), report.config
     if one.kind == "head" and one.layer is not None and one.index is not None:
-        return (Place(view, one.layer, one.index),)
+        return (PageCell(view, one.layer, one.index),)
     if one.kind in config.mlps and one.layer is not None:
-        return (Place(view, one.layer, config.n_heads + config.mlps.index(one.kind)),)
+        return (PageCell(view, one.layer, config.n_heads + config.mlps.index(one.kind)),)
     return ()
 
 
-def _of_patch(cell: pd.Series) -> Place:
+def _of_patch(cell: pd.Series) -> PageCell:
     """The cell of a patched head, or of a token's stream."""
     at = cell["head"] if cell.site == "z" else cell.pos
-    return Place(f"patching {cell.direction} {cell.site}", int(cell.layer), int(at))
+    return PageCell(f"patching {cell.direction} {cell.site}", int(cell.layer), int(at))
 
 
 def _largest(table: pd.DataFrame, by: pd.Series[float]) -> pd.Series:
@@ -251,8 +284,9 @@ def _read_from(report: Report, part: str, sign: float) -> tuple[str, int] | None
     return (str(by_token.idxmax()), source) if source else None
 
 
-def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
+def _induction(evidence: _Evidence) -> Finding | None:
     """The induction head that looks at what followed the last token before, if there is one and it was there before."""
+    report, contrast = evidence.report, evidence.contrast
     heads, seen = report.tables.get("heads"), report.tables["tokens"]
     if heads is None or "attention" not in report.tables:
         return None
@@ -277,12 +311,11 @@ def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
     return Finding(words, "attention", doubt, _of_part(report, "attention", part))
 
 
-def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
+def _cause(evidence: _Evidence) -> Finding | None:
     """The head or MLP that brings most of the answer back by itself; in doubt where the answer survives its loss."""
-    sides = _patched_parts(report)
-    if "denoise" not in sides:
+    back = evidence.restored
+    if back is None:
         return None
-    back = sides["denoise"]
     best, share = back.iloc[0], float(back.normalised.iloc[0])
     name = _cell_in_words(best)
     if share < LITTLE:
@@ -290,9 +323,10 @@ def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
             f"No single head or MLP brings the difference back: the most is {number(share, 2)}, by {name}."
         )
         return Finding(words, "patching", "Several have to act together.", (_of_patch(best),))
-    words, beside = _brought_back(report, contrast, back)
+    words, beside = _brought_back(evidence, back)
     places = (_of_patch(best), *map(_of_patch, beside))
-    left = sides["noise"].normalised.reindex(back.index) if "noise" in sides else back.normalised * 0
+    corrupted = evidence.corrupted
+    left = back.normalised * 0 if corrupted is None else corrupted.normalised.reindex(back.index)
     spare = back.index[(back.normalised >= AMPLE) & (left >= AMPLE)]
     if (site := _early_site(back, left, best)) is not None:
         early = f"{_started(_cell_in_words(site))} writes early what the answer needs: alone in the corrupted prompt it"
@@ -307,21 +341,7 @@ def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
     return Finding(words, "patching", doubt, (*places, *(_of_patch(back.loc[index]) for index in spare)))
 
 
-def _patched_parts(report: Report) -> dict[str, pd.DataFrame]:
-    """The patches of heads and MLPs by direction, those that leave most of the difference first."""
-    table = report.tables.get("patching")
-    if table is None:
-        return {}
-    parts = table[
-        table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed & ~_of_embedding(report)
-    ].sort_values("normalised", ascending=False, kind="stable")
-    return {
-        str(name): rows.set_index(["site", "part", "pos"], drop=False)
-        for name, rows in parts.groupby("direction")
-    }
-
-
-def _brought_back(report: Report, contrast: TokenContrast, back: pd.DataFrame) -> tuple[str, list[pd.Series]]:
+def _brought_back(evidence: _Evidence, back: pd.DataFrame) -> tuple[str, list[pd.Series]]:
     """The sentence about the part that brings most of the difference back, told after the one that adds most by itself.
 
     With it come the patches of the other parts that the sentence names: the best head where an MLP is best, and the
@@ -329,8 +349,7 @@ def _brought_back(report: Report, contrast: TokenContrast, back: pd.DataFrame) -
     """
     best = back.iloc[0]
     brings = f"brings {_share_of(best)} of the difference back when it alone is put into the corrupted prompt"
-    writer = _adds_most(report, _favoured(contrast)[1])
-    last = len(report.tables["tokens"]) - 1
+    writer, last = evidence.writer, len(evidence.report.tables["tokens"]) - 1
     by_part = {_patched(cell, last): cell for _, cell in back.iterrows()}
     if writer is not None and writer.part == _patched(best, last):
         return f"The same {'head' if best.site == 'z' else 'MLP'} {brings}.", []
@@ -401,8 +420,9 @@ def _more_than_all(share: float) -> str:
     return "That is more than all of it: what is left out holds the answer back." if share > MORE else ""
 
 
-def _route(report: Report, contrast: TokenContrast) -> Finding | None:
+def _route(evidence: _Evidence) -> Finding | None:
     """The finding about the first layer from which on the last token has the difference between the prompts."""
+    report, back = evidence.report, evidence.restored
     table = report.tables.get("patching")
     if table is None or report.corrupted is None:
         return None
@@ -420,34 +440,39 @@ def _route(report: Report, contrast: TokenContrast) -> Finding | None:
     if not above_half:
         return Finding(f"{words}; only the last layer brings most of it to the last token.", "patching")
     words += f" and is at the last token from layer {above_half[0]} on"
-    best = _patched_parts(report)["denoise"].iloc[0]
-    if best.site == "z" and best.layer == above_half[0] - 1 and best.normalised >= LITTLE:
+    best = None if back is None else back.iloc[0]
+    if (
+        best is not None
+        and best.site == "z"
+        and best.layer == above_half[0] - 1
+        and best.normalised >= LITTLE
+    ):
         words += f", right after {in_words(best.part)}"
     view = "patching denoise resid_pre"
-    places = [Place(view, above_half[0], len(tokens) - 1)]
+    places = [PageCell(view, above_half[0], len(tokens) - 1)]
     elsewhere = np.ones(len(tokens), dtype=bool)
     elsewhere[[-1, *(pos for pos, _ in changed)]] = False
     between = np.where(elsewhere, share[: above_half[0]], 0.0)
     if between.size and between.max() >= HALF:
         layer, pos = divmod(int(between.argmax()), len(tokens))
         words += f", by way of {_at(tokens[pos], pos)} in layer {layer}"
-        places.append(Place(view, layer, pos))
+        places.append(PageCell(view, layer, pos))
     words = f"{words} (half of the effect, one state patched at a time)."
-    return Finding(words, "patching", places=(*places, *(Place(view, 0, pos) for pos, _ in changed)))
+    return Finding(words, "patching", places=(*places, *(PageCell(view, 0, pos) for pos, _ in changed)))
 
 
-def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
+def _needed(evidence: _Evidence) -> Finding | None:
     """The finding without a corrupted prompt: the part that costs the answer most when it is silenced."""
+    report, token, sign = evidence.report, evidence.favoured, evidence.sign
     table = report.tables.get("ablation")
     if report.corrupted is not None or table is None:
         return None
-    token, sign = _favoured(contrast)
     extends_embedding = table.part.isin(["L0.mlp"]) & (report.config.n_layers > FEW_LAYERS)
     table = table[(table.change == "zero") & table.changed & ~extends_embedding]
     if table.empty or (sign * table.value).min() >= 0:
         return None
-    worst, parts = _largest(table, -sign * table.value), report.tables["attribution"]
-    if worst.part == _largest(parts, sign * parts.value).part:
+    worst = _largest(table, -sign * table.value)
+    if evidence.writer is not None and worst.part == evidence.writer.part:
         return None  # said of the writer already
     words = (
         f"{_quoted(token)} suffers most without {in_words(worst.part)}: "
@@ -457,9 +482,9 @@ def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
     return Finding(words, "ablation", doubt, _of_part(report, "ablation zero", worst.part))
 
 
-def _circuit(report: Report, contrast: TokenContrast) -> Finding | None:
+def _circuit(evidence: _Evidence) -> Finding | None:
     """How few of the strongest edges carry the difference between the prompts."""
-    table = report.tables.get("faithfulness")
+    table = evidence.report.tables.get("faithfulness")
     if table is None:
         return None
     size = enough(table)
@@ -481,9 +506,9 @@ def enough(table: pd.DataFrame) -> int:
     return int(table.edges[table.edges > (short.max() if len(short) else 0)].min())
 
 
-def _lens(report: Report, contrast: TokenContrast) -> Finding | None:
+def _lens(evidence: _Evidence) -> Finding | None:
     """From which depth on the logit lens reads the answer at the last token."""
-    table = report.tables.get("logit_lens")
+    table = evidence.report.tables.get("logit_lens")
     if table is None:
         return None
     last_pos = int(table.pos.max())
@@ -492,17 +517,17 @@ def _lens(report: Report, contrast: TokenContrast) -> Finding | None:
     if ranks[-1] != 0:
         return None
     first = max((i + 1 for i, rank in enumerate(ranks) if rank != 0), default=0)
-    word = _quoted(contrast.answer.token)
+    word = _quoted(evidence.contrast.answer.token)
     if first == len(ranks) - 1:
         words = f"The logit lens reads {word} at the last token only at the end."
-        return Finding(words, "lens", places=(Place("lens", first, last_pos),))
+        return Finding(words, "lens", places=(PageCell("lens", first, last_pos),))
     depth = depth_in_words(str(rows.depth.iloc[first]))
     since = depth if depth == "embedding" else f"end of {depth.removeprefix('after ')}"
     words = f"The logit lens reads {word} at the last token from the {since} on."
-    return Finding(words, "lens", places=(Place("lens", first, last_pos),))
+    return Finding(words, "lens", places=(PageCell("lens", first, last_pos),))
 
 
-RULES: Sequence[Callable[[Report, TokenContrast], Finding | None]] = (
+RULES: Sequence[Callable[[_Evidence], Finding | None]] = (
     _answer, _writer, _cause, _induction, _route, _needed, _circuit, _lens,
 )  # fmt: skip
 """In the order of the page."""

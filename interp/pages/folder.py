@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, CircuitProtocol, GraphPrompt, write_attribution_graph
 from interp.core.boundary import public
@@ -30,10 +28,6 @@ if TYPE_CHECKING:
 
 RUN = "run.json"
 """The file that identifies a folder of a report; its `files` lists everything that was written there."""
-MOST_ROWS = 20_000
-"""Rows of a table of pairs of parts that are written."""
-RANKED = {"composition": "excess", "edges": "value"}
-"""The tables of pairs of parts, and the column by which their rows are ranked."""
 GRAPH = "attribution_graph.json"
 """The circuit that the page draws, as a file for other viewers of attribution graphs."""
 
@@ -42,8 +36,8 @@ GRAPH = "attribution_graph.json"
 def write_report(report: Report, folder: Path, *, csv: bool = False) -> None:
     """Fill an empty folder with `index.html`, `run.json`, every table as Parquet, the drawn graph if any.
 
-    Of composition and of edges, which grow with the square of the number of heads, the strongest 20 000 rows are
-    written; `cut` in `run.json` says of how many.
+    Of composition and of edges, which grow with the square of the number of heads, the report has the strongest 20 000
+    rows; `cut` in `run.json` says of how many.
 
     Args:
         report: the report.
@@ -53,20 +47,16 @@ def write_report(report: Report, folder: Path, *, csv: bool = False) -> None:
     Raises:
         OSError: a file that cannot be written.
     """
-    tables = {name: strongest_rows(name, table) for name, table in report.tables.items()}
-    cut = {name: len(table) for name, table in report.tables.items() if len(table) > len(tables[name])}
-    written = [*write_tables(tables, folder, csv=csv), *write_graph(report, folder)]
+    cut = {name: table.attrs["of"] for name, table in report.tables.items() if is_cut(table)}
+    written = [*write_tables(report.tables, folder, csv=csv), *write_graph(report, folder)]
     names = sorted([*(path.name for path in written), "index.html", RUN])
     write_json(folder / RUN, {**report.provenance, "files": names, **({"cut": cut} if cut else {})})
     (folder / "index.html").write_text(page(report), encoding="utf-8")
 
 
-def strongest_rows(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a table that are written: of a long one that is ranked the strongest, in their order."""
-    if name not in RANKED or len(table) <= MOST_ROWS:
-        return table
-    size = table[RANKED[name]].abs().to_numpy()
-    return table.iloc[np.sort(np.argsort(-size, kind="stable")[:MOST_ROWS])].reset_index(drop=True)
+def is_cut(table: pd.DataFrame) -> bool:
+    """Whether a table has only the strongest rows."""
+    return bool(table.attrs.get("of", 0) > len(table))
 
 
 def write_graph(report: Report, folder: Path) -> list[Path]:

@@ -28,8 +28,8 @@ STEPS_IN_WORDS = (
     "q · k: the query of the token that looks times the key of every token, also of those it may not see. ×: the "
     "factor that keeps scores small, 1 / √d_head in most models. masked: later tokens get −∞; what positions add and a "
     "soft cap are in it. softmax: the shares that sum to 1, the attention above. × value: how far the share times the "
-    "token's value goes in the direction of what the head puts out, z; these sum to the length of z. Here blue is "
-    "positive and red negative, each column has a scale of its own; softmax goes from 0 to 1."
+    "token's value goes in the direction of what the head puts out, z; these sum to the length of z. Softmax "
+    "is coloured as attention, from 0 to 1; the other columns in grey, by the size of their own numbers."
 )
 """Words of the pages for the steps."""
 NEVER = -(STEPS + 1)

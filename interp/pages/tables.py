@@ -14,13 +14,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from interp.core.results import frame
+from interp.core.results import frame, strongest
 from interp.model.loss import next_token_loss
 from interp.model.parts import Part
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each: `Text.pieces`."""
 
+MOST_PAIRS = 20_000
+"""Rows of a table of pairs of parts, which grow with the square of their number; the strongest are kept."""
 INDUCTION_THRESHOLD = 0.4
 """Least induction score of a head that the page calls an induction head."""
 
@@ -145,12 +147,18 @@ def heads(result: xr.Dataset) -> pd.DataFrame:
 
 
 def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
-    """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers."""
-    every = [frame(result).dropna(subset="value").assign(kind=kind) for kind, result in results.items()]
+    """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers.
+
+    Of each kind an equal share of `MOST_PAIRS`, those furthest from the null; the attribute `of` counts all pairs.
+    """
     columns = ["kind", "src", "dst", "value", "null", "excess", "relative"]
-    if not every:
+    if not results:
         return pd.DataFrame(columns=columns)
-    return pd.concat(every)[columns].reset_index(drop=True)
+    most = MOST_PAIRS // len(results)
+    every = {kind: strongest(result, "excess", most) for kind, result in results.items()}
+    table = pd.concat([one.assign(kind=kind) for kind, one in every.items()])[columns].reset_index(drop=True)
+    table.attrs["of"] = sum(one.attrs["of"] for one in every.values())
+    return table
 
 
 def attribution(result: xr.Dataset) -> pd.DataFrame:
@@ -203,11 +211,12 @@ def patching(results: Mapping[str, xr.Dataset], names: Sequence[str]) -> pd.Data
 
 
 def edges(result: xr.Dataset) -> pd.DataFrame:
-    """Every edge of `interp.circuits.edge_attribution` with its score in logits, the largest first.
+    """The edges of `interp.circuits.edge_attribution` with their scores in logits, the largest first.
 
-    Positive: bringing the edge back (it alone carries the prompt's value in the corrupted run) raises the metric.
+    Positive: bringing the edge back (it alone carries the prompt's value in the corrupted run) raises the metric. The
+    largest `MOST_PAIRS` are kept; the attribute `of` counts all edges.
     """
-    table = frame(result)[["edge", "sender", "receiver", "value"]]
+    table = strongest(result, "value", MOST_PAIRS)[["edge", "sender", "receiver", "value"]]
     order = (-table.value.abs()).argsort(kind="stable")
     return table.iloc[order].reset_index(drop=True)
 

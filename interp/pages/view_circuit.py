@@ -159,7 +159,16 @@ def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig
     nodes = list(layout.nodes.values())
     grouped = {how: _grouped(how, nodes, edges) for how in TOGETHER if how != "part"}
     return CircuitDrawing(
-        layout.width, layout.height, nodes, layout.rows, edges, steps, opens, carried, len(table), grouped
+        layout.width,
+        layout.height,
+        nodes,
+        layout.rows,
+        edges,
+        steps,
+        opens,
+        carried,
+        table.attrs["of"],
+        grouped,
     )
 
 

@@ -7,15 +7,15 @@ Everything is a list, number or string; tokens are written so that nothing in th
 
 import math
 from collections.abc import Mapping, Sequence
+from threading import Event
 from typing import TypedDict
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.heads import same_token
-from interp.attention.shares import signed_shares, without_shares
-from interp.core.patterns import SCORES, copy_keys, copy_scores
+from interp.core.patterns import SCORES
 from interp.core.stats import upcast
 from interp.core.visible import harmless, visible
 from interp.data.batch import Batch
@@ -31,14 +31,15 @@ from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.serve import directions
-from interp.serve.asks import Continue, Look, TokenField
+from interp.serve.asks import PATTERN, Continue, EditedPrompt, Look, RandomDirections, TokenField
 from interp.serve.changes import edit_text, part_of, positions
-from interp.serve.session import RowPair, Seen, Session
+from interp.serve.session import LayerSeen, RowPair, Seen, Session
 
 TOP = 10
 """Next tokens and neurons listed."""
 SHOWN = tuple(views.SCORES)
 """Scores of heads that the maps may show."""
+RUNS = ("clean", "edited")
 STAGES = ("products", "scaled", "scores", "pattern", "weighted")
 
 
@@ -50,7 +51,13 @@ class Near(TypedDict):
     head: int
 
 
-def look(session: Session, ask: Look, pair: RowPair) -> dict[str, object]:
+def tokens(session: Session, ask: EditedPrompt) -> dict[str, object]:
+    """The tokens of both prompts, before any pass."""
+    second = None if ask.second is None else names(session, session.tokens(ask.second))
+    return {"tokens": names(session, session.tokens(ask.prompt)), "second": second}
+
+
+def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, object]:
     """Everything that the page shows of one question."""
     rows = [pair.clean, pair.edited]
     logits = torch.stack([row.logits for row in rows]).cpu().double()
@@ -66,6 +73,7 @@ def look(session: Session, ask: Look, pair: RowPair) -> dict[str, object]:
         split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))
     log = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
     near = _near(session, ask, split)
+    layers = [session.layer(row, near["layer"], stop) for row in pair.rows] if session.config.n_layers else []
     return {
         "tokens": names(session, pair.tokens),
         "second": None if pair.second is None else names(session, pair.second),
@@ -75,15 +83,14 @@ def look(session: Session, ask: Look, pair: RowPair) -> dict[str, object]:
         "wrong": None if wrong is None else {"id": wrong, "token": name(session, wrong)},
         "next": _next(session, logits, probabilities),
         "kl": round(float((probabilities[0] * (log[0] - log[1])).sum()), 6),
-        "steered": _steered(pair.random, log, answer),
         "attribution": split,
-        "moved": _moved(session, *rows),
-        "scores": _scores(session, pair),
+        "moved": _moved(session, session.moved(pair, stop)) if ask.moved else None,
+        "scores": _scores(session, session.scores(pair, stop)) if ask.scores else None,
         "lens": _lens(session, rows, answer),
         "near": near,
-        "pattern": _pattern(session, near, *rows),
-        "stages": _stages(session, near, pair),
-        "neurons": _neurons(session, pair, ask.edits, near["layer"], (answer, wrong)),
+        "pattern": _pattern(session, near, layers),
+        "stages": _stages(session, near, layers, pair.position),
+        "neurons": _neurons(session, pair, ask.edits, near["layer"], (answer, wrong), stop),
     }  # fmt: skip
 
 
@@ -136,18 +143,18 @@ def _next(
     ]
 
 
-def _steered(
-    random: Float[Tensor, "r v"] | None, log: Float[Tensor, "2 v"], answer: int
-) -> dict[str, object] | None:
+def steered(
+    session: Session, ask: RandomDirections, pair: RowPair, random: Float[Tensor, "r v"]
+) -> dict[str, object]:
     """Effects of the added directions next to random ones: the answer's probability, and KL from clean.
 
     For each measure: what it is clean, with the edits, and the least and the most with random directions.
     """
-    if random is None:
-        return None
-    others = random.cpu().double().softmax(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
-    kl = (log[0].exp() * (log[0] - torch.cat((log, others)))).sum(-1)
-    probability = torch.cat((log, others))[:, answer].exp()
+    logits = torch.stack([pair.clean.logits, pair.edited.logits, *random]).cpu().double()
+    answer = _token(session, ask.answer, int(logits[0].argmax()))
+    log = logits.softmax(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
+    kl = (log[0].exp() * (log[0] - log)).sum(-1)
+    probability = log[:, answer].exp()
     return {"random": len(random)} | {
         name: _rounded(torch.stack((value[0], value[1], value[2:].min(), value[2:].max())))
         for name, value in (("probability", probability), ("kl", kl))
@@ -164,7 +171,7 @@ def _attributed(
     reading = session.attribution
     if isinstance(reading, str):
         return {"why": reading}
-    last = _last(pair, edits)
+    last = _last(_at_position(pair), pair, edits)
     try:
         found = _sums(session, reading, last, pair, answer, wrong)
     except IncompleteSumError as cause:
@@ -208,20 +215,30 @@ def _sums(
     return reading.compute(Trace({read: answering(read) for read in reading.reads}), batch, model)
 
 
-def _last(pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
+AtPosition = Sequence[Mapping[str, Float[Tensor, "1 ..."]] | None]
+"""Values at the position looked at, by site: of the clean run, the edited one, and the second prompt's if any."""
+
+
+def _at_position(pair: RowPair) -> AtPosition:
+    return [pair.clean.at, pair.edited.at, None if pair.donor is None else pair.donor.at]
+
+
+def _last(at: AtPosition, pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
     """The values of both runs at the position, by site.
 
     A stream taken from the second prompt there is the sum of what that prompt's parts wrote up to its layer: theirs
     stand in. A direction that is added to the stream counts with the embeddings, as a part that is in no map.
     """
-    found = {site: torch.cat((value, pair.edited.at[site])) for site, value in pair.clean.at.items()}
+    clean, edited, donor = at
+    assert clean is not None and edited is not None
+    found = {site: torch.cat((value, edited[site])) for site, value in clean.items()}
     patched = [edit for edit in edits if isinstance(edit.change, Resample)]
     patched_layers = [part_of(edit).layer or 0 for edit in patched if _covers(edit, "resid", pair)]
     since = max(patched_layers, default=0)
-    if patched_layers and pair.donor is not None:
+    if patched_layers and donor is not None:
         for site in found:
             if _before(site, since):
-                found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
+                found[site] = torch.cat((clean[site], donor[site]))
     steering = directions.added(pair.edits, pair.position, len(pair.tokens), since)
     for site, vector in steering.items():
         _move(found, next(each for each in found if each in sites.EMBEDDING_SITES), vector)
@@ -252,12 +269,10 @@ def _before(site: str, layer: int) -> bool:
 # --- patterns and neurons ---------------------------------------------------------------------------------------------
 
 
-def _moved(session: Session, clean: Seen, edited: Seen) -> list[list[float] | None]:
-    """How much of each head's attention moved: half the L1 distance of its rows, mean over queries; None without."""
-    found: list[list[float] | None] = [None] * session.config.n_layers
-    for layer, before in clean.patterns.items():
-        found[layer] = _rounded((edited.patterns[layer] - before).abs().sum(-1).mean(-1) / 2)
-    return found
+def _moved(session: Session, moved: Mapping[int, Float[Tensor, "h"]]) -> list[list[float] | None]:
+    """How much of each head's attention moved, as a list for each layer; None where there is none."""
+    layers = range(session.config.n_layers)
+    return [_rounded(moved[layer]) if layer in moved else None for layer in layers]
 
 
 def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
@@ -276,27 +291,22 @@ def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
     return {"part": "head" if head else "mlp", "layer": layer, "head": column if head else 0}
 
 
-def _scores(session: Session, pair: RowPair) -> dict[str, list[list[list[float | None]] | None]]:
+def _scores(
+    session: Session, scores: Mapping[int, Float[Tensor, "2 h s"]]
+) -> dict[str, list[list[list[float | None]] | None]]:
     """Scores of each head on this prompt: by score, both runs' values of every layer that has patterns.
 
     The scores of `interp.heads`, on the prompt itself: null where no token says anything (no token that repeats).
     """
-    batch, config = Batch(pair.tokens[None]), session.config
-    keys, signed = copy_keys(same_token(batch), batch.places), without_shares(config)
     found: dict[str, list[list[list[float | None]] | None]] = {name: [] for name in SHOWN}
-    for layer in range(config.n_layers):
-        runs = []
-        for row in (pair.clean, pair.edited) if layer in session.with_patterns else ():
-            pattern = row.patterns[layer][None]
-            values = copy_scores(
-                signed_shares(pattern) if layer in signed else pattern,
-                keys.to(pattern.device),
-                batch.places.to(pattern.device),
-            )[0]
-            runs.append(_rounded(values.T, 4))
+    for layer in range(session.config.n_layers):
+        runs = _rounded(scores[layer], 4) if layer in scores else None
         for i, name in enumerate(SCORES):
             if name in found:
-                found[name].append([_none_for_nan(run[i]) for run in runs] if runs else None)
+                of_heads = (
+                    None if runs is None else [_none_for_nan([head[i] for head in run]) for run in runs]
+                )
+                found[name].append(of_heads)
     return found
 
 
@@ -326,44 +336,46 @@ def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str,
     return [{"depth": depth, "runs": pair} for depth, *pair in zip(depths, *runs, strict=True)]
 
 
-def _stages(session: Session, near: Near, pair: RowPair) -> dict[str, object] | None:
+def _stages(
+    session: Session, near: Near, layers: Sequence[LayerSeen], position: int
+) -> dict[str, object] | None:
     """The head looked at from q . k to its weighted values, at the position looked at, in both runs; None without."""
     layer, head = near["layer"], near["head"]
     if layer not in session.staged or head >= session.config.n_heads:
         return None
-    found: dict[str, object] = {"layer": layer, "head": head, "query": pair.position}
-    for run, row in (("clean", pair.clean), ("edited", pair.edited)):
-        q, k, v, scores = row.steps[layer]
-        pattern = row.patterns[layer][:, pair.position, None]
+    found: dict[str, object] = {"layer": layer, "head": head, "query": position}
+    one = slice(position, position + 1)
+    for run, row in zip(RUNS, layers, strict=True):
+        q, k, v, scores = (row.values[site] for site in session.staged[layer])
+        q, scores = q[one], scores[:, one]
+        pattern = row.values[f"blocks.{layer}.{PATTERN}"][:, one]
         factor = factor_of(session.model.transformer, layer, scores)
-        one = HeadStages.of((q, k, v), scores, pattern, factor)
-        values = {name: _rounded(getattr(one, name)[head, 0]) for name in STAGES}
+        stages = HeadStages.of((q, k, v), scores, pattern, factor)
+        values = {name: _rounded(getattr(stages, name)[head, 0]) for name in STAGES}
         values["scores"] = [None if x == -math.inf else x for x in values["scores"]]
         found[run] = {"factor": float(factor[0]), **values}
     return found
 
 
-def _pattern(session: Session, near: Near, clean: Seen, edited: Seen) -> dict[str, object] | None:
-    """Both patterns of the head looked at: a row for each query, up to the query itself."""
+def _pattern(session: Session, near: Near, layers: Sequence[LayerSeen]) -> dict[str, object] | None:
+    """Both patterns of the head looked at: float32 as base64, row after row, each up to the query itself."""
     layer, head = near["layer"], near["head"]
-    if layer not in clean.patterns or head >= session.config.n_heads:
+    if layer not in session.with_patterns or head >= session.config.n_heads:
         return None
-
-    def rows(seen: Seen) -> list[list[float]]:
-        pattern = _rounded(seen.patterns[layer][head], 4)
-        return [row[: query + 1] for query, row in enumerate(pattern)]
-
-    return {
-        "layer": layer,
-        "head": head,
-        "scored": layer in session.renormalised,
-        "clean": rows(clean),
-        "edited": rows(edited),
-    }
+    found: dict[str, object] = {"layer": layer, "head": head, "scored": layer in session.renormalised}
+    for run, row in zip(RUNS, layers, strict=True):
+        pattern = row.values[f"blocks.{layer}.{PATTERN}"][head].float().cpu()
+        found[run] = views.packed(pattern.numpy()[np.tril_indices(len(pattern))].astype("<f4"))
+    return found
 
 
 def _neurons(
-    session: Session, pair: RowPair, edits: Sequence[Edit], layer: int, tokens: tuple[int, int | None]
+    session: Session,
+    pair: RowPair,
+    edits: Sequence[Edit],
+    layer: int,
+    tokens: tuple[int, int | None],
+    stop: Event,
 ) -> dict[str, object] | None:
     """The neurons of the layer looked at that add most to the answer in either run (or are most active).
 
@@ -371,7 +383,15 @@ def _neurons(
     """
     if not session.neurons or layer >= session.config.n_layers:
         return None
-    last = _last(pair, edits)
+    three = [pair.clean, pair.edited, pair.donor]
+    near = [
+        None if seen is None else session.layer(seen.row, layer, stop).at(seen.position) for seen in three
+    ]
+    at = [
+        None if more is None or seen is None else {**seen.at, **more}
+        for seen, more in zip(three, near, strict=True)
+    ]
+    last = _last(at, pair, edits)
     active = last[f"blocks.{layer}.mlp.hook_post"].cpu().double()
     added = _added(session, last, layer, *tokens)
     size = (active if added is None else added).abs().amax(0)

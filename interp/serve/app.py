@@ -1,4 +1,4 @@
-"""The live page on a port of 127.0.0.1: its routes (page, style, script, four questions), and who may use them.
+"""The live page on a port of 127.0.0.1: its routes (page, style, script, six questions), and who may use them.
 
 Whatever goes wrong is JSON with the reason. Only this machine's own browser may ask, by the URL that was printed: a
 page of another origin cannot reach it (its Origin is refused, a name that resolves to 127.0.0.1 fails on Host, DNS
@@ -223,7 +223,9 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
         Route("/", routes.page),
         Route("/style.css", routes.style),
         Route("/script.js", routes.script),
+        asking("/tokens", asks.EditedPrompt, routes.tokens),
         asking("/look", asks.Look, routes.look),
+        asking("/random", asks.RandomDirections, routes.random),
         asking("/continue", asks.Continue, routes.go_on),
         asking("/source", asks.PythonSource, routes.source),
         Route("/cancel", cancel, methods=["POST"]),
@@ -252,8 +254,17 @@ class _Routes:
     def look(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Look)
         session, start = self.subject.session, time.perf_counter()
-        found = answers.look(session, ask, session.pair(ask, stop))
+        found = answers.look(session, ask, session.pair(ask, stop), stop)
         return found | {"seconds": round(time.perf_counter() - start, 4)}
+
+    def tokens(self, ask: asks.EditedPrompt, stop: Event) -> object:
+        return answers.tokens(self.subject.session, ask)
+
+    def random(self, ask: asks.EditedPrompt, stop: Event) -> object:
+        assert isinstance(ask, asks.RandomDirections)
+        session = self.subject.session
+        pair = session.pair(ask, stop)
+        return answers.steered(session, ask, pair, session.random(pair, stop))
 
     def go_on(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Continue)

@@ -6,24 +6,19 @@ the direction of a site is put into its `Add`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from torch import Tensor
 
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Edit, Mean, PositionIndex, Resample, Scale, Set
-from interp.model.parts import KINDS, Part
+from interp.model.parts import Part
 from interp.serve import directions
 from interp.serve.asks import CUT, PATTERN, SCORES
 from interp.serve.directions import NamedDirections
 
 DirectionValues = Mapping[str, Tensor]
 """Values by site, without the row of the batch."""
-AVERAGED: Final = tuple(str(KINDS[kind].site) for kind in ("head", "mlp", "neuron"))
-"""The sites of a block that may be replaced by their mean over positions."""
-RESAMPLED: Final = (*AVERAGED, str(KINDS["resid"].site))
-"""The sites of a block that may be taken from the second prompt."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +136,9 @@ def resolved(
     """The edits with the values of means and resampled parts looked up.
 
     Args:
-        means: what sites are on average over the clean run's positions.
-        second: what they are on the second prompt `[p ...]`; its values are put at the prompt's `columns` only, since
-            generated tokens have no counterpart in it.
+        means: what the sites of means are on average over the clean run's positions.
+        second: what those of resampled values are on the second prompt `[p ...]`; they are put at the prompt's
+            `columns` only, since generated tokens have no counterpart in it.
         given: the directions by site.
     """
     return [

@@ -69,19 +69,19 @@ def resolved(edit: Edit, directions: NamedDirections) -> Edit:
     return replace(edit, change=replace(edit.change, values=directions[edit.site]))
 
 
-def at_random(edits: Sequence[Edit], columns: int) -> list[Edit]:
-    """The change for `RANDOM` rows, where each row adds random directions of the length of those that are added."""
+def at_random(edits: Sequence[Edit], columns: int, rows: range) -> list[Edit]:
+    """The change for some of `RANDOM` rows, where each row adds random directions of the length of those added."""
     draw = torch.Generator().manual_seed(SEED)
-    return [_at_random(edit, columns, draw) if isinstance(edit.change, Add) else edit for edit in edits]
+    return [_at_random(edit, columns, rows, draw) if isinstance(edit.change, Add) else edit for edit in edits]
 
 
-def _at_random(edit: Edit, columns: int, draw: torch.Generator) -> Edit:
+def _at_random(edit: Edit, columns: int, rows: range, draw: torch.Generator) -> Edit:
     assert isinstance(edit.change, Add) and isinstance(edit.change.values, Tensor)
     direction = edit.change.values
     noise = torch.randn(RANDOM, len(direction), generator=draw, dtype=torch.float64)
     noise *= direction.double().norm().cpu() / noise.norm(dim=-1, keepdim=True)
-    rows = noise.to(direction)[:, None].expand(-1, columns, -1)
-    return replace(edit, change=replace(edit.change, values=rows))
+    values = noise[rows.start : rows.stop].to(direction)[:, None].expand(-1, columns, -1)
+    return replace(edit, change=replace(edit.change, values=values))
 
 
 def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> dict[str, Float[Tensor, "d"]]:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 from interp.core.visible import harmless
 from interp.model.parts import Part
+from interp.pages.report import About
 from interp.pages.stages import STEPS_IN_WORDS as STEPS
 from interp.pages.templates import environment, joined, own
 from interp.pages.views import SCORES
@@ -41,7 +42,7 @@ def page(session: Session, source: str, opening: Opening) -> str:
         "directions": _directions(session),
     }
     return environment(SERVE).get_template("serve.html").render(
-        source=harmless(source), config=config, shape=shape, limits=asks, facts=_facts(session), random=RANDOM,
+        source=harmless(About(source).title), config=config, shape=shape, limits=asks, facts=_facts(session), random=RANDOM,
         scores=SCORES, steps=STEPS, **asdict(opening),
     )  # fmt: skip
 

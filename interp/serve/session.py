@@ -1,15 +1,16 @@
-"""One model and the passes for the page: clean and edited rows of one batch, kept for a while.
+"""One model and the passes for the page: rows of a prompt, clean and edited, kept for a while.
 
-The clean row is computed once for each prompt and position, together with the first edited one unless that takes a mean
-from it; a pass that was seen lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the
-model, and a pass that is stopped leaves no trace. One thread at a time.
+A row is one pass over a prompt. What it keeps are the streams and what was added to them, at every position, so that
+another position to look at costs no pass; attention patterns, which grow with the square of the length, are never kept:
+a layer that is looked at runs once more, alone, from the stream that entered it. Nothing is stored on the model, and a
+pass that is stopped leaves no trace. One thread at a time.
 """
 
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,14 +18,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.attention.heads import same_token
+from interp.attention.shares import signed_shares, without_shares
+from interp.core.patterns import copy_keys, copy_scores
 from interp.data.batch import Batch
 from interp.lenses.lens import lens_sites
 from interp.model import sites
 from interp.model.config import MLP, MLPS, ModelConfig
-from interp.model.edits import Edit
-from interp.model.tap import Read
+from interp.model.edits import Edit, Mean, Resample
+from interp.model.tap import Read, Tap
 from interp.pages.stages import sites_of, staged
 from interp.passes.edit_text import edit_to_json
+from interp.passes.edited import layer_of
 from interp.passes.generate import Step, stream
 from interp.passes.observe import Subject, observe
 from interp.passes.question import Reading
@@ -32,38 +37,69 @@ from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
 from interp.serve import directions
 from interp.serve.asks import MAX_TOKENS, PATTERN, Continue, EditedPrompt
-from interp.serve.changes import AVERAGED, RESAMPLED, DirectionValues, Lengths, check, renormalises, resolved
+from interp.serve.changes import Lengths, check, renormalises, resolved
 
 if TYPE_CHECKING:
     from interp.causal import Subspace
 
 T = TypeVar("T")
-KEPT = 8
-"""Rows kept: GPT-2 small with 128 tokens takes 28 MiB each."""
+ROOM = 2**30
+"""Bytes of the rows that are kept: SmolLM2 with 1 024 tokens takes 270 MiB each, GPT-2 small with 128 tokens 19 MiB."""
+NEAR = 3
+"""Layers kept with their patterns: one in the clean row, the edited row and that of the second prompt."""
+MANY = 32
+"""Numbers of a row that are kept, such as the scores of its heads."""
+COLUMNS = 8192
+"""Tokens of a pass over several rows."""
 
 
 class Stopped(BaseException):
     """The computation is not wanted any more. No `Exception`, so that no handler takes it for an error."""
 
 
-HeadSteps = tuple[Tensor, Tensor, Tensor, Tensor]
-"""The query at the position looked at `[1 h r]`, all keys and values `[k g r]`, `[k g e]`, and its scores `[h 1 k]`."""
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One pass over a prompt: what was at the sites of `Session.kept`, at every position."""
+
+    key: Hashable
+    """Name of the row among those that are kept."""
+    tokens: Int[Tensor, "p"]
+    edits: Sequence[Edit]
+    """The edits of the pass, with looked-up values of means and resampled parts."""
+    values: Mapping[str, Float[Tensor, "p ..."]]
+    """Values by site."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        storages = {
+            value.untyped_storage().data_ptr(): value.untyped_storage() for value in self.values.values()
+        }
+        return sum(storage.nbytes() for storage in storages.values())
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Values of one row of a pass."""
+    """A row at the position looked at."""
 
+    row: Row
+    position: int
     logits: Float[Tensor, "v"]
     """Logits of the token after the position."""
-    patterns: Mapping[int, Float[Tensor, "h q k"]]
-    """Attention patterns by layer; only layers with mixers that have them."""
     at: Mapping[str, Float[Tensor, "1 ..."]]
-    """Values that attribution reads at the position, by site."""
-    means: DirectionValues
-    """Means over all positions of the sites in `AVERAGED`."""
-    steps: Mapping[int, HeadSteps]
-    """Inputs of the stages of heads, by layer; only layers that have them (`interp.pages.stages`)."""
+    """Values at the position, by site: of the row, and after the last block."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSeen:
+    """One layer of a row from near."""
+
+    values: Mapping[str, Float[Tensor, "p ..."]]
+    """Values by site: the pattern `[h q k]`, what the stages of heads are made of, and neurons; those it has."""
+
+    def at(self, position: int) -> dict[str, Float[Tensor, "1 ..."]]:
+        """The neurons at a position, by site."""
+        return {site: x[position][None] for site, x in self.values.items() if site.endswith(".hook_post")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +111,18 @@ class RowPair:
     position: int
     clean: Seen
     edited: Seen
-    edits: Sequence[Edit]
-    """The edits, with looked-up values of means and resampled parts."""
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
-    random: Float[Tensor, "r v"] | None = None
-    """Logits with random directions in place of those that edits add, where they add any."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The clean and the edited row."""
+        return [self.clean.row, self.edited.row]
+
+    @property
+    def edits(self) -> Sequence[Edit]:
+        """The edits of the edited row."""
+        return self.edited.row.edits
 
 
 class Session:
@@ -102,9 +144,11 @@ class Session:
         _ = model.text.tokenizer
         self.model = model
         self.directions = directions.by_site(subspaces, config)
+        self._rows: OrderedDict[Hashable, Row] = OrderedDict()
+        self._layers: OrderedDict[Hashable, LayerSeen] = OrderedDict()
+        self._head_scores: OrderedDict[Hashable, Mapping[int, Tensor]] = OrderedDict()
+        self._moved: OrderedDict[Hashable, Mapping[int, Tensor]] = OrderedDict()
         self._random: OrderedDict[Hashable, Tensor] = OrderedDict()
-        self._rows: OrderedDict[Hashable, Seen] = OrderedDict()
-        self._donors: OrderedDict[Hashable, tuple[Seen, DirectionValues]] = OrderedDict()
 
     @property
     def config(self) -> ModelConfig:
@@ -141,6 +185,19 @@ class Session:
         )
 
     @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The sites that a row keeps: what attribution and the lens read, and the streams that enter the blocks."""
+        layers = range(self.config.n_layers)
+        found = [*self._read_by_attribution, *self.streams]
+        found += [sites.stream_after(self.config, layer) for layer in layers]
+        found += [f"blocks.{layer}.hook_{sublayer}" for layer in layers for sublayer in self.config.sublayers]
+        return tuple(site for site in dict.fromkeys(found) if not sites.is_late(site))
+
+    @property
+    def _read_by_attribution(self) -> list[str]:
+        return [] if isinstance(self.attribution, str) else [read.site for read in self.attribution.reads]
+
+    @cached_property
     def renormalised(self) -> tuple[int, ...]:
         """Layers in which an entry of a pattern can be cut with the rest of its row renormalised."""
         return tuple(i for i in range(self.config.n_layers) if renormalises(self.config, i))
@@ -170,50 +227,60 @@ class Session:
         return tokens, second, position
 
     def pair(self, ask: EditedPrompt, stop: Event) -> RowPair:
-        """Clean and edited row of a prompt: from what is kept, or from one pass over those that are missing.
+        """Clean and edited row of a prompt: from what is kept, or from a pass for each that is missing.
 
         Raises:
             ValueError, KeyError: a question that does not fit; Stopped.
         """
         tokens, second, position = self.checked(ask)
-        donor, values = self._donor(ask, second, position, stop)
-        clean_key = (ask.prompt, position)
+        clean = self._row((ask.prompt, None, ()), tokens, [], stop)
+        donor = None
+        if second is not None and ask.resampled:
+            donor = self._row((ask.second, None, ()), second, [], stop)
         texts = tuple(json.dumps(edit_to_json(edit)) for edit in ask.edits)
-        edited_key = (*clean_key, ask.second if ask.resampled else None, texts)
-        clean, edited = self._rows.get(clean_key), self._rows.get(edited_key) if ask.edits else None
-        if ask.averaged and clean is None:
-            (clean,) = self._pass(tokens[None], position, [], stop)
-        means = {} if clean is None else clean.means
-        edits = resolved(ask.edits, means, values, self.directions, len(tokens))
-        todo = [clean is None, edited is None and bool(edits)]
-        if any(todo):
-            rows = (sum(todo) - 1,)
-            row_edits = [replace(edit, rows=rows) for edit in edits] if todo[1] else []
-            seen = self._pass(tokens.expand(sum(todo), -1), position, row_edits, stop)
-            clean = seen[0] if todo[0] else clean
-            edited = seen[-1] if todo[1] else edited
-        assert clean is not None
-        _keep(self._rows, clean_key, clean)
-        if edited is None:
-            return RowPair(tokens, second, position, clean, clean, edits, None)
-        _keep(self._rows, edited_key, edited)
-        random = None
-        if ask.steered:
-            random = self._random.get(edited_key)
-            random = self._random_directions(tokens, position, edits, stop) if random is None else random
-            _keep(self._random, edited_key, random)
-        return RowPair(tokens, second, position, clean, edited, edits, donor, random)
+        key = (ask.prompt, ask.second if ask.resampled else None, texts)
+        edits = self._rows[key].edits if key in self._rows else self._resolved(ask, clean, donor, stop)
+        edited = self._row(key, tokens, edits, stop) if edits else clean
+        seen = self._seen(clean, position, stop)
+        return RowPair(
+            tokens, second, position, seen, seen if edited is clean else self._seen(edited, position, stop),
+            None if donor is None else self._seen(donor, min(position, len(donor.tokens) - 1), stop),
+        )  # fmt: skip
+
+    def _resolved(self, ask: EditedPrompt, clean: Row, donor: Row | None, stop: Event) -> list[Edit]:
+        """The edits with their values, looked up in the clean row and in that of the second prompt."""
+        means, second = dict[str, Tensor](), dict[str, Tensor]()
+        for edit in ask.edits:
+            if isinstance(edit.change, Mean):
+                means[edit.site] = self._values(clean, edit, stop).mean(0)
+            if isinstance(edit.change, Resample) and donor is not None:
+                second[edit.site] = self._values(donor, edit, stop)
+        return resolved(ask.edits, means, second, self.directions, len(clean.tokens))
+
+    def _values(self, row: Row, edit: Edit, stop: Event) -> Float[Tensor, "p ..."]:
+        """The values of a row at the site of an edit: what it keeps, or what the layer gives once more."""
+        if edit.site in row.values:
+            return row.values[edit.site]
+        layer = layer_of(edit, self.model.transformer)
+        assert layer is not None
+        return self._again(row, layer, [edit.site], stop)[edit.site]
+
+    def random(self, pair: RowPair, stop: Event) -> Float[Tensor, "r v"]:
+        """Logits with random directions in place of those that the edits add, a row for each."""
+        key = (pair.edited.row.key, pair.position)
+        return _remembered(self._random, key, lambda: self._random_directions(pair, stop))
 
     @torch.no_grad()
-    def _random_directions(
-        self, tokens: Int[Tensor, "p"], position: int, edits: Sequence[Edit], stop: Event
-    ) -> Float[Tensor, "r v"]:
-        """The logits with random directions in place of those that edits add, one row for each."""
-        rows = tokens.expand(directions.RANDOM, -1)
-        columns = torch.full((len(rows), 1), position, device=self.model.transformer.device)
-        row_edits = [*directions.at_random(edits, len(tokens)), *self._watches(stop)]
-        seen = observe(self.model.transformer, Batch(rows.clone()), [], row_edits, logits_at=columns)
-        return seen.output[:, 0]
+    def _random_directions(self, pair: RowPair, stop: Event) -> Float[Tensor, "r v"]:
+        network, found = self.model.transformer, []
+        at_once = max(1, COLUMNS // len(pair.tokens))
+        for first in range(0, directions.RANDOM, at_once):
+            drawn = range(first, min(first + at_once, directions.RANDOM))
+            rows = pair.tokens.expand(len(drawn), -1).clone()
+            columns = torch.full((len(rows), 1), pair.position, device=network.device)
+            edits = [*directions.at_random(pair.edits, len(pair.tokens), drawn), *self._watches(stop)]
+            found.append(observe(network, Batch(rows), [], edits, logits_at=columns).output[:, 0])
+        return torch.cat(found)
 
     def continuations(self, ask: Continue, stop: Event) -> tuple[list[int], list[int]]:
         """New tokens, clean and edited, drawn with the same random numbers.
@@ -236,130 +303,160 @@ class Session:
         clean = run([])
         return clean, run(pair.edits) if pair.edits else clean
 
+    def layer(self, row: Row, layer: int, stop: Event) -> LayerSeen:
+        """A layer of a row from near, from what is kept or from a pass of this layer alone."""
+        mlps = [name.removesuffix("_out") for name in self.config.sublayers if name in MLPS]
+        found = [f"blocks.{layer}.{PATTERN}"] if layer in self.with_patterns else []
+        found += [*self.staged.get(layer, ())]
+        found += [f"blocks.{layer}.{name}.hook_post" for name in mlps if self.neurons]
+        once_more = partial(self._again, row, layer, found, stop)
+        return _remembered(self._layers, (row.key, layer), lambda: LayerSeen(once_more()), NEAR)
+
+    def scores(self, pair: RowPair, stop: Event) -> Mapping[int, Float[Tensor, "2 h s"]]:
+        """Scores of all heads in both rows by layer, from what is kept or from each layer once more."""
+        clean = self._scores(pair.clean.row, {}, stop)
+        first = self._first_edited(pair.edited.row)
+        unchanged = {layer: scores for layer, scores in clean.items() if layer < first}
+        edited = self._scores(pair.edited.row, unchanged, stop)
+        return {layer: torch.stack((scores, edited[layer])) for layer, scores in clean.items()}
+
+    def _scores(
+        self, row: Row, known: Mapping[int, Tensor], stop: Event
+    ) -> Mapping[int, Float[Tensor, "h s"]]:
+        """Scores of a row's heads by layer (`interp.core.patterns.SCORES`), but for those that are known."""
+
+        def made() -> Mapping[int, Tensor]:
+            batch = Batch(row.tokens[None]).to(self.model.transformer.device)
+            keys, signed = copy_keys(same_token(batch), batch.places), without_shares(self.config)
+            found = dict(known)
+            for layer in (layer for layer in self.with_patterns if layer not in known):
+                pattern = self._pattern(row, layer, stop)[None]
+                shares, device = signed_shares(pattern) if layer in signed else pattern, pattern.device
+                found[layer] = copy_scores(shares, keys.to(device), batch.places.to(device))[0]
+            return found
+
+        return _remembered(self._head_scores, row.key, made)
+
+    def moved(self, pair: RowPair, stop: Event) -> Mapping[int, Float[Tensor, "h"]]:
+        """How much of each head's attention the edits moved, by layer, from what is kept or from each layer once more.
+
+        Half the L1 distance of a head's rows, mean over queries.
+        """
+        first = self._first_edited(pair.edited.row)
+
+        def made() -> Mapping[int, Tensor]:
+            found = {layer: torch.zeros(self.config.n_heads) for layer in self.with_patterns}
+            for layer in (layer for layer in self.with_patterns if layer >= first):
+                before, after = (self._pattern(row, layer, stop) for row in pair.rows)
+                found[layer] = (after - before).abs().sum(-1).mean(-1) / 2
+            return found
+
+        return _remembered(self._moved, (pair.clean.row.key, pair.edited.row.key), made)
+
+    def _first_edited(self, row: Row) -> int:
+        """The first layer that an edit of a row changes; the number of layers where none is edited."""
+        layers = [layer_of(edit, self.model.transformer) or 0 for edit in row.edits]
+        return min(layers, default=self.config.n_layers)
+
+    def _pattern(self, row: Row, layer: int, stop: Event) -> Float[Tensor, "h q k"]:
+        site = f"blocks.{layer}.{PATTERN}"
+        return self._again(row, layer, [site], stop)[site]
+
     def _watches(self, stop: Event) -> list[Edit]:
         """Edits that change nothing and stop the pass between layers."""
-        watch = _watched(lambda value: value, stop)
+        watch = _watched(stop)
         return [Edit(f"blocks.{layer}.hook_resid_pre", watch) for layer in range(self.config.n_layers)]
 
-    def _donor(
-        self, ask: EditedPrompt, second: Int[Tensor, "p2"] | None, position: int, stop: Event
-    ) -> tuple[Seen | None, DirectionValues]:
-        """The second prompt's row at the same position (or its last), and its values that may be put elsewhere."""
-        if second is None or not ask.resampled:
-            return None, {}
-        position = min(position, len(second) - 1)
-        key = (ask.second, position)
-        if key not in self._donors:
-            found: dict[str, Tensor] = {}
-            reads = [Read(name) for name in self._in_blocks(RESAMPLED)]
-            (seen,) = self._pass(second[None], position, [], stop, reads, found)
-            self._donors[key] = seen, {name: value[0] for name, value in found.items()}
-            while len(self._donors) > 2:
-                self._donors.popitem(last=False)
-        return self._donors[key]
-
-    def _in_blocks(self, names: Sequence[str]) -> list[str]:
-        """Full names of these sites in every block that has them."""
-        site_names = set(sites.names(self.config))
-        every = [f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in names]
-        return [name for name in every if name in site_names]
+    def _row(self, key: Hashable, tokens: Int[Tensor, "p"], edits: Sequence[Edit], stop: Event) -> Row:
+        """A row by its key: from what is kept, or from a pass up to the end of the blocks."""
+        if key not in self._rows:
+            self._rows[key] = self._pass(key, tokens, edits, stop)
+        self._rows.move_to_end(key)
+        while len(self._rows) > NEAR and sum(row.size for row in self._rows.values()) > ROOM:
+            self._rows.popitem(last=False)
+        return self._rows[key]
 
     @torch.no_grad()
-    def _pass(
-        self,
-        tokens: Int[Tensor, "b p"],
-        position: int,
-        edits: Sequence[Edit],
-        stop: Event,
-        more: Sequence[Read] = (),
-        found: dict[str, Tensor] | None = None,
-    ) -> list[Seen]:
-        """Every row of one pass; `found` takes the answers of `more`."""
-        at_position = {
-            name: Read(name, _watched(_column(name, position), stop)) for name in self._at_position
-        }
-        means = {name: Read(name, _watched(_mean, stop)) for name in self._in_blocks(AVERAGED)}
-        patterns = {i: Read(f"blocks.{i}.{PATTERN}", _watched(_same, stop)) for i in self.with_patterns}
-        columns = torch.full((len(tokens), 1), position, device=self.model.transformer.device)
-        steps = {i: self._step_reads(names, position, stop) for i, names in self.staged.items()}
-        each_step = [read for four in steps.values() for read in four]
-        reads = [*at_position.values(), *means.values(), *patterns.values(), *each_step, *more]
-        seen = observe(self.model.transformer, Batch(tokens.clone()), reads, edits, logits_at=columns)
-        if found is not None:
-            found |= {read.site: seen.trace[read] for read in more}
-        numbers = [seen.output, *(seen.trace[read] for read in patterns.values())]
-        if not all(bool(each.isfinite().all()) for each in numbers):
-            raise ArithmeticError(
-                "the edited run gives numbers that are not finite: a factor or value is too large, or a query has no "
-                "key left to look at"
-            )
-        return [
-            Seen(
-                seen.output[row, 0],
-                {layer: seen.trace[read][row] for layer, read in patterns.items()},
-                {name: seen.trace[read][row : row + 1] for name, read in at_position.items()},
-                {name: seen.trace[read][row] for name, read in means.items()},
-                {i: _steps(*(seen.trace[read][row] for read in four)) for i, four in steps.items()},
-            )
-            for row in range(len(tokens))
-        ]
+    def _pass(self, key: Hashable, tokens: Int[Tensor, "p"], edits: Sequence[Edit], stop: Event) -> Row:
+        reads = {site: Read(site, _watched(stop)) for site in self.kept}
+        seen = observe(
+            self.model.transformer,
+            Batch(tokens[None].clone()),
+            [*reads.values()],
+            edits,
+            stop=self.config.n_layers,
+        )
+        if not bool(seen.output.isfinite().all()):
+            raise ArithmeticError(NOT_FINITE)
+        return Row(key, tokens, edits, {site: seen.trace[read][0] for site, read in reads.items()})
 
-    def _step_reads(self, names: tuple[str, str, str, str], position: int, stop: Event) -> list[Read]:
-        """Reads of a layer in which heads have stages: query and scores at the position, all keys and values."""
-        q, k, v, scores = names
-        one = {
-            q: lambda value: value[:, position : position + 1],
-            scores: lambda value: value[:, :, position : position + 1],
-        }
-        return [Read(name, _watched(one.get(name, _same), stop)) for name in (q, k, v, scores)]
+    @torch.no_grad()
+    def _again(
+        self, row: Row, layer: int, names: Sequence[str], stop: Event
+    ) -> dict[str, Float[Tensor, "p ..."]]:
+        """Values of a row at these sites of one layer, which runs once more from the stream that entered it.
 
-    @cached_property
-    def _at_position(self) -> tuple[str, ...]:
-        """The sites that attribution and the table of neurons need at the position looked at."""
-        parts = () if isinstance(self.attribution, str) else self.attribution.reads
-        names = dict.fromkeys([*(read.site for read in parts), *self.streams])
-        if self.neurons:
-            block_sites = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
-            mlps = [name for name in self.config.sublayers if name in MLPS]
-            block_sites += [f"{name.removesuffix('_out')}.hook_post" for name in mlps]
-            names |= dict.fromkeys(
-                f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in block_sites
-            )
-        return tuple(names)
+        A network that takes no later start runs from its first layer on.
+        """
+        network = self.model.transformer
+        start = layer if network.restarts else 0
+        entering = row.values[sites.stream_after(self.config, start - 1)] if start else row.tokens
+        tap = Tap(
+            [Read(name, _watched(stop)) for name in names],
+            [edit for edit in row.edits if start <= (layer_of(edit, network) or 0) <= layer],
+            answers_only=True,
+        )
+        network(entering[None], tap, start=start, stop=layer + 1)
+        found = {read.site: value[0] for read, value in tap.values.items()}
+        tap.close()
+        return found
+
+    @torch.no_grad()
+    def _seen(self, row: Row, position: int, stop: Event) -> Seen:
+        """A row at a position: the final norm and the unembedding run there."""
+        network = self.model.transformer
+        reads = [Read(site) for site in dict.fromkeys(self._read_by_attribution) if sites.is_late(site)]
+        at = {site: value[position][None] for site, value in row.values.items()}
+        if self.config.n_layers and network.restarts:
+            tap = Tap(reads)
+            output = network(at[sites.final_stream(self.config)][None], tap, start=self.config.n_layers)
+            values = dict(tap.values)
+            tap.close()
+        else:
+            columns = torch.tensor([[position]], device=network.device)
+            edits = [*row.edits, *self._watches(stop)]
+            seen = observe(network, Batch(row.tokens[None].clone()), reads, edits, logits_at=columns)
+            output, values = seen.output, {read: seen.trace[read] for read in reads}
+        if not bool(output.isfinite().all()):
+            raise ArithmeticError(NOT_FINITE)
+        return Seen(
+            row, position, output[0, 0], at | {read.site: value[:, 0] for read, value in values.items()}
+        )
 
 
-def _keep(rows: OrderedDict[Hashable, T], key: Hashable, seen: T) -> None:
-    """Keep what was seen, as the newest, and let go of the oldest."""
-    rows[key] = seen
-    rows.move_to_end(key)
-    while len(rows) > KEPT:
-        rows.popitem(last=False)
+NOT_FINITE = (
+    "the edited run gives numbers that are not finite: a factor or value is too large, or a query has no key left to "
+    "look at"
+)
 
 
-def _column(name: str, position: int) -> Callable[[Tensor], Tensor]:
-    """The site's value at one position; after the blocks nothing else was computed."""
-    outside = name.startswith(("ln_final", "unembed"))
-    return lambda value: value[:, 0 if outside else position].clone()
+def _remembered(kept: OrderedDict[Hashable, T], key: Hashable, make: Callable[[], T], most: int = MANY) -> T:
+    """What is kept by this name, or made now and kept; the oldest are let go, but for so many."""
+    if key not in kept:
+        kept[key] = make()
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)
+    return kept[key]
 
 
-def _steps(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> HeadSteps:
-    """Copies, so that nothing larger is kept with them."""
-    return q.clone(), k.clone(), v.clone(), scores.clone()
+def _watched(stop: Event) -> Callable[[Tensor], Tensor]:
+    """The value as it is; Stopped where the computation is not wanted any more."""
 
-
-def _mean(value: Tensor) -> Tensor:
-    return value.mean(1)
-
-
-def _same(value: Tensor) -> Tensor:
-    return value
-
-
-def _watched(via: Callable[[Tensor], Tensor], stop: Event) -> Callable[[Tensor], Tensor]:
     def look(value: Tensor) -> Tensor:
         if stop.is_set():
             raise Stopped
-        return via(value)
+        return value
 
     return look
 

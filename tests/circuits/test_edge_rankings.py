@@ -11,7 +11,6 @@ import xarray as xr
 
 from interp import HookedTransformer, frame
 from interp.causal import EdgeGraph
-from interp.causal.effects import edge_names
 from interp.circuits import edge_stability, recovery, score_edges
 from interp.circuits.edge_rankings import edge_auroc, resampled
 from interp.passes.metrics import logit_difference
@@ -32,7 +31,7 @@ def table_of(each: np.ndarray) -> xr.Dataset:
             "clean": ("prompt", np.ones(len(each))), "corrupt": ("prompt", np.zeros(len(each))),
         },
         coords={
-            "sender": list(GRAPH.senders), "receiver": list(GRAPH.receivers), "edge": (dims, edge_names(GRAPH)),
+            "sender": list(GRAPH.senders), "receiver": list(GRAPH.receivers), "edge": (dims, GRAPH.exists.numpy()),
         },
         attrs={"edges": len(GRAPH), "method": "made up"},
     )  # fmt: skip

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import interp
-from interp.pages import About, Finding, Place, Report, ReportPage, ReportQuestion, findings, report_of
+from interp.pages import About, Finding, PageCell, Report, ReportPage, ReportQuestion, findings, report_of
 from interp.pages.findings import MOST, enough, in_words
 from interp.pages.wording import count
 from interp.zoo.groundtruth import Alphabet
@@ -80,7 +80,7 @@ def test_a_fact_is_found_in_the_mlp_that_keeps_it_at_the_token_that_asks() -> No
     (writer,) = said(found, "attribution")
     assert writer.words.startswith("The MLP of layer 1 adds most")
     assert cause.words.startswith("The same MLP brings 1.00 of the difference")
-    assert cause.places == (Place("patching denoise mlp_out", 1, last),)
+    assert cause.places == (PageCell("patching denoise mlp_out", 1, last),)
     assert cause.doubt == ""
 
 

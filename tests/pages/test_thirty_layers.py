@@ -9,12 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 
+import interp
 from interp import HookedTransformer
 from interp.model import MLP, ModelConfig, Transformer
-from interp.pages import About, ReportQuestion, report_of, views, write_report
-from interp.pages.folder import MOST_ROWS, strongest_rows
+from interp.pages import About, ReportQuestion, report_of, tables, views, write_report
+from interp.pages.folder import is_cut
 from interp.pages.view_attribution import MOST_LISTED, MOST_STEPS, attribution
+from tests.configs import build
 from tests.pages.conftest import SENTENCE, SWAPPED
 from tests.pages.reports import payload
 from tests.pages.visits import NARROW, WIDE, Visit, needs_browser, visit
@@ -85,13 +88,43 @@ def test_parts_without_a_bar_of_their_own_are_one_bar_and_the_sum_stays(parts: i
     assert found.count == parts
 
 
-def test_of_a_long_table_of_pairs_the_strongest_rows_are_written_in_their_order() -> None:
-    values = np.random.default_rng(1).normal(size=MOST_ROWS + 500)
-    table = pd.DataFrame({"edge": [str(i) for i in range(len(values))], "value": values})
-    kept = strongest_rows("edges", table)
-    least = np.sort(np.abs(values))[500]
-    assert kept.edge.tolist() == table.edge[np.abs(values) >= least].tolist() and len(kept) == MOST_ROWS
-    assert strongest_rows("attribution", table) is table
+@pytest.mark.parametrize("most", [1, 7, 40, 500])
+@pytest.mark.parametrize("ties", [False, True])
+def test_of_many_pairs_the_strongest_become_rows_in_their_order(
+    most: int, ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(1).normal(size=(20, 15))
+    values = values.round(1) if ties else values
+    exists = np.random.default_rng(2).random(values.shape) < 0.6
+    names = {"sender": [f"L0H{i}" for i in range(20)], "receiver": [f"L1H{i}.q" for i in range(15)]}
+    result = xr.Dataset(
+        {"value": (tuple(names), np.where(exists, values, np.nan)), "corrupt": ((), 1.0)},
+        coords={**names, "edge": (tuple(names), exists)},
+    )
+    whole = interp.frame(result)
+    order = (-whole.value.abs()).argsort(kind="stable")
+    monkeypatch.setattr(tables, "MOST_PAIRS", most)
+    kept = tables.edges(result)
+    pd.testing.assert_frame_equal(
+        kept, whole.iloc[order[:most]][["edge", "sender", "receiver", "value"]].reset_index(drop=True)
+    )
+    assert kept.attrs["of"] == len(whole) == exists.sum() and is_cut(kept) == (most < len(whole))
+
+
+def test_of_each_kind_of_composition_the_pairs_furthest_from_the_null_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build("llama-gqa")
+    every = {kind: interp.weights.composition(model, kind) for kind in ("Q", "K", "V")}
+    whole = tables.composition(every)
+    monkeypatch.setattr(tables, "MOST_PAIRS", 6)
+    kept = tables.composition(every)
+    for kind, rows in whole.groupby("kind"):
+        best = rows.iloc[(-rows.excess.abs()).argsort(kind="stable")[:2]].sort_index()
+        pd.testing.assert_frame_equal(
+            kept[kept.kind == kind].reset_index(drop=True), best.reset_index(drop=True)
+        )
+    assert kept.attrs["of"] == len(whole) == whole.attrs["of"] and is_cut(kept) and not is_cut(whole)
 
 
 @pytest.mark.browser

@@ -1,17 +1,20 @@
 """Questions as a browser would send them, and hooks that should give the same numbers: slow loops, cell by cell."""
 
+import base64
 import functools
 import json
 import re
 from collections.abc import Callable
+from itertools import islice
 from threading import Event
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from interp import HookedTransformer
-from interp.serve.answers import look
-from interp.serve.asks import Look, parsed
+from interp.serve.answers import look, steered
+from interp.serve.asks import Look, RandomDirections, parsed
 from interp.serve.session import Session
 
 PROMPT = "The cat sat on the mat and the dog"
@@ -26,8 +29,30 @@ def body(**changes: object) -> bytes:
 
 def asked(session: Session, **changes: object) -> dict[str, object]:
     """What the page would be told."""
-    ask = parsed(Look, body(**changes))
-    return look(session, ask, session.pair(ask, Event()))
+    ask = parsed(Look, body(**{"scores": True, "moved": True} | changes))
+    found = look(session, ask, session.pair(ask, Event()), Event())
+    return found | {"pattern": None if found["pattern"] is None else unpacked(found["pattern"])}
+
+
+def beside_random(session: Session, **changes: object) -> dict[str, object]:
+    """What the page would be told of random directions."""
+    ask = parsed(RandomDirections, body(**changes))
+    pair = session.pair(ask, Event())
+    return steered(session, ask, pair, session.random(pair, Event()))
+
+
+def unpacked(pattern: dict[str, object]) -> dict[str, object]:
+    """The pattern of a head with a list for each query, as the page's script reads it."""
+    return pattern | {run: _rows(pattern[run]) for run in ("clean", "edited")}
+
+
+def _rows(text: str) -> list[list[float]]:
+    weights = iter(np.frombuffer(base64.b64decode(text), "<f4").tolist())
+    rows = iter(range(1, 10**6))
+    found: list[list[float]] = []
+    while row := list(islice(weights, next(rows))):
+        found.append(row)
+    return found
 
 
 def hooks_of(

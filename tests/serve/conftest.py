@@ -12,6 +12,8 @@ import torch
 from interp import HookedTransformer
 from interp.causal import Subspace
 from interp.cli.commands import CORRUPT, PROMPT
+from interp.model import MLP, ModelConfig, Transformer
+from interp.model.config import Rotary
 from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE
 
 if TYPE_CHECKING:
@@ -60,25 +62,46 @@ class Tab:
         return self.page.locator(selector).all_inner_texts()
 
 
-@pytest.fixture(scope="session")
-def live() -> Iterator[Live]:
-    pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
-    pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
+def _running(session: "Session", prompt: str, second: str) -> Iterator[Live]:
     from interp.serve.app import ServedModel, opened
     from interp.serve.document import Opening
-    from interp.serve.session import Session
     from interp.serve.snippet import Origin
 
-    model = HookedTransformer.from_pretrained("demo-4l")
-    vector = torch.randn(1, model.cfg.d_model, generator=torch.Generator().manual_seed(1))
-    session = Session(model, [Subspace("blocks.2.hook_resid_post", vector)])
-    served = opened(ServedModel(session, Origin("demo-4l"), Opening(PROMPT, CORRUPT)))
+    served = opened(ServedModel(session, Origin("demo-4l"), Opening(prompt, second)))
     thread = threading.Thread(target=served.run)
     thread.start()
     yield Live(served.address, session)
     served.server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+
+
+def _session(model: HookedTransformer) -> "Session":
+    pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
+    pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
+    from interp.serve.session import Session
+
+    vector = torch.randn(1, model.cfg.d_model, generator=torch.Generator().manual_seed(1))
+    return Session(model, [Subspace("blocks.2.hook_resid_post", vector)])
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[Live]:
+    yield from _running(_session(HookedTransformer.from_pretrained("demo-4l")), PROMPT, CORRUPT)
+
+
+LONG = f"{PROMPT} " * 60
+
+
+@pytest.fixture(scope="session")
+def long_live() -> Iterator[Live]:
+    """A server of a model with a long context, which opens on a prompt of more than 900 tokens."""
+    torch.manual_seed(3)
+    demo = HookedTransformer.from_pretrained("demo-4l")
+    tokenizer = demo.text.tokenizer
+    config = ModelConfig(3, 32, 2, n_ctx=1100, d_vocab=demo.cfg.d_vocab, mlp=MLP(48), position=Rotary())
+    session = _session(HookedTransformer(Transformer(config), tokenizer))
+    yield from _running(session, LONG, LONG.replace(" Mary", " John", 3))
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +116,15 @@ Opener = Callable[..., Tab]
 
 @pytest.fixture
 def visit(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:
+    yield from _visits(browser, live)
+
+
+@pytest.fixture
+def long_visit(browser: "sync_api.Browser", long_live: Live) -> Iterator[Opener]:
+    yield from _visits(browser, long_live)
+
+
+def _visits(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:
     """Opens tabs; whatever a test does, nothing foreign is asked for, nothing logged, nothing wider than the window."""
     tabs: list[Tab] = []
 

@@ -23,12 +23,13 @@ import httpx
 from starlette.testclient import TestClient
 
 from interp.serve import app as app_module
+from interp.serve.answers import tokens
 from interp.serve.app import Guard, Served, ServedModel, build, new_token, opened
 from interp.serve.asks import MAX_BODY, Look, parsed
 from interp.serve.document import Opening
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin
-from tests.serve.asking import PROMPT, SECOND, asked, body
+from tests.serve.asking import PROMPT, SECOND, asked, body, unpacked
 from tests.tiny import hooked
 from tests.tolerances import TOLERANCES
 
@@ -157,10 +158,25 @@ def test_tokens_are_long_and_never_the_same() -> None:
 
 
 def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, session: Session) -> None:
-    answer = post(client, "look", body(edits=ZERO)).json()
+    answer = post(client, "look", body(edits=ZERO, scores=True, moved=True)).json()
     assert answer.pop("seconds") > 0
-    assert answer == asked(session, edits=ZERO)
+    assert answer | {"pattern": unpacked(answer["pattern"])} == asked(session, edits=ZERO)
     assert answer["edits"] == ["L0H1 → 0"]
+
+
+def test_the_tokens_of_both_prompts_are_answered_without_a_pass(client: TestClient, session: Session) -> None:
+    answer = post(client, "tokens", body(second=SECOND)).json()
+    assert answer == {name: asked(session, second=SECOND)[name] for name in ("tokens", "second")}
+    assert post(client, "tokens", body()).json()["second"] is None
+    fresh = Session(session.model)
+    assert tokens(fresh, parsed(Look, body()))["tokens"] == answer["tokens"] and not fresh._rows
+
+
+def test_scores_of_heads_are_answered_where_they_are_asked_for(client: TestClient) -> None:
+    plain = post(client, "look", body(edits=ZERO)).json()
+    assert plain["scores"] is None and plain["moved"] is None
+    moved = post(client, "look", body(edits=ZERO, moved=True)).json()
+    assert moved["moved"] is not None and moved["scores"] is None
 
 
 def test_continuations_and_the_script_are_answered(client: TestClient) -> None:

@@ -129,7 +129,7 @@ def test_other_spellings_of_a_part_are_read_and_never_written(name: str) -> None
         ({"edits": [MLP | {"at": {"pos": "3"}}]}, r"^edit 1 \(at, pos\) must be a whole number$"),
         ({"edits": [MLP | {"at": {"pos": True}}]}, r"^edit 1 \(at, pos\) must be a whole number$"),
         ({"edits": [MLP | {"at": {"pos": None}}]}, r"^edit 1 \(at, pos\) must be a whole number$"),
-        ({"edits": [MLP | {"at": {"pos": list(range(129))}}]}, r"^edit 1 \(at, pos\) may hold at most 128$"),
+        ({"edits": [MLP | {"at": {"pos": list(range(1025))}}]}, r"^edit 1 \(at, pos\) may hold at most 1024$"),
         ({"edits": [MLP | {"at": {"d_model": 3}}]}, r"^edit 1 \(at, d_model\) is not known here$"),
         ({"edits": [MLP | {"at": {"head": 0}}]}, "L0.mlp has the dims pos, d_model, not 'head'"),
         ({"edits": [{"where": "L0H1", "at": {"head": 0}} | ZERO]}, "L0H1 has the dims pos, d_head, not 'head'"),

@@ -1,5 +1,6 @@
 """The live page in a real browser: an edit by a click shows the session's numbers; undo, cancel, two tabs."""
 
+import re
 from threading import Event
 
 import pytest
@@ -10,9 +11,9 @@ from interp.cli.commands import CORRUPT, PROMPT
 from interp.serve.asks import Look, parsed
 from interp.serve.session import Stopped
 from interp.serve.snippet import Origin, python
-from tests.pages.visits import needs_browser, numbers
-from tests.serve.asking import asked, body
-from tests.serve.conftest import Live, Opener, Tab
+from tests.pages.visits import NARROW, WIDE, needs_browser, numbers
+from tests.serve.asking import asked, beside_random, body
+from tests.serve.conftest import LONG, Live, Opener, Tab
 
 pytestmark = needs_browser
 
@@ -185,7 +186,9 @@ def test_slider_adds_a_direction_beside_random_ones_as_one_step(tab: Tab, live: 
     found = expected(live, edit)
     assert tab.sent()["edits"] == [edit]
     shows(tab, found)
-    steered = found["steered"]
+    steered = beside_random(
+        live.session, prompt=PROMPT, second=CORRUPT, edits=[edit], answer=found["answer"]["id"]
+    )
     for row, name in enumerate(("probability", "kl")):
         texts = " ".join(tab.texts(f"#dosed tbody tr:nth-child({row + 1}) td")).replace("to", "")
         assert numbers(texts.replace("<0.001", "0.0").split()) == pytest.approx(steered[name], abs=6e-3)
@@ -300,7 +303,11 @@ def test_the_maps_show_a_score_of_the_heads_in_both_runs(tab: Tab, live: Live) -
     choose(tab, 0, 3)
     tab.act("[data-to=zero]")
     found = expected(live, {"where": "L0H3", "change": "zero"})
+    assert not tab.sent()["scores"]
+    tab.page.locator("#status").evaluate("element => { element.textContent = '' }")
     tab.page.select_option("#measure", "previous_token")
+    tab.settled()
+    assert tab.sent()["scores"] and not tab.sent()["moved"]
     for run in (0, 1):
         values = [value for layer in found["scores"]["previous_token"] for value in layer[run]]
         assert numbers(tab.texts(f"#map-{run} .cell[data-head]")) == pytest.approx(values, abs=6e-3)
@@ -348,3 +355,84 @@ def test_an_emptied_prompt_is_told_in_words(visit: Opener) -> None:
     tab.page.fill("#prompt", "The cat")
     expect(tab.page.locator("#error")).to_be_hidden()
     expect(tab.page.locator("#prompt")).to_have_attribute("aria-invalid", "false")
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_a_prompt_of_hundreds_of_tokens_is_shown_in_blocks_and_the_largest(
+    width: int, long_visit: Opener, long_live: Live
+) -> None:
+    tab = long_visit(width)
+    tokens = tab.page.locator("#tokens .chip")
+    found = asked(long_live.session, prompt=LONG, second=LONG.replace(" Mary", " John", 3), layer=1, head=0)
+    n = len(found["tokens"])
+    assert tokens.count() == n > 800
+    choose(tab, 1, 0)
+    # A square stands for a block: it says the largest weight in it, and where that is.
+    canvas = tab.page.locator("#patterns canvas").nth(0)
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    tab.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.7 * box["height"])
+    query, key, clean = re.search(
+        r"\((\d+)\) looks at .* \((\d+)\): clean ([\d.]+), edited",
+        tab.texts("#readout")[0].replace("\n", " "),
+        re.DOTALL,
+    ).groups()
+    rows = found["pattern"]["clean"]
+    assert float(clean) == pytest.approx(rows[int(query)][int(key)], abs=6e-5)
+    blocks = [block for block in range(2, 40) if (int(query) // block) * block + block <= n]
+    assert any(
+        max(
+            rows[q][k]
+            for q in range(int(query) // block * block, int(query) // block * block + block)
+            for k in range(int(key) // block * block, min(q, int(key) // block * block + block - 1) + 1)
+        )
+        == rows[int(query)][int(key)]
+        for block in blocks
+    )
+    # Of the steps those that count most; the others are one row, and the sums stay.
+    lines = tab.texts("#steps-clean tbody tr")
+    assert len(lines) == 41 and lines[-1].startswith(f"{n - 40} others")
+    shares = [float(line.split("\t")[4]) for line in lines]
+    assert sum(shares) == pytest.approx(1, abs=41 * 6e-4)
+    weighted = numbers([line.split("\t")[5] for line in lines])
+    assert sum(weighted) == pytest.approx(sum(found["stages"]["clean"]["weighted"]), abs=41 * 6e-3)
+    # Of the stream the tokens where the prompts differ, and some around; a click patches at that position.
+    assert 3 <= tab.page.locator("#stream-map thead th").count() - 1 <= 48
+    assert tab.page.locator("#some-streams").is_visible()
+    differ = [i for i, (a, b) in enumerate(zip(found["tokens"], found["second"], strict=True)) if a != b]
+    tab.act(f'[data-stream="2,{differ[1]}"]')
+    assert tab.sent()["edits"] == [{"where": "L2.resid", "change": "resample", "at": {"pos": differ[1]}}]
+
+
+def test_the_tokens_of_a_new_prompt_appear_before_its_numbers(
+    visit: Opener, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import expect
+
+    tab, go_on, real = visit(), Event(), live.session.pair
+    monkeypatch.setattr(live.session, "pair", lambda *given: go_on.wait(20) and real(*given))
+    before = tab.texts("#next-tokens tbody th")
+    tab.page.fill("#prompt", "The cat sat on")
+    names = live.session.model.to_str_tokens("The cat sat on")
+    expect(tab.page.locator("#tokens .chip")).to_have_count(len(names))
+    assert tab.page.locator("#cancel").is_enabled() and tab.texts("#next-tokens tbody th") == before
+    go_on.set()
+    tab.settled()
+    assert tab.texts("#next-tokens tbody th") != before
+
+
+def test_an_error_of_a_generation_does_not_mark_the_prompt(
+    visit: Opener, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import expect
+
+    tab = visit()
+    monkeypatch.setattr(
+        live.session, "continuations", lambda *given: (_ for _ in ()).throw(ValueError("no more"))
+    )
+    tab.page.click("#go-on")
+    expect(tab.page.locator("#error")).to_have_text("no more")
+    assert tab.page.locator("#prompt").get_attribute("aria-invalid") == "false"
+    assert "stale" not in (tab.page.locator("main").get_attribute("class") or "")
+    assert len(tab.complaints) == 1  # the browser's, of the answer 400
+    tab.complaints.clear()

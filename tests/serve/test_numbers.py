@@ -27,7 +27,7 @@ from interp.serve.snippet import Origin, python
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.mixers import MIXERS
-from tests.serve.asking import PROMPT, SECOND, asked, body, hooks_of
+from tests.serve.asking import PROMPT, SECOND, asked, beside_random, body, hooks_of
 from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
@@ -283,14 +283,17 @@ def test_a_direction_is_added_as_a_hook_would_and_counts_in_no_map(name: str, si
             assert parts == pytest.approx(split["total"][run], abs=1e-4)
 
 
-def test_random_directions_have_its_length_and_stand_in_its_place() -> None:
+@pytest.mark.parametrize("at_once", [1, 16, 100])
+def test_random_directions_have_its_length_and_stand_in_its_place(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, vector = steered("gpt2", "resid_post")
     model = hooked()
     head = {"where": "L1H0", "change": "zero"}
     edits = [head, {"where": "L1.resid_post", "change": "add", "scale": -2.0}]
     ask = parsed(Look, body(edits=edits, position=4))
     pair = session.pair(ask, Event())
-    drawn = at_random(pair.edits, len(pair.tokens))[1].change.values
+    drawn = at_random(pair.edits, len(pair.tokens), range(RANDOM))[1].change.values
     torch.testing.assert_close(drawn[:, 0].norm(dim=-1), vector.norm().expand(len(drawn)))
     assert bool((drawn == drawn[:, :1]).all()) and len({tuple(row) for row in drawn[:, 0].tolist()}) == RANDOM
     clean = model(PROMPT)[0, 4].log_softmax(-1)
@@ -300,17 +303,12 @@ def test_random_directions_have_its_length_and_stand_in_its_place() -> None:
         log = model.run_with_hooks(PROMPT, hooks)[0, 4].log_softmax(-1)
         kls.append(float((clean.exp() * (clean - log)).sum()))
         probability.append(float(log[11].exp()))
-    found = asked(
-        session,
-        edits=edits,
-        position=4,
-        answer=11,
-    )
-    said = found["steered"]
+    found = asked(session, edits=edits, position=4, answer=11)
+    monkeypatch.setattr(sessions, "COLUMNS", at_once * len(pair.tokens))
+    said = beside_random(session, edits=edits, position=4, answer=11)
     assert said["random"] == RANDOM == 39
     assert said["kl"] == pytest.approx([0.0, found["kl"], min(kls), max(kls)], abs=2e-6)
     assert said["probability"][2:] == pytest.approx([min(probability), max(probability)], abs=1e-6)
-    assert asked(session, edits=[head], position=4)["steered"] is None
 
 
 def test_a_direction_goes_on_in_what_is_generated() -> None:
@@ -372,29 +370,57 @@ def test_text_in_a_script_stays_text() -> None:
     assert "\u202e" not in python(ask, Origin(nasty), 4)
 
 
+PLAIN = {"scores": False, "moved": False}
+
+
 def test_what_was_seen_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    real = sessions.observe
-    monkeypatch.setattr(
-        sessions,
-        "observe",
-        lambda model, batch, *more, **given: rows.append(len(batch)) or real(model, batch, *more, **given),
-    )
+    passes: list[str] = []
+
+    def counted(name: str) -> None:
+        real = getattr(Session, name)
+        monkeypatch.setattr(Session, name, lambda *given: passes.append(name) or real(*given))
+
+    counted("_pass")
+    counted("_again")
     session, edits = Session(hooked()), EDITS["head to 0"]
-    first = asked(session, edits=edits)
-    assert rows == [2]
-    assert asked(session)["next"][0]["clean"] == first["next"][0]["clean"]
-    assert asked(session, edits=edits, layer=1, answer=4)["kl"] == first["kl"]
-    assert rows == [2]
-    asked(session, edits=EDITS["head to its mean"])
-    assert rows == [2, 1]
-    asked(session, edits=edits, position=2)
-    assert rows == [2, 1, 2]
-    asked(session, edits=EDITS["head to its mean"], position=3)
-    assert rows == [2, 1, 2, 1, 1]
-    for factor in range(20):
+    first = asked(session, edits=edits, layer=0, **PLAIN)
+    assert passes == ["_pass", "_pass", "_again", "_again"]
+    passes.clear()
+    assert asked(session, layer=0, **PLAIN)["next"][0]["clean"] == first["next"][0]["clean"]
+    assert asked(session, edits=edits, layer=0, answer=4, **PLAIN)["kl"] == first["kl"]
+    asked(session, edits=edits, layer=0, position=2, **PLAIN)
+    assert passes == []
+    asked(session, edits=edits, layer=1, **PLAIN)
+    assert passes == ["_again", "_again"]
+    passes.clear()
+    every = asked(session, edits=edits, layer=1)
+    # Patterns of both rows for what moved, and for the scores: each row's own, from the edited layer on.
+    assert passes == ["_again"] * 8 and asked(session, edits=edits, layer=1) == every
+    assert len(passes) == 8
+    passes.clear()
+    asked(session, edits=EDITS["head to its mean"], layer=1, **PLAIN)
+    assert passes == ["_pass", "_again"]
+    passes.clear()
+    late = [{"where": "L1.mlp", "change": "zero"}]
+    found = asked(session, edits=late, layer=1)
+    assert passes == ["_pass", "_again", "_again", "_again", "_again"] and set(found["moved"][0]) == {0.0}
+
+
+def test_rows_are_kept_up_to_a_size_and_no_pattern_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(hooked())
+    for factor in range(1, 20):
         asked(session, edits=[{"where": "L0.mlp", "change": "scale", "factor": float(factor)}])
-    assert len(session._rows) == sessions.KEPT
+    assert len(session._rows) == 20 and len(session._layers) == sessions.NEAR
+    n = len(session.tokens(PROMPT))
+    for row in session._rows.values():
+        assert not any("pattern" in site or "scores" in site for site in row.values)
+        assert row.size <= n * sum(value[0].numel() * value.element_size() for value in row.values.values())
+    monkeypatch.setattr(sessions, "ROOM", 5 * row.size)
+    asked(session, edits=[{"where": "L0.mlp", "change": "scale", "factor": -1.0}])
+    assert len(session._rows) == 5
+    monkeypatch.setattr(sessions, "ROOM", 0)
+    asked(session, edits=[{"where": "L0.mlp", "change": "scale", "factor": -2.0}])
+    assert len(session._rows) == sessions.NEAR
 
 
 def test_without_edits_both_runs_are_one() -> None:

@@ -4,6 +4,15 @@ const STAGES = ["q · k", "scaled", "masked", "softmax", "× value"];
 const signedTo = (x, digits) => (Number(x.toFixed(digits)) > 0 ? "+" : "") + number(x, digits);
 const sumOf = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 
+// Of many tokens those that the head takes most from, and the one that looks; the others are one row.
+const MOST_KEYS = 40;
+const keysOf = (query, found) => {
+  const every = found.weighted.map((_, key) => key);
+  if (every.length <= MOST_KEYS) return every;
+  const order = every.slice(0, query).sort((a, b) => Math.abs(found.weighted[b]) - Math.abs(found.weighted[a]));
+  return [...order.slice(0, MOST_KEYS - 1), query].sort((a, b) => a - b);
+};
+
 // found: { products, scaled, scores, pattern, weighted }, each with a number for every token, null where it is masked.
 const drawStages = (table, names, query, found) => {
   const columns = [found.products, found.scaled, found.scores, found.pattern, found.weighted];
@@ -12,12 +21,13 @@ const drawStages = (table, names, query, found) => {
   const made = (name, text, className = "") => Object.assign(document.createElement(name), { textContent: text, className });
   const head = document.createElement("tr");
   head.append(made("th", "token", "left"), ...STAGES.map((text, i) => made("th", i === 1 ? `× ${Number(found.factor.toPrecision(3))}` : text)));
-  const rows = names.map((name, key) => {
+  const keys = keysOf(query, found);
+  const rows = keys.map((key) => {
     const row = document.createElement("tr");
     row.classList.toggle("chosen", key === query);
     const first = made("th", "", "tok");
     first.scope = "row";
-    first.append(made("bdi", name), made("small", ` ${key}`));
+    first.append(made("bdi", names[key]), made("small", ` ${key}`));
     const masked = found.scores[key] === null;
     row.classList.toggle("masked", masked);
     row.append(first, ...columns.map((values, i) => {
@@ -26,11 +36,17 @@ const drawStages = (table, names, query, found) => {
       if (masked && i > 1) return cell;
       shade(cell, i === 3 ? Math.min(1, value) : Math.min(1, Math.abs(value) / reach[i]));
       cell.classList.toggle("seq", i === 3);
-      cell.classList.toggle("neg", value < 0);
       return cell;
     }));
     return row;
   });
+  const others = names.length - keys.length;
+  if (others) {
+    const [pattern, weighted] = [found.pattern, found.weighted].map((values) => sumOf(values) - sumOf(keys.map((key) => values[key])));
+    const row = made("tr", "", "others");
+    row.append(made("th", `${others} others`), ...["", "", "", number(pattern, 3), signedTo(weighted, 2)].map((text) => made("td", text)));
+    rows.push(row);
+  }
   const foot = document.createElement("tr");
   foot.append(made("th", "sum"), ...["", "", "", number(sumOf(found.pattern), 3), signedTo(sumOf(found.weighted), 2)].map((text) => made("td", text)));
   const parts = ["thead", "tbody", "tfoot"].map((name) => document.createElement(name));

@@ -41,7 +41,7 @@ const showPart = () => {
   for (const pos of [...positions]) if (pos >= shown.tokens.length) positions.delete(pos);
   const some = one("input[name=where]:checked").value === "some";
   one("#where").hidden = !some;
-  if (some) renew(one("#where"), shown.tokens.map((name, pos) => chip(name, pos, positions.has(pos))));
+  if (some) chips(one("#where"), shown.tokens, (pos) => positions.has(pos));
 };
 views.push(showPart);
 
@@ -100,7 +100,9 @@ document.addEventListener("click", (event) => {
 });
 one("#choose-neuron").addEventListener("click", () => choose({ part: "neuron", neuron: +one("#neuron").value }));
 for (const input of all("input[name=where]")) input.addEventListener("change", showPart);
-for (const input of all("input[name=shown], #measure")) input.addEventListener("change", showMaps);
+for (const input of all("input[name=shown], #measure")) {
+  input.addEventListener("change", () => (Object.entries(wanted()).some(([name, is]) => is && !shown[name]) ? refresh() : showMaps()));
+}
 
 // What was generated or written before a change is gone with it.
 const NOTE = one("#continued-note").textContent;

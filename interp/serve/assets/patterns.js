@@ -3,37 +3,78 @@
 const canvases = all("#patterns canvas");
 const frames = new Map();
 
+// A pattern arrives as its rows one after the other, each up to the query itself.
+const read = new WeakMap();
+const weightsOf = (run) => {
+  const found = shown.pattern;
+  if (!read.has(found)) read.set(found, Object.fromEntries(["clean", "edited"].map((name) => [name, unpacked(found[name], Float32Array)])));
+  return read.get(found)[run];
+};
+const weightOf = (run, query, key) => (key <= query && query < shown.tokens.length ? weightsOf(run)[query * (query + 1) / 2 + key] : undefined);
+
+// Where tokens are too many for a square each, a square stands for a block of them and shows its largest weight.
+const gridOf = (n, width) => {
+  const cell = Math.floor(width / n);
+  return cell >= 2 ? { block: 1, cell: Math.min(26, cell) } : { block: Math.ceil(2 * n / width), cell: 2 };
+};
+const strongestIn = (run, block, across, down) => {
+  let best = null;
+  const n = shown.tokens.length;
+  for (let query = down * block; query < Math.min(n, (down + 1) * block); query++) {
+    for (let key = across * block; key <= Math.min(query, (across + 1) * block - 1); key++) {
+      const weight = weightOf(run, query, key);
+      if (best === null || weight > best.weight) best = { query, key, weight };
+    }
+  }
+  return best;
+};
+const paintings = new Map();
+const painting = (run, { block, cell }, dense) => {
+  const kept = paintings.get(run);
+  const size = `${block} ${cell} ${dense} ${ramp[255]}`;
+  if (kept?.found === shown.pattern && kept.size === size) return kept.canvas;
+  const squares = Math.ceil(shown.tokens.length / block);
+  const canvas = Object.assign(document.createElement("canvas"), { width: squares * cell * dense, height: squares * cell * dense });
+  const context = canvas.getContext("2d");
+  context.scale(dense, dense);
+  const gap = cell >= 8 ? 1 : 0;
+  for (let down = 0; down < squares; down++) {
+    for (let across = 0; across <= down; across++) {
+      const { weight } = strongestIn(run, block, across, down);
+      context.fillStyle = `rgb(${colour(Math.min(1, Math.max(0, weight)))})`;
+      context.fillRect(across * cell, down * cell, cell - gap, cell - gap);
+    }
+  }
+  paintings.set(run, { found: shown.pattern, size, canvas });
+  return canvas;
+};
+
 const drawOne = (canvas) => {
-  const found = shown?.pattern;
   const figure = canvas.parentElement;
-  if (!found || !figure.clientWidth) return;
-  const rows = found[canvas.dataset.run];
-  const n = rows.length;
+  if (!shown?.pattern || !figure.clientWidth) return;
+  const n = shown.tokens.length;
   const context = canvas.getContext("2d");
   const font = `11px ${style("--mono")}`;
   context.font = font;
   const longest = Math.max(...shown.tokens.map((name) => context.measureText(name).width));
   const margin = Math.ceil(Math.min(longest, 80)) + 10;
-  const cell = Math.max(2, Math.min(26, Math.floor((figure.clientWidth - margin - 2) / n)));
-  const side = cell * n;
+  const grid = gridOf(n, figure.clientWidth - margin - 2);
+  const { block, cell } = grid;
+  const side = cell * Math.ceil(n / block);
   const dense = window.devicePixelRatio || 1;
   const [width, height] = [margin + side + 2, side + margin + 8];
   [canvas.width, canvas.height] = [Math.round(width * dense), Math.round(height * dense)];
   [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
-  frames.set(canvas, { margin, top: 6, cell, n });
+  frames.set(canvas, { margin, top: 6, ...grid });
   context.scale(dense, dense);
   context.font = font;
   context.textBaseline = "middle";
   context.textAlign = "right";
   context.translate(margin, 6);
-  const gap = cell >= 8 ? 1 : 0;
-  rows.forEach((row, q) => row.forEach((value, k) => {
-    context.fillStyle = `rgb(${colour(Math.min(1, Math.max(0, value)))})`;
-    context.fillRect(k * cell, q * cell, cell - gap, cell - gap);
-  }));
-  const every = Math.ceil(12 / cell);
+  context.drawImage(painting(canvas.dataset.run, grid, dense), 0, 0, side, side);
+  const every = Math.ceil(12 * block / cell);
   for (let i = 0; i < n; i += every) {
-    const middle = (i + 0.5) * cell;
+    const middle = (i + 0.5) / block * cell;
     context.fillStyle = i === shown.position ? style("--ink") : style("--muted");
     context.fillText(shown.tokens[i], -6, middle, margin - 8);
     context.save();
@@ -42,13 +83,16 @@ const drawOne = (canvas) => {
     context.fillText(shown.tokens[i], 0, 0, margin - 8);
     context.restore();
   }
-  markEdges(context, canvas, cell);
+  markEdges(context, canvas, grid);
 };
 
-const markEdges = (context, canvas, cell) => {
+const markEdges = (context, canvas, { block, cell }) => {
+  const side = Math.max(cell, 8);  // small squares get a mark around them
+  const corner = ({ query, key }) => [key, query].map((i) => Math.floor(i / block) * cell - (side - cell) / 2);
   if (state.pointed) {
+    const [x, y] = corner(state.pointed);
     context.strokeStyle = style("--ink");
-    context.strokeRect(state.pointed.key * cell - 0.5, state.pointed.query * cell - 0.5, cell, cell);
+    context.strokeRect(x - 0.5, y - 0.5, side, side);
   }
   if (canvas.dataset.run !== "edited") return;
   context.strokeStyle = style("--accent");
@@ -56,12 +100,11 @@ const markEdges = (context, canvas, cell) => {
   for (const edit of edits()) {
     const { layer, head, kind } = partOf(edit);
     if (kind === "head" || layer !== state.layer || head !== state.head) continue;
-    const { query, key } = edit.at;
-    const [x, y] = [key * cell, query * cell];
-    context.strokeRect(x, y, cell - 1, cell - 1);
+    const [x, y] = corner(edit.at);
+    context.strokeRect(x, y, side - 1, side - 1);
     context.beginPath();
     context.moveTo(x, y);
-    context.lineTo(x + cell - 1, y + cell - 1);
+    context.lineTo(x + side - 1, y + side - 1);
     context.stroke();
   }
 };
@@ -82,11 +125,12 @@ const readOut = () => {
   one("#query").max = one("#key").max = last;
   // Until an edge is named: where the token looked at looks most.
   if (!state.named) {
-    const row = found.clean[shown.position];
-    [one("#query").value, one("#key").value] = [shown.position, row.indexOf(Math.max(...row))];
+    const first = shown.position * (shown.position + 1) / 2;
+    const row = weightsOf("clean").subarray(first, first + shown.position + 1);
+    [one("#query").value, one("#key").value] = [shown.position, row.indexOf(row.reduce((a, b) => Math.max(a, b)))];
   }
   const { query, key } = state.pointed ?? { query: +one("#query").value, key: +one("#key").value };
-  const [a, b] = ["clean", "edited"].map((run) => found[run][query]?.[key]);
+  const [a, b] = ["clean", "edited"].map((run) => weightOf(run, query, key));
   one("#readout").textContent = a === undefined ? "No such edge: the key stands after the query, or the prompt is shorter."
     : `${shown.tokens[query]} (${query}) looks at ${shown.tokens[key]} (${key}): clean ${number(a, 4)}, edited ${number(b, 4)}`;
   one("#cut").textContent = has(edge(query, key)) ? "Restore this edge" : "Cut this edge";
@@ -102,11 +146,11 @@ const edge = (query, key) => ({
 });
 const toggleEdge = (query, key) => (has(edge(query, key)) ? drop(edge(query, key)) : put(edge(query, key)));
 const under = (canvas, event) => {
-  const { margin, top, cell, n } = frames.get(canvas);
+  const { margin, top, cell, block } = frames.get(canvas);
   const box = canvas.getBoundingClientRect();
-  const key = Math.floor((event.clientX - box.left - margin) / cell);
-  const query = Math.floor((event.clientY - box.top - top) / cell);
-  return key >= 0 && query >= 0 && query < n && key <= query ? { query, key } : null;
+  const across = Math.floor((event.clientX - box.left - margin) / cell);
+  const down = Math.floor((event.clientY - box.top - top) / cell);
+  return across >= 0 && down >= 0 && across <= down ? strongestIn(canvas.dataset.run, block, across, down) : null;
 };
 for (const canvas of canvases) {
   canvas.addEventListener("pointermove", (event) => {

@@ -1,6 +1,7 @@
 // --- directions: a slider each, and random ones beside ---------------------------------------------------------------
 
 const doses = all("[data-direction]");
+let steered = null;  // what random directions do, once the server has tried them
 const showDoses = () => {
   for (const input of doses) {
     if (document.activeElement === input) continue;
@@ -9,7 +10,7 @@ const showDoses = () => {
   }
   if (!doses.length) return;
   one("#dosed-answer").textContent = shown.answer.token;
-  const found = shown.steered;
+  const found = steered?.of === shown ? steered.found : null;
   const rows = all("#dosed tbody tr");
   [["probability", probability], ["kl", (x) => number(x, 2)]].forEach(([name, write], row) => {
     const cells = all("td", rows[row]);
@@ -18,12 +19,20 @@ const showDoses = () => {
     cells.forEach((cell, i) => { cell.textContent = texts[i]; });
   });
   const kl = found?.kl;
-  one("#dosed-says").textContent = !kl ? "Nothing is added yet."
+  one("#dosed-says").textContent = !kl ? edits().some((edit) => edit.change === "add") ? "Random directions of its length are being tried …" : "Nothing is added yet."
     : kl[1] > kl[3] ? "It moves the model further than any random direction of its length."
       : kl[1] < kl[2] ? "It moves the model less than any random direction of its length."
         : "Random directions of its length move the model as far.";
 };
 views.push(showDoses);
+afterwards.push(() => {
+  const of = shown;
+  if (!edits().some((edit) => edit.change === "add")) return null;
+  return ask("random", { ...question(), answer: of.answer.id }, (found) => {
+    steered = { of, found };
+    showDoses();
+  });
+});
 
 // One drag is one step of the history; 0 takes the direction away.
 let dosing = false;

@@ -3,12 +3,10 @@
 const make = (tag, text = "", classes = "") =>
   Object.assign(document.createElement(tag), { textContent: text, className: classes });
 const signed = (x, digits) => (Number(x.toFixed(digits)) > 0 ? "+" : "") + number(x, digits);
-const chip = (name, pos, pressed) => {
+const chip = (name, pos) => {
   const button = Object.assign(make("button", "", "chip"), { type: "button" });
   button.append(make("bdi", name), make("small", String(pos)));
   button.dataset.pos = pos;
-  button.classList.toggle("chosen", pressed);
-  button.setAttribute("aria-pressed", pressed);
   return button;
 };
 // Fresh elements, but the focus stays where it was.
@@ -18,16 +16,36 @@ const renew = (parent, children) => {
   if (at >= 0) parent.children[at]?.focus();
 };
 
-const showTokens = () => {
-  renew(one("#tokens"), shown.tokens.map((name, pos) => chip(name, pos, pos === shown.position)));
-  const second = shown.second ?? [];
-  renew(one("#second-tokens"), second.map((name, pos) => {
+// A strip of tokens is made anew only for other tokens; what is chosen stays in sight.
+const strips = new WeakMap();
+const inStrip = (strip, tokens, made) => {
+  const written = tokens.join("\n");
+  if (strips.get(strip) !== written) renew(strip, tokens.map(made));
+  strips.set(strip, written);
+  return [...strip.children];
+};
+const chips = (strip, tokens, pressed) => {
+  let first = null;
+  inStrip(strip, tokens, (name, pos) => chip(name, pos)).forEach((button, pos) => {
+    button.classList.toggle("chosen", pressed(pos));
+    button.setAttribute("aria-pressed", pressed(pos));
+    if (pressed(pos)) first ??= button;
+  });
+  if (!first) return;
+  const [inside, around] = [first, strip].map((element) => element.getBoundingClientRect());
+  if (inside.top < around.top || inside.bottom > around.bottom) strip.scrollTop += inside.top - around.top - strip.clientHeight / 2;
+};
+
+const showTokens = (found = shown) => {
+  const position = found.position ?? state.at ?? found.tokens.length - 1;
+  chips(one("#tokens"), found.tokens, (pos) => pos === position);
+  const second = found.second ?? [];
+  inStrip(one("#second-tokens"), second, (name, pos) => {
     const span = make("span", "", "chip");
     span.append(make("bdi", name), make("small", String(pos)));
-    span.classList.toggle("pointed", name !== shown.tokens[pos]);
     return span;
-  }));
-  const [a, b] = [shown.tokens.length, second.length];
+  }).forEach((span, pos) => span.classList.toggle("pointed", second[pos] !== found.tokens[pos]));
+  const [a, b] = [found.tokens.length, second.length];
   one("#lengths").textContent = !b ? "" : a === b
     ? "Framed: where it differs from the prompt. Both have as many tokens."
     : `Framed: where it differs from the prompt. It has ${b} tokens, the prompt ${a}: patches need chosen positions.`;
@@ -64,11 +82,11 @@ const touched = (layer, head) => edits().map(partOf).some((part) => part.layer =
 const valuesOf = (run) => {
   const kind = run ? one("input[name=shown]:checked").value : "clean";
   const score = one("#measure").value;
-  if (kind === "moved") return { kind, share: true, of: (layer, column) => shown.moved[layer]?.[column] };
-  const cells = score ? [0, 1].map((which) => shown.scores[score].map((layer) => layer?.[which] ?? [])) : shown.attribution.cells;
+  if (kind === "moved") return { kind, share: true, of: (layer, column) => shown.moved?.[layer]?.[column] };
+  const cells = score ? [0, 1].map((which) => shown.scores?.[score].map((layer) => layer?.[which] ?? []) ?? []) : shown.attribution.cells;
   const share = Boolean(score) && kind !== "change";
   if (!cells) return { kind, share, of: () => undefined };
-  const at = (which, layer, column) => cells[which][layer][column] ?? undefined;
+  const at = (which, layer, column) => cells[which][layer]?.[column] ?? undefined;
   if (kind !== "change") return { kind, share, of: (layer, column) => at(run, layer, column) };
   return { kind, share, of: (layer, column) => at(1, layer, column) - at(0, layer, column) };
 };
@@ -113,11 +131,11 @@ const told = (layer, head, column) => {
     const [a, b] = [0, 1].map((run) => cells[run][layer][head ?? column]);
     lines.push(`clean ${signed(a, 3)} logits`, `edited ${signed(b, 3)} logits`);
   }
-  if (head !== undefined) for (const [name, layers] of Object.entries(shown.scores)) {
+  if (head !== undefined) for (const [name, layers] of Object.entries(shown.scores ?? {})) {
     const pair = layers[layer]?.map((run) => run[head]);
     if (pair && pair[0] !== null) lines.push(`${name.replaceAll("_", " ")} ${pair.map((x) => number(x ?? 0, 2)).join(" → ")}`);
   }
-  const moved = head === undefined ? undefined : shown.moved[layer]?.[head];
+  const moved = head === undefined ? undefined : shown.moved?.[layer]?.[head];
   if (moved !== undefined && shown.edits.length) lines.push(`attention moved ${number(moved, 3)}`);
   return lines.join("\n");
 };
@@ -177,6 +195,16 @@ const showSteps = () => {
   for (const run of ["clean", "edited"]) drawStages(one(`#steps-${run}`), shown.tokens, found.query, found[run]);
 };
 
+// Of many tokens those where the prompts differ, with the one after each, those around the one looked at, and the last.
+const MOST_STREAMS = 48;
+const streamed = (tokens, second) => {
+  const every = tokens.map((_, pos) => pos);
+  if (every.length <= MOST_STREAMS) return every;
+  const differ = every.filter((pos) => tokens[pos] !== second[pos]);
+  const first = [every.length - 1, shown.position, ...differ, ...differ.map((pos) => pos + 1)];
+  const around = [1, 2, 3].flatMap((step) => [shown.position - step, shown.position + step]);
+  return [...new Set([...first, ...around].filter((pos) => pos in every))].slice(0, MOST_STREAMS).sort((a, b) => a - b);
+};
 // The table is made anew only for other tokens.
 let streamOf = "";
 const showStream = () => {
@@ -184,8 +212,11 @@ const showStream = () => {
   table.hidden = !second;
   one("#no-second").hidden = Boolean(second);
   const tokens = second ? shown.tokens.slice(0, second.length) : [];
-  if (streamOf !== tokens.join("\n")) makeStream(table, tokens);
-  streamOf = tokens.join("\n");
+  const some = second ? streamed(tokens, second) : [];
+  one("#some-streams").hidden = some.length === tokens.length;
+  const named = some.map((pos) => `${tokens[pos]} ${pos}`).join("\n");
+  if (streamOf !== named) makeStream(table, tokens, some);
+  streamOf = named;
   for (const button of all("[data-stream]", table)) {
     const put = Boolean(has(fromSecond(...button.dataset.stream.split(",").map(Number))));
     button.textContent = put ? "●" : "·";
@@ -193,17 +224,18 @@ const showStream = () => {
   }
 };
 const fromSecond = (layer, pos) => ({ where: names.stream(layer), change: "resample", at: { pos } });
-const makeStream = (table, tokens) => {
+const makeStream = (table, tokens, some) => {
   const top = document.createElement("tr");
-  top.append(make("th", "stream"), ...tokens.map((token) => make("th", token)));
+  const numbered = some.length < tokens.length;
+  top.append(make("th", "stream"), ...some.map((pos) => make("th", numbered ? `${tokens[pos]} ${pos}` : tokens[pos])));
   one("thead", table).replaceChildren(top);
   one("tbody", table).replaceChildren(...Array.from({ length: data.layers }, (_, layer) => {
     const row = document.createElement("tr");
-    row.append(make("th", names.stream(layer)), ...tokens.map((token, position) => {
+    row.append(make("th", names.stream(layer)), ...some.map((position) => {
       const cell = document.createElement("td");
       const button = Object.assign(make("button", "·", "spot"), { type: "button" });
       button.dataset.stream = `${layer},${position}`;
-      button.setAttribute("aria-label", `${names.stream(layer)} at ${position}, ${token}`);
+      button.setAttribute("aria-label", `${names.stream(layer)} at ${position}, ${tokens[position]}`);
       cell.append(button);
       return cell;
     }));
@@ -211,4 +243,5 @@ const makeStream = (table, tokens) => {
   }));
 };
 
-views.push(showTokens, showNext, showMaps, showNeurons, showLens, showSteps, showStream);
+early.push(showTokens);
+views.push(() => showTokens(), showNext, showMaps, showNeurons, showLens, showSteps, showStream);
