@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from textwrap import fill
 from typing import cast
@@ -73,22 +73,28 @@ def paper(
 
 
 def _fit(figure: Figure, width: float, height: float | None) -> None:
-    """Set the figure's size, and make its texts fit."""
+    """Set the figure's size, and make its texts fit: each step measures what the one before it left."""
     before = figure.get_size_inches()
     figure.set_size_inches(width, height or max(LOWEST, min(HIGHEST, before[1] * width / before[0])))
     _set_text_sizes(figure)
-    for each in figure.axes:
-        _shorten_names(figure, each)
-        _turn_names(figure, each)
+    for text in (text for each in figure.axes if each.images for text in each.texts):
+        text.set_visible(False)  # no layout depends on the numbers of a map
+    _each_axes(figure, _shorten_names)
+    _each_axes(figure, _turn_names)
     if height is None:
         _make_room_for_rows(figure)
-    for each in figure.axes:
-        _break_title(figure, each)
+    _each_axes(figure, _break_title)
     if height is None:
         _make_room_for_text(figure)
+    _each_axes(figure, _thin_names)
+    _each_axes(figure, _fit_cells)
+
+
+def _each_axes(figure: Figure, step: Callable[[Figure, Axes], None]) -> None:
+    """A step of `_fit` for every axes of the figure as it is laid out now."""
+    figure.draw_without_rendering()
     for each in figure.axes:
-        _thin_names(figure, each)
-        _fit_cells(figure, each)
+        step(figure, each)
 
 
 def _set_text_sizes(figure: Figure) -> None:
@@ -133,7 +139,6 @@ def _box(figure: Figure, text: Text) -> Bbox:
 
 def _break_title(figure: Figure, ax: Axes) -> None:
     """Break the title, and the name of a colour bar, into lines that fit."""
-    figure.draw_without_rendering()
     middle = (ax.bbox.x0 + ax.bbox.x1) / 2
     alone = sum(bool(each.get_title()) for each in figure.axes) == 1
     whole = 2 * min(middle, figure.bbox.width - middle) if alone else ax.bbox.width
@@ -150,7 +155,6 @@ def _break_title(figure: Figure, ax: Axes) -> None:
 
 def _shorten_names(figure: Figure, ax: Axes) -> None:
     """Cut names on an axis that would take more than their part of the figure's width."""
-    figure.draw_without_rendering()
     room = NAME_PART * figure.bbox.width
     for axis in (ax.xaxis, ax.yaxis):
         shown = _shown(axis)
@@ -167,14 +171,12 @@ def _shorten_names(figure: Figure, ax: Axes) -> None:
 
 def _turn_names(figure: Figure, ax: Axes) -> None:
     """Turn the names below where they overlap."""
-    figure.draw_without_rendering()
     if _overlap([_box(figure, label) for label in _shown(ax.xaxis)]):
         ax.tick_params(axis="x", labelrotation=90)
 
 
 def _thin_names(figure: Figure, ax: Axes) -> None:
     """Leave names of ticks out, evenly, until none overlaps its neighbour."""
-    figure.draw_without_rendering()
     for axis in (ax.xaxis, ax.yaxis):
         shown, every = _shown(axis), 1
         boxes = [_box(figure, label) for label in shown]
@@ -199,14 +201,15 @@ def _overlap(boxes: Sequence[Bbox]) -> bool:
 
 
 def _fit_cells(figure: Figure, ax: Axes) -> None:
-    """Take the texts off a map's cells unless every one of them fits its cell."""
+    """Put the texts back on a map's cells if every one of them fits its cell."""
     texts = [text for text in ax.texts if text.get_text()]
     if not texts or not ax.images:
         return
-    figure.draw_without_rendering()
     rows, columns = ax.images[0].get_array().shape[:2]  # type: ignore[union-attr]
     room = ax.bbox.width / columns, ax.bbox.height / rows
-    boxes = [_box(figure, text) for text in texts]
+    for text in texts:
+        text.set_visible(True)
+    boxes = (_box(figure, text) for text in texts)
     if any(box.width > room[0] or box.height > room[1] for box in boxes):
         for text in texts:
             text.set_visible(False)

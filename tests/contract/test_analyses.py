@@ -175,6 +175,7 @@ def test_the_result_has_the_dims_that_the_table_declares(case: str, model: str) 
 
 
 @over("case", CASES)
+@pytest.mark.slow
 def test_the_result_names_what_gave_it(case: str) -> None:
     for model in models(case):
         assert plain_result(case, model).attrs["interp_analysis"] in {*PICTURES.draws, *WITHOUT_PLOT}

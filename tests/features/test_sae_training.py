@@ -58,6 +58,7 @@ def same(one: SAE, other: SAE) -> bool:
     [(ReLU(), 3.5), (TopK(2), None), (JumpReLU(1.0), 1.5)],
     ids=["ReLU", "TopK", "JumpReLU"],
 )
+@pytest.mark.slow
 def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: SaeKind, sparsity: float | None) -> None:
     truth, strength, x = sparse_data()
     sae, history = train_sae(

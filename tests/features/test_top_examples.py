@@ -175,6 +175,7 @@ def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
 @over("site", ["mlp.hook_post", "attn.hook_pattern"])
 @over("layout", ["padded", "packed"])
 @over("tokens, window", [(1, 3), (30, 100), (100, 4), (10_000, 100)])
+@pytest.mark.slow
 def test_no_batch_size_window_or_packing_changes_a_list(
     site: str, layout: RowLayout, tokens: int, window: int
 ) -> None:

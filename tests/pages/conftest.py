@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PLANTED, CORRUPTED = "abcdefabcdefabc", "abcedfabcedfabc"
 SENTENCE = "When Mary and John went to the store, John gave a drink to"
+LAYERS, HEADS = 30, 9
+"""Of `deep`."""
 SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
 
 
@@ -85,6 +87,19 @@ def asked(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     assert main(argv) == 0
     return out
+
+
+@pytest.fixture(scope="session")
+def deep(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a random model of 30 layers of 9 heads."""
+    small = HookedTransformer.from_pretrained(str(random_model))
+    torch.manual_seed(2)
+    network = Transformer(ModelConfig(LAYERS, 72, HEADS, n_ctx=64, d_vocab=small.cfg.d_vocab, mlp=MLP(96)))
+    model = HookedTransformer(network, small.text.tokenizer)
+    folder = tmp_path_factory.mktemp("deep")
+    question = ReportQuestion.of(model.text, SENTENCE, corrupt=SWAPPED)
+    write_report(report_of(model, question, About("/somewhere/deep-30l")), folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import xarray as xr
 
 from experiments.board import METHODS, MODES, SCORES, benchmark, board_page
 from experiments.board.__main__ import main
+from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def rows(page: str, section: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_tables_hold_the_numbers_of_the_result_best_method_first(result: xr.Dataset) -> None:
     page = board_page(result)
     head, *board = rows(page, "board")
@@ -60,6 +62,7 @@ def test_the_tables_hold_the_numbers_of_the_result_best_method_first(result: xr.
                 assert ends == pytest.approx([float(mine.low), float(mine.high)], abs=0.006)
 
 
+@pytest.mark.slow
 def test_kinds_of_edges_and_programs_have_a_row_each(result: xr.Dataset) -> None:
     page = board_page(result)
     head, *kinds = rows(page, "modes")
@@ -76,6 +79,7 @@ def test_kinds_of_edges_and_programs_have_a_row_each(result: xr.Dataset) -> None
         assert float(row[head.index("eap")]) == pytest.approx(each.mean(), abs=0.006)
 
 
+@pytest.mark.slow
 def test_method_with_a_script_for_a_name_stays_text_and_fetches_nothing(result: xr.Dataset) -> None:
     page = board_page(result)
     assert "<script" not in page and "&lt;script&gt;" in page and "\u202e" not in page
@@ -97,6 +101,7 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.slow
 def test_it_fits_its_window_and_fetches_nothing(
     width: int, scheme: str, result: xr.Dataset, tmp_path: Path, browser: "sync_api.Browser"
 ) -> None:
@@ -104,6 +109,7 @@ def test_it_fits_its_window_and_fetches_nothing(
     seen = visit(browser, tmp_path, width, color_scheme=scheme)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     overflow, shown = seen.page.evaluate(wide), seen.page.locator("#board tbody tr").count()
+    assert faults(seen.page) == []
     seen.page.close()
     assert overflow <= 0 and shown == 3
     assert seen.complaints == []

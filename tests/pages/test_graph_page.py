@@ -5,6 +5,7 @@ import re
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,11 @@ from interp.cli import main
 from interp.pages import graph_page
 from interp.pages.graph_page import ROW, drawing
 from tests.circuits.test_graph_files import circuit, foreign, saved, written
+from tests.pages.looks import SCHEMES, WIDTHS, faults
+from tests.pages.visits import needs_browser, visit
+
+if TYPE_CHECKING:
+    from playwright import sync_api
 
 EVIL = '<script>alert("x")</script>\u202e'
 
@@ -102,3 +108,22 @@ def test_a_graph_without_links_says_so(tmp_path: Path) -> None:
     held = foreign() | {"links": []}
     text = graph_page(interp.circuits.read_attribution_graph(saved(held, tmp_path)))
     assert "This graph has no links." in text and "<svg" not in text
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_has_no_fault(
+    width: int,
+    scheme: str,
+    others: interp.circuits.AttributionGraph,
+    tmp_path: Path,
+    browser: "sync_api.Browser",
+) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    (folder / "index.html").write_text(graph_page(others), encoding="utf-8")
+    seen = visit(browser, folder, width, color_scheme=scheme)
+    assert faults(seen.page) == []
+    seen.page.close()

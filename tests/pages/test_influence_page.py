@@ -14,6 +14,7 @@ from interp.data.batch import Batch
 from interp.hooked import HookedTransformer
 from interp.pages import influence_page
 from interp.tasks.examples import Examples
+from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def test_it_fits_its_window_and_fetches_nothing(
     seen = visit(browser, tmp_path, width)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     overflow = seen.page.evaluate(wide)
+    assert faults(seen.page) == []
     seen.page.close()
     assert overflow <= 0 and seen.complaints == []
     assert all(url.startswith(("file://", "data:")) for url in seen.requests)

@@ -13,6 +13,7 @@ import xarray as xr
 
 from interp.pages.run_page import SHOWN_ROWS, run_page
 from interp.runs.record import Record
+from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def test_the_page_fits_its_window_and_fetches_nothing(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
     drawn = seen.page.evaluate("document.querySelector('figure img').naturalWidth")
+    assert faults(seen.page) == []
     seen.page.close()
     assert overflow <= 0
     assert drawn > 1000

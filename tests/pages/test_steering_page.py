@@ -15,6 +15,7 @@ from interp.hooked import HookedTransformer
 from interp.pages import steering_page
 from interp.pages.steering_page import HEIGHT, WIDTH
 from interp.passes.metrics import logit_difference
+from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def test_it_fits_its_window_and_fetches_nothing(
     seen = visit(browser, tmp_path, width)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     overflow, panels = seen.page.evaluate(wide), seen.page.locator(".panels svg").count()
+    assert faults(seen.page) == []
     seen.page.close()
     assert overflow <= 0 and panels == 6
     assert seen.complaints == []

@@ -8,36 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import xarray as xr
 
 import interp
-from interp import HookedTransformer
-from interp.model import MLP, ModelConfig, Transformer
-from interp.pages import About, ReportQuestion, report_of, tables, views, write_report
+from interp.pages import tables, views
 from interp.pages.folder import is_cut
 from interp.pages.view_attribution import MOST_LISTED, MOST_STEPS, attribution
 from tests.configs import build
-from tests.pages.conftest import SENTENCE, SWAPPED
 from tests.pages.reports import payload
 from tests.pages.visits import NARROW, WIDE, Visit, needs_browser, visit
 
 if TYPE_CHECKING:
     from playwright import sync_api
-
-LAYERS, HEADS = 30, 9
-
-
-@pytest.fixture(scope="module")
-def deep(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small = HookedTransformer.from_pretrained(str(random_model))
-    torch.manual_seed(2)
-    network = Transformer(ModelConfig(LAYERS, 72, HEADS, n_ctx=64, d_vocab=small.cfg.d_vocab, mlp=MLP(96)))
-    model = HookedTransformer(network, small.text.tokenizer)
-    folder = tmp_path_factory.mktemp("deep")
-    question = ReportQuestion.of(model.text, SENTENCE, corrupt=SWAPPED)
-    write_report(report_of(model, question, About("/somewhere/deep-30l")), folder)
-    return folder
 
 
 @pytest.fixture(params=[NARROW, WIDE])

@@ -11,6 +11,7 @@ import xarray as xr
 
 from interp.features.top_examples import QUANTILES
 from interp.pages.top_examples import top_examples_page
+from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def test_the_page_fits_its_window_and_fetches_nothing(
     colours = seen.page.locator(".run span").evaluate_all(
         "spans => spans.slice(0, 3).map(span => getComputedStyle(span).backgroundColor)"
     )
+    assert faults(seen.page) == []
     seen.page.close()
     assert overflow <= 0
     assert len(set(colours)) == 3, "negative, positive and absent are told apart"

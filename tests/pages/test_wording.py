@@ -14,7 +14,8 @@ from interp.pages import wording
     ("piece", "shown"),
     [
         (" Mary", "·Mary"), ("\n\n", "↵↵"), ("\t", "⇥"), ("\x00", "␀"), ("\x7f", "⟨U+007F⟩"), ("\u202e", "⟨U+202E⟩"),
-        ("", "∅"), ("\ufffd", "\ufffd"), ("שלום", "שלום"), ("🙂", "🙂"), ("<b>", "<b>"),
+        ("\xa0x", "⟨U+00A0⟩x"), ("\u3000", "⟨U+3000⟩"),
+        ("\u3164", "⟨U+3164⟩"), ("", "∅"), ("\ufffd", "\ufffd"), ("שלום", "שלום"), ("🙂", "🙂"), ("<b>", "<b>"),
     ],
 )  # fmt: skip
 def test_what_is_invisible_in_a_token_is_shown(piece: str, shown: str) -> None:
@@ -25,11 +26,11 @@ def test_what_is_invisible_in_a_token_is_shown(piece: str, shown: str) -> None:
 def test_no_shown_token_holds_a_character_that_hides(piece: str) -> None:
     shown = visible(piece)
     assert shown
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") or c == " " for c in shown)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs") for c in shown)
 
 
 def test_running_text_keeps_spaces_and_lines_and_shows_reordering_marks() -> None:
-    assert harmless("a b\nc\u202ed\te") == "a b\nc⟨U+202E⟩d⇥e"
+    assert harmless("a b\nc\u202ed\te\xa0f") == "a b\nc⟨U+202E⟩d⇥e\xa0f"
 
 
 @pytest.mark.parametrize(

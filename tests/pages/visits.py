@@ -49,7 +49,8 @@ def visit(browser: "sync_api.Browser", folder: Path, width: int = WIDE, **option
     page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     page.goto((folder / "index.html").as_uri())
-    page.wait_for_function("!document.querySelector('#data') || document.documentElement.dataset.ready")
+    if options.get("java_script_enabled", True):
+        page.wait_for_function("!document.querySelector('#data') || document.documentElement.dataset.ready")
     return seen
 
 

@@ -108,6 +108,7 @@ def test_a_long_name_is_cut_and_the_others_are_whole() -> None:
     assert short == "short" and long.startswith("a name that is") and long.endswith("…")
 
 
+@pytest.mark.slow
 def test_numbers_stay_where_all_of_them_fit(demo: interp.HookedTransformer) -> None:
     heads = plot.paper(plot.heads(interp.heads(demo)))
     check(heads)
@@ -119,6 +120,7 @@ def test_numbers_stay_where_all_of_them_fit(demo: interp.HookedTransformer) -> N
     assert not any(text.get_visible() for text in lens.texts if text.get_text())
 
 
+@pytest.mark.slow
 def test_a_deep_map_keeps_its_rows_apart() -> None:
     values = np.random.default_rng(0).normal(size=(80, 64))
     ax = plot.paper(head_map(None, values, ColourScale.signed(values, "logits"), title="x " * 60))
@@ -127,6 +129,7 @@ def test_a_deep_map_keeps_its_rows_apart() -> None:
     assert ax.figure.axes[1].get_ylabel() == "logits"
 
 
+@pytest.mark.slow
 def test_a_file_holds_text_as_text(demo: interp.HookedTransformer, tmp_path: Path) -> None:
     prompt = "When Mary and John went to the store, John gave a drink to"
     attributed = interp.attribute(demo, prompt, " Mary", " John")

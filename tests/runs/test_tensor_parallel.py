@@ -42,6 +42,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[Process]:
 
 @pytest.mark.slow
 @cases
+@pytest.mark.slow
 def test_every_answer_is_that_of_one_process(name: str, dtype: torch.dtype, processes: list[Process]) -> None:
     expected, found = in_one_process(name, dtype), processes[0]["answers"][label(name, dtype)]
     assert found.keys() == expected.keys()
@@ -54,6 +55,7 @@ def test_every_answer_is_that_of_one_process(name: str, dtype: torch.dtype, proc
 
 @pytest.mark.slow
 @cases
+@pytest.mark.slow
 def test_every_process_has_the_same_bits_in_plain_tensors(
     name: str, dtype: torch.dtype, processes: list[Process]
 ) -> None:
@@ -65,6 +67,7 @@ def test_every_process_has_the_same_bits_in_plain_tensors(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_weights_and_their_hash_come_back_to_the_bit(name: str, processes: list[Process]) -> None:
     expected, found = in_one_process(name, torch.float64), processes[1]["answers"][label(name, torch.float64)]
     exact = [question for question in expected if question.startswith("weight") or question == "hash"]
@@ -73,6 +76,7 @@ def test_weights_and_their_hash_come_back_to_the_bit(name: str, processes: list[
 
 
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
+@pytest.mark.slow
 def test_no_edit_is_lost(name: str, processes: list[Process]) -> None:
     found = processes[0]["answers"][label(name, torch.float64)]
     for title in edits(name):
@@ -80,6 +84,7 @@ def test_no_edit_is_lost(name: str, processes: list[Process]) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
+@pytest.mark.slow
 def test_each_process_holds_half_of_every_matrix_of_a_block(name: str, processes: list[Process]) -> None:
     blocks = fresh(name, torch.float64).blocks
     whole = sum(
@@ -102,6 +107,7 @@ def test_a_team_of_one_passes_the_shape_checks() -> None:
         torch.testing.assert_close(found[question], answer, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_wrong_uses_are_refused_in_every_process(processes: list[Process]) -> None:
     for process in processes:
         assert "spread already" in process["said"]["twice"]

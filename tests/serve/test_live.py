@@ -11,6 +11,7 @@ from interp.cli.commands import CORRUPT, PROMPT
 from interp.serve.asks import Look, parsed
 from interp.serve.session import Stopped
 from interp.serve.snippet import Origin, python
+from tests.pages.looks import SCHEMES, WIDTHS, faults
 from tests.pages.visits import NARROW, WIDE, needs_browser, numbers
 from tests.serve.asking import asked, beside_random, body
 from tests.serve.conftest import LONG, Live, Opener, Tab
@@ -436,3 +437,14 @@ def test_an_error_of_a_generation_does_not_mark_the_prompt(
     assert "stale" not in (tab.page.locator("main").get_attribute("class") or "")
     assert len(tab.complaints) == 1  # the browser's, of the answer 400
     tab.complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_live_page_has_no_fault(width: int, scheme: str, visit: Opener) -> None:
+    tab = visit(width, color_scheme=scheme)
+    assert faults(tab.page) == []
+    choose(tab, 3, 5)
+    tab.act("[data-to=zero]")
+    tab.page.check("input[name=where][value=some]", force=True)
+    assert faults(tab.page) == []

@@ -186,6 +186,7 @@ def test_without_blocks_the_final_stream_can_be_read_and_edited(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", WITHOUT_BLOCKS)
+@pytest.mark.slow
 def test_without_blocks_what_is_inside_is_refused_with_the_reason(kind: str) -> None:
     config = wrapped(kind).config
     inside = [name for name in sites.names(config) if name.startswith(("blocks", "hook_embed"))]
@@ -217,6 +218,7 @@ def gradient_by_hand(model: Wrapped, probe: Tensor) -> Tensor:
 
 
 @over("kind", ["deepseek_v4", "hrm_text"])
+@pytest.mark.slow
 def test_without_blocks_gradients_are_those_of_the_networks_own_code(kind: str) -> None:
     model, read = wrapped(kind), Read("hook_stream", grad=True)
     tap = Tap([read])

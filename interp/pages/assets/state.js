@@ -44,9 +44,11 @@ const readRamp = () => {
 };
 const colour = (value) => ramp[Math.round(255 * value)];
 
+// From here on light text reads better than dark on every full colour: either has a contrast of 4.5 then.
+const LIGHT_TEXT = 0.83;
 const shade = (element, value) => {
   element.style.setProperty("--v", value.toFixed(3));
-  element.classList.toggle("hi", value > 0.78);
+  element.classList.toggle("hi", value > LIGHT_TEXT);
 };
 
 // --- pictures, drawn anew when colours change ----------------------------------------------------------------------

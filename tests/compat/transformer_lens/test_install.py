@@ -83,6 +83,7 @@ def test_every_name_can_be_imported_from_our_package_too() -> None:
 @pytest.mark.parametrize(
     "first", ["HookedTransformer", "ActivationCache", "FactoredMatrix", "SVDInterpreter"]
 )
+@pytest.mark.slow
 def test_a_module_with_the_name_of_a_class_does_not_hide_it(first: str) -> None:
     code = f"""
 import interp.compat.transformer_lens as ours, sys

@@ -379,6 +379,7 @@ def test_planted_pairs_differ_and_exact_effects_rank_their_edges_first(name: str
     assert seen > 0.95
 
 
+@pytest.mark.slow
 def test_the_compiled_induction_circuit_is_the_one_that_was_built_by_hand() -> None:
     places = {"L0H1": "L0H0", "L1H2": "L1H0"}
     by_hand = {re.sub(r"L0H1|L1H2", lambda found: places[found[0]], edge) for edge in induction(n=1).edges}
