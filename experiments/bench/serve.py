@@ -126,7 +126,8 @@ def asked(session: Session) -> dict[str, object]:
     edits = [edit_to_json(Edit("L1H5", Scale(next(FACTORS))))]
     asked = {"tab": "bench", "prompt": PROMPT, "edits": edits, "layer": 1, "head": 5}
     ask = parsed(Look, json.dumps(asked).encode())
-    return look(session, ask, session.pair(ask, Event()))
+    never = Event()
+    return look(session, ask, session.pair(ask, never), never)
 
 
 if __name__ == "__main__":

@@ -279,13 +279,13 @@ class _Layout:
         """A line upwards that passes the rows between through the gaps next to their nodes."""
         x0, y0, x1, y1 = source.x, source.y - HALF, target.x + port, target.y + HALF
         lane = APART * (rank % LANES - LANES // 2)
-        points, x, y = f"M{x0:.1f} {y0:.1f}", x0, y0
+        points, x, y = f"M{x0:.0f} {y0:.0f}", x0, y0
         for row, across in self.lines:
             if not target.y < row < source.y:
                 continue
             side = 0.01 if rank % 2 else -0.01  # where both gaps are as near, lines part
             gap = _gap(x + side + (x1 - x) * (y - row) / (y - y1), across, self.width) + lane
-            points += f"{_bend(x, y, gap, row + HALF)}V{row - HALF:.1f}"
+            points += f"{_bend(x, y, gap, row + HALF)}V{row - HALF:.0f}"
             x, y = gap, row - HALF
         return points + _bend(x, y, x1, y1)
 
@@ -319,7 +319,7 @@ def _gap(wanted: float, across: Sequence[float], width: float) -> float:
 def _bend(x0: float, y0: float, x1: float, y1: float) -> str:
     """A curve upwards that begins and ends upright."""
     bend = 0.5 * (y0 - y1)
-    return f"C{x0:.1f} {y0 - bend:.1f} {x1:.1f} {y1 + bend:.1f} {x1:.1f} {y1:.1f}"
+    return f"C{x0:.0f} {y0 - bend:.0f} {x1:.0f} {y1 + bend:.0f} {x1:.0f} {y1:.0f}"
 
 
 def _edge(
