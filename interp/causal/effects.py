@@ -347,7 +347,6 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     return result if table.known is None else _at_known_edges(result, table.known)
 
 
-
 def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
     """The moments of Fisher's z of a correlation coefficient, over the prompts that have one."""
     return MaskedMoments.of(merged.rows[name]) if isinstance(merged, Rows) else moments
@@ -428,9 +427,7 @@ def _normalised_effect(
     return (effect + start - corrupt) / total if total else torch.full_like(effect, torch.nan)
 
 
-def _at_known_edges(
-    result: xr.Dataset, known: Bool[Tensor, "sender receiver"]
-) -> xr.Dataset:
+def _at_known_edges(result: xr.Dataset, known: Bool[Tensor, "sender receiver"]) -> xr.Dataset:
     """The result over senders and receivers with numbers at the known edges only; `edge` is true there."""
     import xarray as xr
 

@@ -42,8 +42,8 @@ def page(session: Session, source: str, opening: Opening) -> str:
         "directions": _directions(session),
     }
     return environment(SERVE).get_template("serve.html").render(
-        source=harmless(About(source).title), config=config, shape=shape, limits=asks, facts=_facts(session), random=RANDOM,
-        scores=SCORES, steps=STEPS, **asdict(opening),
+        source=harmless(About(source).title), config=config, shape=shape, limits=asks, facts=_facts(session),
+        random=RANDOM, scores=SCORES, steps=STEPS, **asdict(opening),
     )  # fmt: skip
 
 
