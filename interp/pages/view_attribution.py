@@ -133,7 +133,7 @@ def attribution(table: pd.DataFrame) -> Attribution:
     reach = max((abs(part.value) for part in placed), default=0.0) or 1.0
     heads_first = sorted(placed, key=lambda part: part.kind != "head")
     cells = by_layer((part.layer, _cell(part, reach)) for part in heads_first)
-    unplaced = sum(part.value for part in parts if part.kind not in ("head", *MLPS))
+    unplaced = sum((part.value for part in parts if part.kind not in ("head", *MLPS)), 0.0)
     by_part = sorted(_largest(parts, MOST_STEPS), key=lambda part: part.order)
     falls = {"part": _waterfall([[part] for part in by_part]), "sublayer": _waterfall(_sublayers(parts))}
     goal = 100 * (float(ends[-1]) - low) / span
