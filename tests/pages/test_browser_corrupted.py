@@ -335,4 +335,4 @@ def test_circuit_of_a_method_that_sums_over_positions_has_no_tokens(seen: Visit)
     assert len(tips) > 50
     tokens = {visible(token) for token in seen.table("tokens").token}
     assert not any(f"{token} (" in tip for tip in tips for token in tokens)
-    assert seen.texts("#edges thead th") == ["from", "to", "score, logits", ""]
+    assert seen.texts("#edges thead th") == ["from", "to", "score, logits"]

@@ -15,6 +15,7 @@ from interp.pages import tables, views
 from interp.pages.folder import is_cut
 from interp.pages.view_attribution import MOST_LISTED, MOST_STEPS, attribution
 from tests.configs import build
+from tests.pages.conftest import HEADS, LAYERS
 from tests.pages.reports import payload
 from tests.pages.visits import NARROW, WIDE, Visit, needs_browser, visit
 
