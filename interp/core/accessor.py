@@ -150,11 +150,9 @@ class Result:
 
     def _cells_table(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
         """A table of the cells at these indices (by dim), and the names of its columns of `results.ESTIMATE`."""
-        points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
         estimates = [name for name in results.ESTIMATE if name in self._dataset]
         estimates = [name for name in estimates if set(self._dataset[name].dims) <= set(places)]
-        table = self._dataset[estimates].isel(points).to_dataframe().reset_index(drop=True)
-        return results.with_edge_names(table), estimates
+        return results.cells_table(self._dataset, estimates, places), estimates
 
     def _range_lines(self) -> list[str]:
         lines = []

@@ -316,15 +316,31 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
     table = _with_part_columns(table, order)
     labels = [name for name in table.columns if name not in order]
-    return with_edge_names(table)[[*labels, *order]]
+    return (with_edge_names(table) if "edge" in labels else table)[[*labels, *order]]
 
 
 def with_edge_names(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the names of edges in its column `edge`, where that says which cells are edges, and only these."""
-    if "edge" not in table:
+    """The table with the names of edges in its column `edge`, where that is a mask of the cells that are edges.
+
+    Only these cells stay. A mask that was joined with another model's has no value at cells which only that one has:
+    they are no edges. Any other column of this name stays, and so does a mask without senders and receivers.
+    """
+    named = {"sender", "receiver"} <= set(table)
+    joined = named and "edge" in table and bool(table.edge.dropna().isin((True, False)).all())
+    if "edge" not in table or not (table.edge.dtype == bool or joined):
         return table
-    table = table[table.edge].reset_index(drop=True)
+    table = table[table.edge.eq(True)].reset_index(drop=True)
+    if not named:
+        return table
     return table.assign(edge=table.sender.astype(str) + "->" + table.receiver.astype(str))
+
+
+def cells_table(result: xr.Dataset, names: Sequence[str], places: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """A row per cell at these indices (by dim), with its coordinates and the variables of these names."""
+    import xarray as xr
+
+    points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
+    return with_edge_names(result[list(names)].isel(points).to_dataframe().reset_index(drop=True))
 
 
 def strongest(result: xr.Dataset, by: str, most: int) -> pd.DataFrame:
@@ -339,21 +355,18 @@ def strongest(result: xr.Dataset, by: str, most: int) -> pd.DataFrame:
     Returns:
         DataFrame, a row per cell; the attribute `of` counts all cells with a number.
     """
-    import xarray as xr
-
     dims = [str(dim) for dim in result[by].dims]
-    size = np.abs(result[by].transpose(*dims).to_numpy()).ravel()
-    known = int(np.count_nonzero(~np.isnan(size)))
+    size = np.abs(result[by].to_numpy()).ravel()
     chosen = np.flatnonzero(~np.isnan(size))
+    known = len(chosen)
     if known > most:
         least = np.partition(size[chosen], known - most)[known - most]
         above = chosen[size[chosen] > least]
         equal = chosen[size[chosen] == least][: most - len(above)]
         chosen = np.sort(np.concatenate((above, equal)))
-    places = zip(dims, np.unravel_index(chosen, result[by].shape), strict=True)
-    points = {dim: xr.DataArray(place, dims="row") for dim, place in places}
-    names = [name for name in result.data_vars if set(result[name].dims) <= set(dims)]
-    table = with_edge_names(result[names].isel(points).to_dataframe().reset_index(drop=True))
+    places = dict(zip(dims, np.unravel_index(chosen, result[by].shape), strict=True))
+    names = [str(name) for name in result.data_vars if set(result[name].dims) <= set(dims)]
+    table = cells_table(result, names, places)
     table.attrs["of"] = known
     return table
 

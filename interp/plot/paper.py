@@ -84,6 +84,7 @@ def _fit(figure: Figure, width: float, height: float | None) -> None:
     if height is None:
         _make_room_for_rows(figure)
     _each_axes(figure, _break_title)
+    _each_axes(figure, _break_title)  # a broken title leaves the name of a colour bar less room
     if height is None:
         _make_room_for_text(figure)
     _each_axes(figure, _thin_names)

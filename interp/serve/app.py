@@ -262,6 +262,8 @@ class _Routes:
 
     def random(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.RandomDirections)
+        if not ask.steered:
+            raise ValueError("an edit that adds a direction is required, got none")
         session = self.subject.session
         pair = session.pair(ask, stop)
         return answers.steered(session, ask, pair, session.random(pair, stop))

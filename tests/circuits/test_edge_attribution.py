@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -385,6 +386,27 @@ def test_the_frame_has_one_row_for_each_edge_that_exists() -> None:
     assert rows.edge.tolist() == [f"{s}->{r}" for s, r in zip(rows.sender, rows.receiver, strict=True)]
     assert [float(table.value[graph.index(edge)]) for edge in rows.edge[::9]] == rows.value[::9].tolist()
     assert len(frame(table, "normalised")) == len(graph)
+
+
+def test_the_frame_of_joined_reduced_and_other_results_has_their_edges() -> None:
+    tables = [
+        edge_attribution(build(name), CLEAN, CORRUPT, metric=METRIC) for name in ("gpt2", "attention-only")
+    ]
+    rows = frame(xr.concat(tables, "model", join="outer"))
+    assert all(rows.edge == rows.sender + "->" + rows.receiver)
+    for i, table in enumerate(tables):
+        of_one = rows[(rows.model == i) & rows.value.notna()]
+        assert set(of_one.edge) == set(frame(table).edge)
+    one = tables[0]
+    longer = frame(one.reindex(sender=[*one.sender.values, "other"]))
+    pd.testing.assert_series_equal(longer.edge, frame(one).edge)
+    first = frame(one.isel(sender=0, drop=True))
+    assert first.receiver.tolist() == one.receiver.values[one.edge.values[0]].tolist()
+    assert len(frame(one.rename(sender="src", receiver="dst"))) == len(frame(one))
+    names = xr.DataArray([0.1, 0.2], dims="edge", coords={"edge": ["a->b", "b->c"]})
+    assert frame(names).edge.tolist() == ["a->b", "b->c"]
+    numbered = xr.Dataset({"value": ("edge", [0.1, 0.2])}, coords={"edge": [0, 1]})
+    assert frame(numbered).edge.tolist() == [0, 1]
 
 
 # the question

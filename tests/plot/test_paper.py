@@ -150,3 +150,18 @@ def test_a_size_that_is_none_is_refused(size: dict[str, float]) -> None:
 def test_an_unknown_style_is_refused_by_name(demo: interp.HookedTransformer) -> None:
     with pytest.raises(ValueError, match="style must be 'screen' or 'paper', got 'poster'"):
         interp.composition(demo, "K").view.plot(style="poster")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("panels", "height"), [(3, 1.8), (2, 1.8)])
+def test_a_name_of_a_colour_bar_stays_inside_when_titles_are_broken(panels: int, height: float) -> None:
+    figure, row = plt.subplots(1, panels, figsize=(15, 4), layout="constrained")
+    for i, ax in enumerate(row):
+        image = ax.imshow(np.random.default_rng(0).normal(size=(5, 5)))
+        ax.set_title(f"A rather long title of panel {i} that has to be broken into lines")
+    bar = figure.colorbar(image, ax=row[-1], label="logits that it adds by itself, mean over all prompts")
+    plot.paper(row[0], width=3.3, height=height)
+    figure.draw_without_rendering()
+    box = bar.ax.yaxis.label.get_window_extent()
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.height
+    plt.close(figure)

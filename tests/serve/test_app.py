@@ -179,6 +179,14 @@ def test_scores_of_heads_are_answered_where_they_are_asked_for(client: TestClien
     assert moved["moved"] is not None and moved["scores"] is None
 
 
+def test_random_directions_stand_beside_those_that_are_added_and_nothing_else(client: TestClient) -> None:
+    answer = post(client, "random", body(edits=ZERO))
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"] == "an edit that adds a direction is required, got none"
+    )
+
+
 def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
     found = post(client, "continue", body(edits=ZERO, tokens=3, temperature=0)).json()
     assert found["tokens"] == [3, 3] and found["greedy"]
