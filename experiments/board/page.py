@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from interp.pages.templates import environment, own
-from interp.pages.wording import short
+from interp.views.writing import short
 
 if TYPE_CHECKING:
     import xarray as xr

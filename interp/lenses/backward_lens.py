@@ -257,7 +257,7 @@ class BackwardLens(_OfGradients):
             attrs={
                 "projection": self.projection, "threshold": self.threshold,
                 "rank": f"0 = most probable, {config.n_outputs - 1} = least",
-                "null": f"target_rank: {(config.n_outputs - 1) / 2}",
+                "null": f"target_rank: {(config.n_outputs - 1) / 2}", "n_vocab": config.n_outputs,
             },
         )  # fmt: skip
         result = text.of_outputs.worded(result, top_word="top_token", bottom_word="bottom_token")

@@ -22,6 +22,14 @@ OF_LAYERS = (
 )  # fmt: skip
 """The tables that a model without layers lacks."""
 NO_LAYERS = "this model has no layers"
+NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
+"""Instead of every section about logits."""
+
+NO_CORRUPTED = (
+    "Left out: this compares the prompt with a corrupted one, the same tokens but for those that change the answer, "
+    "and none was given; interp report --prompt … --corrupt … takes one."
+)
+"""Instead of the sections that compare two prompts."""
 FAILURES = (ValueError, ArithmeticError, MemoryError, torch.OutOfMemoryError)
 """Errors by which one section may fail without the page: numbers that are not finite, and memory. Everything else is
 a bug.

@@ -17,8 +17,8 @@ import numpy as np
 from interp.core.boundary import public
 from interp.core.visible import visible
 from interp.model.parts import Part
-from interp.pages.view_lens import depth_in_words
-from interp.pages.wording import count, number, probability
+from interp.views.lenses import depth_labels
+from interp.views.writing import count, number, probability
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -521,7 +521,7 @@ def _lens(evidence: _Evidence) -> Finding | None:
     if first == len(ranks) - 1:
         words = f"The logit lens reads {word} at the last token only at the end."
         return Finding(words, "lens", places=(PageCell("lens", first, last_pos),))
-    depth = depth_in_words(str(rows.depth.iloc[first]))
+    depth = depth_labels([str(name) for name in rows.depth])[first]
     since = depth if depth == "embedding" else f"end of {depth.removeprefix('after ')}"
     words = f"The logit lens reads {word} at the last token from the {since} on."
     return Finding(words, "lens", places=(PageCell("lens", first, last_pos),))

@@ -9,7 +9,7 @@ from interp.circuits.graph_files import AttributionGraph, GraphNode
 from interp.core.boundary import public
 from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
-from interp.pages.wording import number
+from interp.views.writing import number
 
 MOST = 200
 """Links drawn and listed."""

@@ -15,9 +15,9 @@ from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, number, short
 from interp.passes.observe import Model, text_of
 from interp.tasks.examples import Examples
+from interp.views.writing import count, number, short
 
 if TYPE_CHECKING:
     import xarray as xr

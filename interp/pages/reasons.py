@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
+from einops import einsum
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
@@ -34,8 +35,14 @@ PAIRS = 3
 """Pairs that are kept of a score."""
 MOST_SCORES = 4_500
 """Scores that are split: about 0.4 MB of the page of a model with 30 layers, and half a second."""
-TOO_LONG = "one head has more scores on this prompt than the page holds; attention_attribution splits each"
-"""Text of the page for a prompt that is too long for it."""
+MOST_PAIRS = 4_000_000_000
+"""Pairs of parts whose terms are computed for the page: about two minutes of one CPU core. A score has as many as the
+square of the number of parts before its layer: 27 million in the last of 80 layers with 64 heads."""
+TOO_LONG = (
+    "the scores of one head are more on this prompt than the page splits, or have more pairs of parts; "
+    "attention_attribution splits each"
+)
+"""Text of the page for a prompt, or a model, that is too long for it."""
 STEPS = 32_767
 """The largest number of a head is kept as this whole number."""
 
@@ -55,13 +62,27 @@ class Reasons(Brief):
     query and their values; parts of the key and theirs; the query parts of pairs, their key parts, and their values."""
 
     def payload(self) -> dict[str, object]:
-        """The data for the script of the page."""
-        names = {"query": list(self.query_parts), "key": list(self.key_parts)}
-        return {**names, "unit": self.unit, "width": self.cells.shape[1], "cells": packed(self.cells)}
+        """The data for the script of the page, with the names of those parts only that occur in it."""
+        sides = min(SIDES, len(self.query_parts))
+        of_pairs = 4 + 4 * sides
+        pairs = (self.cells.shape[1] - of_pairs) // 3
+        cells = self.cells.copy()
+        names: dict[str, list[str]] = {}
+        for name, parts, start, pair in (
+            ("query", self.query_parts, 4, of_pairs),
+            ("key", self.key_parts, 4 + 2 * sides, of_pairs + pairs),
+        ):
+            columns = [*range(start, start + sides), *range(pair, pair + pairs)]
+            used, place = np.unique(cells[:, columns], return_inverse=True)
+            cells[:, columns] = place.reshape(len(cells), -1)
+            names[name] = [parts[i] for i in used]
+        return {**names, "unit": self.unit, "width": cells.shape[1], "cells": packed(cells)}
 
 
 def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace) -> list[Reasons]:
-    """The reasons of all heads; of a model with too many scores those of the heads that write most of the answer.
+    """The reasons of all heads, or, where these are too many, of the heads that write most of the answer.
+
+    A head whose pairs are more than what is left of `MOST_PAIRS` is passed over for the next one.
 
     Args:
         written: the attribution to heads, which says how much they write; None = the first ones.
@@ -69,13 +90,21 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
     """
     config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
-    most = MOST_SCORES // (batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2)
-    if len(heads) > most and written is not None:
+    of_head = batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2
+    sides = {layer: sides_of(config, layer, heads=True) for layer in splitting(config)}
+    pairs = {layer: of_head * len(x["query_part"]) * len(x["key_part"]) for layer, x in sides.items()}
+    too_many = len(heads) * of_head > MOST_SCORES or sum(pairs[layer] for layer, _ in heads) > MOST_PAIRS
+    if too_many and written is not None:
         size = {
             str(name): abs(float(x)) for name, x in zip(written.part.values, written.value[0], strict=True)
         }
         heads.sort(key=lambda head: -size.get(str(Part("head", *head)), 0.0))
-    chosen = set(heads[:most])
+    chosen: set[tuple[int, int]] = set()
+    left = MOST_PAIRS
+    for head in heads:
+        if len(chosen) < MOST_SCORES // of_head and pairs[head[0]] <= left:
+            chosen.add(head)
+            left -= pairs[head[0]]
     layers = sorted({layer for layer, _ in chosen})
     largest: list[_Largest] = []
     with checks_together() as checks:
@@ -85,7 +114,6 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
     numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
     on_host = to_host({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
     checks.settle({i: on_host[-1, i] for i in checks.flags})
-    sides = {layer: sides_of(config, layer, heads=True) for layer in layers}
     return [
         reason
         for i, each in enumerate(largest)
@@ -113,20 +141,16 @@ class _Largest:
 
     @classmethod
     def of(cls, layer: int, heads: Sequence[str], scores: ScoreParts) -> _Largest:
-        """From scores that were split."""
-        pairs = scores.pairs
-        at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
-        several = pairs.flatten(1).split(max(1, tile_floats(pairs.device) // pairs[0].numel()))
-        best = torch.cat([some.abs().topk(min(PAIRS, some.shape[1])).indices for some in several])
-        width = pairs.shape[2]
-        values = torch.cat(
-            [
-                scores.total[:, None], scores.position[:, None], *(x for x, _ in at),
-                pairs.flatten(1).gather(1, best),
-            ], 1,
-        )  # fmt: skip
-        places = torch.cat([scores.places, *(top for _, top in at), best // width, best % width], 1)
-        widths = at[0][1].shape[1], at[1][1].shape[1], best.shape[1]
+        """From scores that were split; all pairs of all scores together would not fit into memory."""
+        parts = scores.query.shape[1], scores.key.shape[1]
+        tile = max(1, tile_floats(scores.query.device) // (parts[0] * parts[1]))
+        tiles = zip(scores.query.split(tile), scores.key.split(tile), strict=True)
+        terms, of_terms = (
+            torch.cat(rows) for rows in zip(*(_largest_terms(*ends) for ends in tiles), strict=True)
+        )
+        values = torch.cat([scores.total[:, None], scores.position[:, None], terms], 1)
+        places = torch.cat([scores.places, of_terms], 1)
+        widths = min(SIDES, parts[0]), min(SIDES, parts[1]), min(PAIRS, parts[0] * parts[1])
         return cls(layer, heads, {"values": values, "places": places}, widths)
 
     def reasons(self, values: Tensor, places: Tensor, sides: Mapping[str, list[str]]) -> Iterator[Reasons]:
@@ -143,9 +167,16 @@ class _Largest:
             yield Reasons(head, sides["query_part"], sides["key_part"], one, its_cells)
 
 
-def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Terms of each part of the query and of each part of the key, with the largest of each."""
-    found = []
-    for marginal in (pairs.sum(2), pairs.sum(1)):
-        found.append((marginal, marginal.abs().topk(min(SIDES, marginal.shape[1])).indices))
-    return found
+def _largest_terms(
+    query: Float[Tensor, "n c e"], key: Float[Tensor, "n c2 e"]
+) -> tuple[Float[Tensor, "n values"], Int[Tensor, "n places"]]:
+    """The largest terms of scores: of query parts times the whole key, of key parts, and of pairs; then their parts."""
+    pairs = einsum(query, key, "n c e, n c2 e -> n c c2")
+    of_query, of_key, of_pairs = pairs.sum(2), pairs.sum(1), pairs.flatten(1)
+    tops = [
+        (terms, terms.abs().topk(min(most, terms.shape[1])).indices)
+        for terms, most in ((of_query, SIDES), (of_key, SIDES), (of_pairs, PAIRS))
+    ]
+    (_, its_query), (_, its_key), (_, pair) = tops
+    values = torch.cat([terms.gather(1, top) for terms, top in tops], 1)
+    return values, torch.cat([its_query, its_key, pair // key.shape[1], pair % key.shape[1]], 1)

@@ -13,6 +13,7 @@ from interp.core.visible import visible
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model.config import ModelConfig
 from interp.pages import (
+    absent,
     view_ablation,
     view_attribution,
     view_circuit,
@@ -21,13 +22,15 @@ from interp.pages import (
     view_lens,
     view_patching,
     views,
-    wording,
 )
 from interp.pages.findings import findings
 from interp.pages.report import Corrupted, Report, TokenContrast
 from interp.pages.stages import STEPS_IN_WORDS
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
+from interp.views import writing
+from interp.views.lenses import MOST_DEPTHS
+from interp.views.maps import MOST_ON_PAGE, UNCHANGED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,8 +99,8 @@ def _ready(report: Report) -> dict[str, object]:
         "kinds": views.KINDS,
         "links": views.strongest(tables["composition"]) if "composition" in tables else {},
         **looked,
-        "no_logits": wording.NO_LOGITS,
-        "no_corrupted": wording.NO_CORRUPTED,
+        "no_logits": absent.NO_LOGITS,
+        "no_corrupted": absent.NO_CORRUPTED,
         "corrupted": report.corrupted,
         **_compared(report),
         "run_json": json.dumps(report.provenance, indent=2, ensure_ascii=False),
@@ -117,7 +120,7 @@ def _ready(report: Report) -> dict[str, object]:
 
 def many_heads(config: ModelConfig) -> bool:
     """Whether there are too many heads for an element each."""
-    return config.n_layers * config.n_heads > views.MOST_NUMBERED
+    return config.n_layers * config.n_heads > MOST_ON_PAGE
 
 
 def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | None) -> dict[str, object]:
@@ -149,7 +152,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
         "ablation": view_ablation.ablation(tables["ablation"]) if "ablation" in tables else {},
-        "ablation_unchanged": view_ablation.UNCHANGED,
+        "ablation_unchanged": UNCHANGED,
         "ablation_side": view_ablation.SIDE,
         "ablation_room": view_ablation.ROOM,
         "lenses": {
@@ -161,7 +164,7 @@ def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object
         else [],
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
-        "most_depths": view_lens.MOST_DEPTHS,
+        "most_depths": MOST_DEPTHS,
         "few_layers": view_lens.FEW_LAYERS,
         "why_these": view_lens.why_these(report.config),
         "word_count": None,
@@ -199,7 +202,7 @@ def _compared(report: Report) -> dict[str, object]:
     return {
         "directions": view_patching.DIRECTIONS,
         "sites": view_patching.SITES,
-        "unchanged": view_patching.UNCHANGED,
+        "unchanged": UNCHANGED,
         "patching": None if patching is None else view_patching.patching(patching),
         "circuit": None
         if edges is None or faithfulness is None
@@ -223,7 +226,7 @@ def _faithful(report: Report, contrast: TokenContrast | None, corrupted: Corrupt
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     """The model in numbers, for the head of the page."""
-    config, count = report.config, wording.count
+    config, count = report.config, writing.count
     position, norm = type(config.position).__name__, type(config.norm).__name__
     return [
         ("layers", str(config.n_layers)),
@@ -243,7 +246,7 @@ def _mlp_in_words(config: ModelConfig) -> str:
         return "none (attention-only)"
     if not config.mlp.d_mlp:
         return OWN_CODE
-    return f"{wording.count(config.mlp.d_mlp)} neurons {'in each of two ' if len(config.mlps) > 1 else ''}a layer"
+    return f"{writing.count(config.mlp.d_mlp)} neurons {'in each of two ' if len(config.mlps) > 1 else ''}a layer"
 
 
 def _packed(table: pd.DataFrame | None, config: ModelConfig) -> dict[str, object] | None:

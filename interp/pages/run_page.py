@@ -9,11 +9,11 @@ import pandas as pd
 
 from interp.core.boundary import public
 from interp.pages.templates import environment, own
-from interp.pages.wording import short
 from interp.runs.comparison import as_dataset, headline, main_variables
 from interp.runs.folder import flat
 from interp.runs.record import LOG, Record
 from interp.runs.run_file import NAME, RunFile, duration
+from interp.views.writing import short
 
 SHOWN_ROWS, SHOWN_LINES = 20, 40
 

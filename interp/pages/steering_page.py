@@ -10,7 +10,7 @@ import numpy as np
 from interp.core.boundary import public
 from interp.core.wording import value_text
 from interp.pages.templates import environment, own
-from interp.pages.wording import number, short
+from interp.views.writing import number, short
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -11,7 +11,8 @@ import jinja2
 from markupsafe import Markup
 
 from interp.core.visible import harmless, visible
-from interp.pages import views, wording
+from interp.pages import views
+from interp.views import writing
 
 PAGES = "interp.pages"
 
@@ -29,7 +30,7 @@ def environment(package: str = PAGES) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for write in (visible, harmless, wording.number, wording.probability, wording.count):
+    for write in (visible, harmless, writing.number, writing.probability, writing.count):
         made.filters[write.__name__] = write
     made.filters["painted"], made.tests["painted"] = views.painted, views.is_painted
     made.filters["deflated"] = deflated

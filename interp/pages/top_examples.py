@@ -11,7 +11,7 @@ import numpy as np
 from interp.core.boundary import public
 from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, short
+from interp.views.writing import count, short
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,10 +6,12 @@ where replacing a part lowers the metric, the part speaks for the answer, and th
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
-from interp.pages.views import CellRows, MapCell, by_layer, records
-from interp.pages.wording import number
+from interp.pages.views import CellRows, array, by_layer, cells, records
+from interp.views.ablation import ablation_map
+from interp.views.writing import number
 
 CHANGES = {
     "zero": (
@@ -22,8 +24,6 @@ CHANGES = {
     ),
 }
 """Name on the page of each change, and the replacement of the part."""
-UNCHANGED = "–"
-"""Text of a cell in which nothing was changed."""
 LARGEST = 12
 """Parts listed with their numbers."""
 MOST_DOTS = 150
@@ -86,26 +86,23 @@ def place(value: float, reach: float) -> float:
 
 def _one(change: str, table: pd.DataFrame, reach: float) -> Ablation:
     parts = records(Replaced, table)
-    direct = by_layer((part.layer, _cell(part, part.direct, reach)) for part in parts)
-    total = by_layer((part.layer, _cell(part, part.value, reach, idle=not part.changed)) for part in parts)
+    rows = by_layer(parts)
+    tips = [[_tip(part) for part in row] for row in rows]
+    changed = np.array([[part.changed for part in row] for row in rows], dtype=bool)
+    direct = ablation_map(array((part.direct for part in row) for row in rows), None, "", reach=reach)
+    total = ablation_map(array((part.value for part in row) for row in rows), changed, "", reach=reach)
     order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))
     dots = [
         Dot(part, place(part.direct, reach), SIDE - place(part.value, reach), _tip(part))
         for part in reversed(order[:MOST_DOTS])  # the largest are drawn last, above the others
     ]
     label, meaning = CHANGES[change]
-    return Ablation(label, meaning, direct, total, reach, order[:LARGEST], dots)
+    return Ablation(label, meaning, cells(direct, tips), cells(total, tips), reach, order[:LARGEST], dots)
 
 
 def _tip(one: Replaced) -> str:
     total = f"total {_signed(one.value)}" if one.changed else "total 0: nothing was changed here"
     return f"{one.part}\ndirect {_signed(one.direct)} logits\n{total}\nrest {_signed(one.rest)}"
-
-
-def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> MapCell:
-    text = UNCHANGED if idle else number(value, 2, sign=True)
-    level = 0.0 if idle else -value / reach  # blue for the answer: it loses what the part gave
-    return MapCell(text, level, _tip(part), idle=idle, value=value)
 
 
 def _signed(logits: float) -> str:

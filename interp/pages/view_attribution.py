@@ -9,8 +9,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from interp.model.parts import Part
-from interp.pages.views import CellRows, MapCell, by_layer, records
-from interp.pages.wording import number
+from interp.pages.views import CellRows, array, by_layer, cells, records
+from interp.views.attribution import MOST_STEPS, contribution_map, largest
+from interp.views.writing import number
 
 MEANINGS = {
     "embed": "token embedding",
@@ -30,8 +31,6 @@ GRAINS = {
 """The grains of the waterfall in the order of the page."""
 OTHERS = "others"
 """Kind of the bar of all parts that have none of their own."""
-MOST_STEPS = 16
-"""Parts with a bar of their own in the waterfall by part; of more sublayers the bars have no names."""
 MOST_LISTED = 60
 """Parts with a row of their own in the table."""
 MOST_TICKS = 6
@@ -130,24 +129,25 @@ def attribution(table: pd.DataFrame) -> Attribution:
     left, width = 100 * (np.minimum(starts, ends) - low) / span, 100 * np.abs(ends - starts) / span
     bars = [Bar(one, float(x), float(w)) for one, x, w in zip(listed, left, width, strict=True)]
     placed = [part for part in parts if part.kind in ("head", *MLPS)]
-    reach = max((abs(part.value) for part in placed), default=0.0) or 1.0
     heads_first = sorted(placed, key=lambda part: part.kind != "head")
-    cells = by_layer((part.layer, _cell(part, reach)) for part in heads_first)
+    rows = by_layer(heads_first)
+    view = contribution_map(array((part.value for part in row) for row in rows), "logits")
     unplaced = sum((part.value for part in parts if part.kind not in ("head", *MLPS)), 0.0)
     by_part = sorted(_largest(parts, MOST_STEPS), key=lambda part: part.order)
     falls = {"part": _waterfall([[part] for part in by_part]), "sublayer": _waterfall(_sublayers(parts))}
     goal = 100 * (float(ends[-1]) - low) / span
-    return Attribution(falls, len(parts), bars, cells, reach, unplaced, -100 * low / span, goal)
+    maps = cells(view, [[_tip(part) for part in row] for row in rows])
+    return Attribution(falls, len(parts), bars, maps, view.scale.high, unplaced, -100 * low / span, goal)
 
 
 def _largest(parts: list[Added], most: int) -> list[Added]:
     """So many parts by size, and all others as one behind them."""
-    order = sorted(parts, key=lambda part: -abs(part.value))
-    rest = order[most:]
-    if len(rest) < 2:
-        return order
-    value, share = (math.fsum(getattr(part, name) for part in rest) for name in ("value", "share"))
-    return [*order[:most], Added(f"{len(rest)} {OTHERS}", OTHERS, None, None, value, share, len(parts))]
+    shown, others = largest([part.value for part in parts], most)
+    if not others:
+        return [parts[i] for i in shown]
+    value, share = (math.fsum(getattr(parts[i], name) for i in others) for name in ("value", "share"))
+    rest = Added(f"{len(others)} {OTHERS}", OTHERS, None, None, value, share, len(parts))
+    return [*(parts[i] for i in shown), rest]
 
 
 def _falls(
@@ -159,9 +159,8 @@ def _falls(
     return ends - values, ends, low, (high - low) or 1.0
 
 
-def _cell(one: Added, reach: float) -> MapCell:
-    tip = f"{one.part}\n{_amount(one.value)} logits\n{_share(one.share)} of the total"
-    return MapCell(number(one.value, 2, sign=True), one.value / reach, tip, value=one.value)
+def _tip(one: Added) -> str:
+    return f"{one.part}\n{_amount(one.value)} logits\n{_share(one.share)} of the total"
 
 
 def _amount(value: float) -> str:

@@ -16,7 +16,7 @@ from interp.circuits.edge_circuit import connected
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.pages.findings import enough, in_words
-from interp.pages.wording import count, number
+from interp.views.writing import count, number
 
 STEPS = (10, 25, 50, 100)
 """How many edges a page can show; it opens on the first that carries enough of the answer."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.pages.wording import count, number
+from interp.views.writing import count, number
 
 WIDTH, HEIGHT = 420.0, 190.0
 """Of the drawing without its scales, in pixels."""

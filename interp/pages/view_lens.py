@@ -1,11 +1,11 @@
 """The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, zip_longest
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 
+import numpy as np
 import pandas as pd
 
 from interp.core.visible import visible
@@ -13,16 +13,22 @@ from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.lenses.factors import WRITERS, why_not
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
-from interp.pages.views import MapCell, records
-from interp.pages.wording import number, probability
+from interp.pages.views import MapCell, array, cells, records
+from interp.views.lenses import (
+    MOST_DEPTHS,
+    backward_map,
+    depth_labels,
+    lens_map,
+    shown_depths,
+    telling_layers,
+    word_of,
+)
+from interp.views.maps import Map
+from interp.views.writing import number, probability
 
-MOST_DEPTHS = 16
-"""Depths of a lens, and layers of the backward lens, that are rows of the page; of more a choice."""
 FEW_LAYERS = 6
 """Layers that the backward lens opens on, of models with more than `MANY_LAYERS`; the others are shown on demand."""
 MANY_LAYERS = 8
-WHOLE_WORD = re.compile(r"\s[^\W\d_]{2,}")
-"""A token that is a word by itself: a space and at least two letters."""
 IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
 """When a cell shows `NO_UPDATE`, in words."""
 LISTED = 5
@@ -109,49 +115,35 @@ class LensPanel:
 
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
-    ranked = records(LensRow, table)
-    cells: dict[str, list[MapCell]] = {}
-    for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
-        cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
-    inner = [f"after layer {i}" for i in range(len(cells) - 2)]
-    labels = ["embedding", *inner, "output"] if len(cells) > 1 else ["output"]
-    return folded([Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)])
-
-
-def folded(depths: list[Depth]) -> list[Depth]:
-    """The depths, all but `MOST_DEPTHS` folded: those stand evenly apart, the first and the last among them."""
-    last = len(depths) - 1
-    shown = {round(i * last / (MOST_DEPTHS - 1)) for i in range(MOST_DEPTHS)}
-    return [replace(depth, folded=last >= MOST_DEPTHS and i not in shown) for i, depth in enumerate(depths)]
+    return _depths(records(LensRow, table), answer)
 
 
 def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
     """The view of every fitted lens, by its name."""
-    found: dict[str, list[Depth]] = {}
-    for name, part in table.groupby("lens", sort=False):
-        cells: dict[str, list[MapCell]] = {}
-        for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
-            cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
-        last = len(cells) - 1
-        found[str(name)] = folded(
-            [
-                Depth(depth, "output" if i == last else depth_in_words(depth), row)
-                for i, (depth, row) in enumerate(cells.items())
-            ]
-        )
-    return found
+    groups = table.groupby("lens", sort=False)
+    return {str(name): _depths(records(FittedRow, part), answer) for name, part in groups}
 
 
-def depth_in_words(depth: str) -> str:
-    """Where a state is, in words."""
-    part = Part.of(depth)
-    assert part.layer is not None
-    before = part.kind == "resid"
-    return "embedding" if before and not part.layer else f"after layer {part.layer - before}"
+def _depths(ranked: Sequence[LensRow], answer: str) -> list[Depth]:
+    """The rows of a lens, all but `MOST_DEPTHS` folded."""
+    places: dict[str, list[list[LensRow]]] = {}
+    for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
+        places.setdefault(depth, []).append(list(rows))
+    best = [[cell[0] for cell in row] for row in places.values()]
+    labels, shown = depth_labels(list(places)), shown_depths(len(places))
+    view = lens_map(
+        [[cell.word for cell in row] for row in best], array((cell.top_prob for cell in row) for row in best),
+        labels, [cell.token for cell in best[0]],
+    )  # fmt: skip
+    every = cells(view, [[_tip(cell, answer) for cell in row] for row in places.values()])
+    return [
+        Depth(name, labels[i], row, folded=i not in shown)
+        for i, (name, row) in enumerate(zip(places, every, strict=True))
+    ]
 
 
-def _lens_cell(ranked: Sequence[LensRow], answer: str) -> MapCell:
-    """One depth and position from the rows of its top tokens, best first."""
+def _tip(ranked: Sequence[LensRow], answer: str) -> str:
+    """The explanation of one depth and position, from the rows of its top tokens, best first."""
     first = ranked[0]
     lines = [
         *(f"{probability(row.top_prob):>6}  {visible(row.word)}{_sure(row)}" for row in ranked[:LISTED]),
@@ -162,7 +154,7 @@ def _lens_cell(ranked: Sequence[LensRow], answer: str) -> MapCell:
     lines.append(
         f"the answer {visible(answer)}: rank {first.answer_rank + 1}, {probability(first.answer_prob)}"
     )
-    return MapCell(visible(first.word), first.top_prob, "\n".join(lines))
+    return "\n".join(lines)
 
 
 def _sure(row: LensRow) -> str:
@@ -182,28 +174,42 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
         writes = matrix in WRITERS
         ranked = records(BackwardRow, part.fillna({"top_word": "", "bottom_word": ""}))
         largest = max(row.delta for row in ranked)
-        rows: dict[int, list[MapCell]] = {}
+        places: dict[int, list[list[BackwardRow]]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
-            rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
-        order = _telling(rows)
+            places.setdefault(layer, []).append(list(each))
+        view = _view(places, writes, n_vocab)
+        rows = cells(
+            view, [[_backward_tip(cell, answer, view, writes) for cell in row] for row in places.values()]
+        )
+        assert view.marked is not None
+        order = telling_layers(view.values, view.marked)
         opens = order[: FEW_LAYERS if len(rows) > MANY_LAYERS else MOST_DEPTHS]
+        layers = list(places)
         depths = [
-            Depth(str(Part("block", layer)), f"layer {layer}", rows[layer], folded=layer not in opens)
-            for layer in sorted(order[:MOST_DEPTHS])
+            Depth(str(Part("block", layers[i])), f"layer {layers[i]}", rows[i], folded=i not in opens)
+            for i in sorted(order[:MOST_DEPTHS])
         ]
-        summary = _largest_step(ranked, rows)
+        summary = _largest_step(ranked, dict(zip(layers, rows, strict=True)))
         panels.append(LensPanel(str(matrix), MATRICES[str(matrix)], depths, largest, summary))
     return panels
 
 
-def _telling(rows: dict[int, list[MapCell]]) -> list[int]:
-    """The layers, those that tell most first: the largest norms, and by turns layers that name the answer."""
-    size = {layer: max(cell.level for cell in cells) for layer, cells in rows.items()}
-    by_size = sorted(size, key=lambda layer: -size[layer])
-    naming = [layer for layer in by_size if any(cell.marked for cell in rows[layer])]
-    return [
-        *dict.fromkeys(layer for pair in zip_longest(by_size, naming) for layer in pair if layer is not None)
-    ]
+def _view(places: Mapping[int, list[list[BackwardRow]]], writes: bool, n_vocab: int) -> Map:
+    """The map of one matrix; cells are marked that name the answer first."""
+    extreme = n_vocab - 1 if writes else 0
+
+    def word(cell: list[BackwardRow]) -> str:
+        if cell[0].answer_rank < 0:
+            return NO_UPDATE
+        words = [row.bottom_word if writes else row.top_word for row in cell]
+        return visible(words[0] if cell[0].answer_rank == extreme else word_of(words))
+
+    rows = list(places.values())
+    return backward_map(
+        [[word(cell) for cell in row] for row in rows], array((cell[0].delta for cell in row) for row in rows),
+        np.array([[cell[0].answer_rank == extreme for cell in row] for row in rows], dtype=bool),
+        list(places), [cell[0].token for cell in rows[0]], "",
+    )  # fmt: skip
 
 
 def _largest_step(ranked: list[BackwardRow], rows: dict[int, list[MapCell]]) -> str:
@@ -219,22 +225,14 @@ def _largest_step(ranked: list[BackwardRow], rows: dict[int, list[MapCell]]) -> 
     )
 
 
-def word_of(words: Sequence[str]) -> str:
-    """The first of some tokens that is a whole word; the first one where none is."""
-    return next((word for word in words if WHOLE_WORD.fullmatch(word)), words[0])
-
-
-def _backward_cell(
-    ranked: list[BackwardRow], answer: str, largest: float, writes: bool, n_vocab: int
-) -> MapCell:
-    """One layer and position from the rows of its tokens, the extreme ones first; marked if it names the answer."""
+def _backward_tip(ranked: list[BackwardRow], answer: str, view: Map, writes: bool) -> str:
+    """The explanation of one layer and position, from the rows of its tokens, the extreme ones first."""
     first = ranked[0]
-    level = first.delta / largest if largest else 0.0
     lines = [
-        f"‖δ‖ {first.delta:.3g} ({number(100 * level, 1)} % of the largest), ‖x‖ {first.x:.3g}",
+        f"‖δ‖ {first.delta:.3g} ({number(100 * first.delta / view.scale.high, 1)} % of the largest), ‖x‖ {first.x:.3g}",
     ]
     if first.answer_rank < 0:
-        return MapCell(NO_UPDATE, level, "\n".join([*lines, f"{NO_UPDATE}: {IDLE}"]))
+        return "\n".join([*lines, f"{NO_UPDATE}: {IDLE}"])
     side = "δ" if writes else "x"
     lines += [
         f"update ‖x‖‖δ‖ {number(100 * first.relative_update, 1)} % of the largest",
@@ -242,13 +240,7 @@ def _backward_cell(
         f"most probable of {side}: {' '.join(visible(row.top_word) for row in ranked)}",
         f"the answer {visible(answer)}: rank {first.answer_rank + 1}",
     ]
-    words, extreme = (
-        ([row.bottom_word for row in ranked], n_vocab - 1)
-        if writes
-        else ([row.top_word for row in ranked], 0)
-    )
-    marked = first.answer_rank == extreme
-    return MapCell(visible(words[0] if marked else word_of(words)), level, "\n".join(lines), marked)
+    return "\n".join(lines)
 
 
 def why_these(config: ModelConfig) -> str | None:

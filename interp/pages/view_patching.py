@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from interp.causal.contrast import Direction
 from interp.core.visible import visible
-from interp.pages.views import CellRows, MapCell, by_layer, records
-from interp.pages.wording import number
+from interp.pages.views import CellRows, array, by_layer, cells, records
+from interp.views.patching import patching_map, patching_scale
+from interp.views.scale import Scale
+from interp.views.writing import number
 
 DIRECTIONS: dict[Direction, str] = {
     "denoise": (
@@ -28,14 +31,8 @@ SITES = {
     "z": "each head's output, at all positions at once",
 }
 """Names of the patched sites, in words."""
-ENDS: dict[Direction, tuple[str, str]] = {"denoise": ("−1", "+1"), "noise": ("+1", "−1")}
-"""Change of the normalised metric at the red and the blue end of the scale."""
-UNCHANGED = "–"
-"""Text of a cell in which nothing was changed."""
 LARGEST = 10
 """Cells listed with their numbers."""
-WIDE = 10
-"""From this size on a normalised value is written without digits."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +72,29 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     """The drawing of the patching table, by direction."""
     found = {}
     for direction in DIRECTIONS:
+        scale = patching_scale("normalised", direction, "", 1.0)
         patches = records(PatchCell, table[table.direction == direction])
-        back = direction == "denoise"
         drawn = {
-            site: by_layer((patch.layer, _cell(patch, back=back)) for patch in patches if patch.site == site)
+            site: _map(by_layer(patch for patch in patches if patch.site == site), scale)
             for site in dict.fromkeys(patch.site for patch in patches)
         }
         order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.value))
-        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST], ENDS[direction])
+        against, speaks = (number(end - scale.neutral, 0, sign=True) for end in scale.ends)
+        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST], (against, speaks))
     return found
 
 
-def _cell(patch: PatchCell, *, back: bool) -> MapCell:
+def _map(rows: list[list[PatchCell]], scale: Scale) -> CellRows:
     """Coloured by how far the prompt's value in the cell speaks for the answer: brings it back, or takes it along."""
-    place = (
-        "" if patch.head is None else f"{patch.part}\n"
-    )  # the script names cells by token, from their row and column
+    values = array((patch.normalised for patch in row) for row in rows)
+    changed = np.array([[patch.changed for patch in row] for row in rows], dtype=bool)
+    view = patching_map(values, changed, "normalised", scale)
+    return cells(view, [[_tip(patch) for patch in row] for row in rows])
+
+
+def _tip(patch: PatchCell) -> str:
+    # the script names cells by token, from their row and column
+    place = "" if patch.head is None else f"{patch.part}\n"
     if not patch.changed:
-        return MapCell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
-    tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
-    level = max(-1.0, min(1.0, patch.normalised if back else 1.0 - patch.normalised))
-    text = number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0)
-    return MapCell(text, level, tip, value=patch.normalised)
+        return f"{place}nothing was changed here"
+    return f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"

@@ -5,9 +5,9 @@ What the views share stands first: rows of a table as records, cells by layer, n
 
 import base64
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from interp.core.visible import visible
 from interp.model.parts import Part
-from interp.pages.wording import count, number
+from interp.views.heads import MASS_UNIT, score_map
+from interp.views.maps import MOST_ON_PAGE, Map
+from interp.views.writing import count, number
 
 SCORES = {
     "induction": "attention to the tokens that followed earlier copies of the current one",
@@ -46,8 +48,8 @@ KINDS = {
     "V": "what the source writes is what the destination moves on",
 }
 """The kinds of composition in the order of the page."""
-UNSEEN, NO_PATTERN = "–", "no attention pattern: this layer mixes positions otherwise"
-"""What a cell shows of a head that attends to nothing, and its explanation."""
+NO_PATTERN = "no attention pattern: this layer mixes positions otherwise"
+"""Explanation of the cell of a head that attends to nothing."""
 BEST = 8
 """Heads listed with their intervals."""
 
@@ -71,13 +73,21 @@ class MapCell:
 R = TypeVar("R")
 CellRows = list[list[MapCell]]
 """A map: its cells, row by row."""
-MOST_NUMBERED = 200
-"""Cells of a map up to which each shows its number; a larger one is painted: colours, numbers on hover."""
+
+
+def cells(view: Map, tips: Sequence[Sequence[str]]) -> CellRows:
+    """The cells of a map for the template, each with its explanation."""
+    n_rows, n_columns = view.values.shape
+    none = np.zeros((n_rows, n_columns), dtype=bool)
+    marked, idle = (none if mask is None else mask for mask in (view.marked, view.idle))
+    levels, marks, idles, values = (x.tolist() for x in (view.levels, marked, idle, view.values))
+    rows = zip(view.texts, levels, tips, marks, idles, values, strict=True)
+    return [[MapCell(*cell) for cell in zip(*row, strict=True)] for row in rows]
 
 
 def is_painted(cells: CellRows) -> bool:
     """Whether a map has too many cells for a number in each."""
-    return sum(map(len, cells)) > MOST_NUMBERED
+    return sum(map(len, cells)) > MOST_ON_PAGE
 
 
 def painted(cells: CellRows) -> dict[str, str]:
@@ -110,12 +120,28 @@ def _whole(column: pd.Series) -> pd.Series:
     return column.astype(object).where(column.notna(), None) if absent else column
 
 
-def by_layer(cells: Iterable[tuple[Hashable, MapCell]]) -> CellRows:
-    """The map of cells that come with their rows' names, rows in the order of their first cells."""
-    rows: dict[Hashable, list[MapCell]] = {}
-    for layer, cell in cells:
-        rows.setdefault(layer, []).append(cell)
+class HasLayer(Protocol):
+    """A record of something in a layer."""
+
+    @property
+    def layer(self) -> int | None:
+        """The layer."""
+
+
+L = TypeVar("L", bound=HasLayer)
+
+
+def by_layer(parts: Iterable[L]) -> list[list[L]]:
+    """The records of each layer together, layers in the order of their first records."""
+    rows: dict[int | None, list[L]] = {}
+    for part in parts:
+        rows.setdefault(part.layer, []).append(part)
     return list(rows.values())
+
+
+def array(rows: Iterable[Iterable[float]]) -> Float[np.ndarray, "rows columns"]:
+    """Numbers by row as an array."""
+    return np.array([list(row) for row in rows], dtype=float)
 
 
 def packed(values: NDArray[np.generic]) -> str:
@@ -159,31 +185,42 @@ def best(table: pd.DataFrame, score: str) -> list[Scored]:
 def head_map(table: pd.DataFrame, score: str) -> CellRows:
     """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
     words = score.replace("_", " ")
+    rows = by_layer(scored(table, score))
 
-    def cell(one: Scored) -> MapCell:
+    def tip(one: Scored) -> str:
         if math.isnan(one.value):
-            return MapCell(UNSEEN, 0.0, f"{one.part}\n{NO_PATTERN}", idle=True)
-        tip = (
+            return f"{one.part}\n{NO_PATTERN}"
+        return (
             f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
-        marked = one.is_induction_head and score == "induction"
-        return MapCell(number(one.value), one.value, tip, marked, value=one.value)
 
-    return by_layer((one.layer, cell(one)) for one in scored(table, score))
+    values = array((one.value for one in row) for row in rows)
+    induction = np.array([[one.is_induction_head for one in row] for row in rows], dtype=bool)
+    marked = induction if score == "induction" else None
+    view = score_map(score, values, MASS_UNIT, math.nan, marked)
+    return cells(view, [[tip(one) for one in row] for row in rows])
+
+
+@dataclass(frozen=True)
+class _OfCircuit:
+    """One head's score of its weights."""
+
+    part: str
+    layer: int
+    value: float
 
 
 def circuit_map(table: pd.DataFrame, score: str) -> CellRows:
     """Rows of cells, layer by head, of the eigenvalue or the matching score: signed, a dash where there is no score."""
+    name = CIRCUITS[score][0]
+    rows = by_layer(records(_OfCircuit, table[table.score == score]))
 
-    def cell(part: str, value: float) -> MapCell:
-        known = not math.isnan(value)
-        tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
-        return MapCell(number(value, 2, sign=True), value if known else 0.0, tip, value=value)
+    def tip(one: _OfCircuit) -> str:
+        return f"{one.part}\n{name} {'not defined' if math.isnan(one.value) else number(one.value, 3, sign=True)}"
 
-    one = table[table.score == score]
-    places = zip(one.layer.tolist(), one.part.tolist(), one.value.tolist(), strict=True)
-    return by_layer((layer, cell(part, value)) for layer, part, value in places)
+    view = score_map(score, array((one.value for one in row) for row in rows), "", math.nan)
+    return cells(view, [[tip(one) for one in row] for row in rows])
 
 
 @dataclass(frozen=True)

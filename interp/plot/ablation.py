@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, numbers, score_of
+from interp.plot.canvas import annotate, axes, draw, heat_map, name_cells, numbers, score_of
+from interp.views.ablation import ablation_map
+from interp.views.scale import Scale
 
 BAR = "#2166ac"
 """Colour of the bars."""
-MOST_NUMBERS = 400
-"""Cells of a map up to which each bears its number."""
 
 
 @public()
@@ -24,7 +24,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Args:
         result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it.
-            Cells in which nothing was changed are left white.
+            Cells in which nothing was changed have a dash and no colour.
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
@@ -39,18 +39,17 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             f"effects over one or two dims are required, got {effect.dims}: select or name fewer in `by`"
         )
     label = f"change of {result.attrs['metric']} ({result.attrs['unit']})"
-    shown = np.where(result.changed, effect, np.nan)
     names = [[str(x) for x in effect[dim].values] for dim in effect.dims]
     if effect.ndim == 1:
         ax = _bars(result, names[0], ax)
         ax.set_ylabel(label)
     else:
-        ax = axes(ax, 1.8 + 0.5 * shown.shape[1], 1.2 + 0.42 * shown.shape[0])
-        image = heat_map(ax, shown, ColourScale.removal(shown, label), title="")
-        if shown.size <= MOST_NUMBERS:
-            annotate(ax, image, numbers(shown, "{:+.2f}"))
-        name_cells(ax, rows=names[0], columns=names[1])
-        ax.set_ylabel(str(effect.dims[0]))
+        changed = result.changed.transpose(*effect.dims).to_numpy().astype(bool)
+        down, across = (str(dim) for dim in effect.dims)
+        view = ablation_map(
+            effect.to_numpy(), changed, label, rows=names[0], columns=names[1], axes=(down, across)
+        )
+        ax = draw(ax, view, cell=(0.5, 0.42))
     ax.set_xlabel(str(effect.dims[-1]))
     ax.set_title(f"{_intervention(result)}, n = {int(result.n.max())}")
     return ax
@@ -118,8 +117,8 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         values[place] = value
     unit = str(some.unit.item())
     label = f"{score.replace('_', ' ')} ({unit})"
-    scale = ColourScale("viridis", 0.0, float(np.nanmax(values)), label)
-    scale = ColourScale.mass(label) if unit.startswith("share") else scale
+    scale = Scale("plain", 0.0, float(np.nanmax(values)), label)
+    scale = Scale.mass(label) if unit.startswith("share") else scale
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
     image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
     annotate(ax, image, numbers(values))

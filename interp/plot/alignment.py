@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.plot.canvas import (
-    ColourScale,
     annotate,
     axes,
     curve,
@@ -19,6 +18,8 @@ from interp.plot.canvas import (
     printable,
     score_of,
 )
+from interp.views.scale import Scale
+from interp.views.writing import number
 
 CEILING = ("found", "whole state")
 """The line that is no null."""
@@ -62,7 +63,7 @@ def alignment(
         columns = [printable(token) for token in tokens]
     values = found.to_numpy()
     ax = axes(ax, 2.2 + 0.6 * values.shape[1], 1.8 + 0.5 * values.shape[0])
-    scale = ColourScale.mass(label) if score == "iia" else ColourScale.signed(values, label)
+    scale = Scale.mass(label) if score == "iia" else Scale.signed(values, label)
     image = heat_map(ax, values, scale, title=title)
     annotate(ax, image, _texts(cells, score), size=7.0)
     name_cells(ax, rows=[str(i) for i in found[dims[0]].values], columns=columns, turned=tokens is not None)
@@ -74,12 +75,12 @@ def alignment(
 def _texts(cells: xr.Dataset, score: str) -> list[list[str]]:
     """The number of every cell, and below it the best null."""
     nulls = cells.value.sel(swapped=[name for name in cells.swapped.values if name not in CEILING])
-    found = [[f"{value:.2f}" for value in row] for row in cells.value.sel(swapped="found").values]
+    found = [[number(value) for value in row] for row in cells.value.sel(swapped="found").values]
     if not nulls.sizes["swapped"]:
         return found
     best = nulls.min("swapped") if score == "loss" else nulls.max("swapped")
     return [
-        [f"{text}\n({null:.2f})" for text, null in zip(*rows, strict=True)]
+        [f"{text}\n({number(null)})" for text, null in zip(*rows, strict=True)]
         for rows in zip(found, best.values, strict=True)
     ]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.plot.canvas import ColourScale, axes, heat_map, name_cells, printable
+from interp.plot.canvas import axes, heat_map, name_cells, printable
+from interp.views.scale import Scale
 
 
 @public()
@@ -42,7 +43,7 @@ def attention(
     heat_map(
         ax,
         pattern_qk.detach().float().cpu().numpy(),
-        ColourScale.mass("attention (rows sum to 1)"),
+        Scale.mass("attention (rows sum to 1)"),
         title="attention",
     )
     if tokens is not None:

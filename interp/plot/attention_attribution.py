@@ -7,7 +7,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, numbers
+from interp.plot.canvas import annotate, axes, heat_map, name_cells, numbers
+from interp.views.scale import Scale
+from interp.views.writing import number
 
 
 @public()
@@ -33,9 +35,10 @@ def attention_attribution(
     rows, columns = (np.sort(np.argsort(-np.abs(values).max(axis), kind="stable")[:top]) for axis in (1, 0))
     shown = values[np.ix_(rows, columns)]
     ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
-    title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {float(one['total']):+.2f}"
-    image = heat_map(ax, shown, ColourScale.signed(shown, "part of the score"), title=title)
-    annotate(ax, image, numbers(shown, "{:+.2f}"), size=7.0)
+    score = number(float(one["total"]), sign=True)
+    title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {score}"
+    image = heat_map(ax, shown, Scale.signed(shown, "part of the score"), title=title)
+    annotate(ax, image, numbers(shown, sign=True), size=7.0)
     names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
     name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)
     ax.set_ylabel("part at the query")

@@ -8,20 +8,24 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import ColourScale, axes, head_map
+from interp.plot.canvas import axes, draw_heads
+from interp.views.attribution import MOST_STEPS, contribution_map, largest
+from interp.views.writing import number
 
 FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 """Colours of a part that raises the logit (difference), of one that lowers it, and of everything not shown singly."""
 
 
 @public()
-def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
+def attribution(
+    result: xr.Dataset, *, prompt: int = 0, top: int = MOST_STEPS, ax: Axes | None = None
+) -> Axes:
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
     Args:
         result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`.
         prompt: place among the prompts of the result.
-        top: number of parts with a bar of their own; all others are one bar.
+        top: number of parts with a bar of their own; all others, if there are several, are one bar.
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
@@ -33,15 +37,15 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
     dim = "path" if "path" in result.dims else "part"
     unit = str(result.value.attrs.get("unit", "logits"))
     values = result.value.transpose("prompt", dim).to_numpy()[prompt]
-    order = np.argsort(-np.abs(values), kind="stable")
-    names = [str(result[dim].values[i]) for i in order[:top]]
-    steps = values[order[:top]]
-    if len(order) > top:
-        names.append(f"{len(order) - top} others")
-        steps = np.append(steps, values[order[top:]].sum())
+    shown, others = largest(values.tolist(), top)
+    names = [str(result[dim].values[i]) for i in shown]
+    steps = values[shown]
+    if others:
+        names.append(f"{len(others)} others")
+        steps = np.append(steps, values[others].sum())
     ax = axes(ax, 6.4, 1.2 + 0.24 * len(names))
     colours = [FOR if step >= 0 else AGAINST for step in steps]
-    if len(order) > top:
+    if others:
         colours[-1] = REST
     ax.barh(names, steps, left=np.cumsum(steps) - steps, color=colours, height=0.7)
     total = float(result.total[prompt])
@@ -50,7 +54,7 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
     ax.invert_yaxis()
     ax.set_xlabel(f"sum so far ({unit})")
     ax.set_ylabel(dim)
-    ax.set_title(f"direct logit attribution, total {total:+.2f} {unit}")
+    ax.set_title(f"direct logit attribution, total {number(total, sign=True)} {unit}")
     return ax
 
 
@@ -78,5 +82,4 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
     row = result.value.transpose("prompt", "part").to_numpy()[prompt]
     n_layers, n_heads = (1 + max(place[axis] or 0 for place in heads) for axis in (0, 1))
     values = row[[heads[place] for place in np.ndindex(n_layers, n_heads)]].reshape(n_layers, n_heads)
-    scale = ColourScale.signed(values, f"contribution ({result.value.attrs.get('unit', 'logits')})")
-    return head_map(ax, values, scale, title="direct logit attribution", form="{:+.2f}")
+    return draw_heads(ax, contribution_map(values, str(result.value.attrs.get("unit", "logits"))))

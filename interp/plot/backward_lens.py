@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Bool
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from interp.core.boundary import public
+from interp.core.visible import visible
+from interp.lenses.backward_lens import NO_UPDATE
 from interp.plot.canvas import (
-    MASS,
-    SIGNED,
-    ColourScale,
     annotate,
     axes,
+    draw,
     heat_map,
     legend,
     name_cells,
@@ -25,6 +27,8 @@ from interp.plot.canvas import (
     printable,
     token_names,
 )
+from interp.views.lenses import MOST_DEPTHS, backward_map, telling_layers, word_of
+from interp.views.scale import Scale
 
 _VALUES = {
     "delta": "norm of delta", "x": "norm of x", "relative_update": "share of the largest update",
@@ -33,8 +37,6 @@ _VALUES = {
 _SEGMENTS: Mapping[str, Sequence[int] | slice] = {"first": (0,), "between": slice(1, -1), "last": (-1,)}
 _FEW = 32
 """Prompts up to which each has a line of its own."""
-EMPTY = "#999999"
-"""Ink of "no update" on a cell without a colour."""
 
 
 @public()
@@ -46,20 +48,23 @@ def backward_lens(
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
     threshold: float = 0.01,
+    most: int = MOST_DEPTHS,
     ax: Axes | None = None,
 ) -> Axes:
-    """The norm of delta at every layer and token of a matrix (log colour), with one word where the update is large.
+    """The norm of delta at every layer and token of a matrix, with a word where the update is large.
 
-    A delta of exactly zero has no colour and says "no update".
+    A frame marks cells that name the answer first. A delta of exactly zero says "no update".
 
     Args:
         result: what `interp.backward_lens` returned.
         pieces: function from ids to their texts; None: the texts that the result brings along.
         matrix: one of the result's matrices; None: W_out if it is there, else the first. The word is the least
-            probable token of delta for W_out and W_O, the most probable of x for the others.
+            probable token of delta for W_out and W_O, the most probable of x for the others; where the answer is
+            not the first of these, a whole word if there is one.
         tokens: the prompt's tokens; None: those that the result brings along.
         prompt: place among the prompts of the result.
         threshold: share of the prompt's largest update above which a word is written.
+        most: of more layers so many are drawn, those with the largest norms and those that name the answer.
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
@@ -75,31 +80,48 @@ def backward_lens(
     real = ~np.isnan(cells.delta.transpose("layer", "pos").to_numpy()[0])
     cells = cells.isel(pos=np.flatnonzero(real))
     norms = cells.delta.transpose("layer", "pos").to_numpy()
-    n_layers, n = norms.shape
     names = token_names(cells, tokens)
-    ax = axes(ax, 2.0 + 0.8 * n, 1.8 + 0.4 * n_layers)
-    logs = np.log10(np.where(norms > 0, norms, np.nan))
-    side = str(cells.side.values)
-    read, word = ("bottom", "least") if side == "delta" else ("top", "most")
-    title = f"backward lens of {which}: {word} probable token of {side}"
-    low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
-    pale = low - 0.15 * (high - low)  # white is left to cells without an update
-    image = heat_map(ax, logs, ColourScale(MASS, pale, high, "log10 of the norm of delta"), title=title)
-    best = cells.isel(rank=0).transpose("layer", "pos")
-    ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
-    texts = best[f"{read}_word"].to_numpy()
-    labels = np.where(
-        ids < 0, "", texts if pieces is None else np.vectorize(lambda i: pieces([int(i)])[0])(ids.clip(0))
-    )
-    words = [[printable(str(word)) for word in row] for row in labels]
-    annotate(ax, image, words, size=7.0)
-    for layer, pos in np.argwhere(norms == 0):
-        ax.text(pos, layer, "no\nupdate", ha="center", va="center", color=EMPTY, fontsize=6)
-    rows = [str(layer) for layer in cells["layer"].values]
-    name_cells(ax, rows=rows, columns=names or [str(i) for i in range(n)], turned=True)
-    ax.set_xlabel("position" if names is None else "token")
-    ax.set_ylabel("layer")
+    writes = str(cells.side.values) == "delta"
+    words, marked = _words(result, cells, "bottom" if writes else "top", pieces, threshold)
+    layers = sorted(telling_layers(norms, marked)[:most])
+    title = f"backward lens of {which}: {'least' if writes else 'most'} probable token of {'δ' if writes else 'x'}"
+    view = backward_map(
+        [words[i] for i in layers], norms[layers], marked[layers], [int(cells["layer"][i]) for i in layers],
+        names or (), title,
+    )  # fmt: skip
+    ax = draw(ax, view, cell=(0.8, 0.4), room=(2.0, 1.8), turned=True, size=7.0)
+    for row, column in np.argwhere(marked[layers]):
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.5))
+    if names is None:
+        ax.set_xlabel("position")
     return ax
+
+
+def _words(
+    result: xr.Dataset,
+    cells: xr.Dataset,
+    end: str,
+    pieces: Callable[[Sequence[int]], Sequence[str]] | None,
+    threshold: float,
+) -> tuple[list[list[str]], Bool[np.ndarray, "layers pos"]]:
+    """What stands on each cell, and where the target is the token at that end of all."""
+    ranked = cells.transpose("layer", "pos", "rank")
+    ids = ranked[f"{end}_token"].to_numpy()
+    texts = ranked[f"{end}_word"].to_numpy()
+    update, delta, target = (ranked[name].to_numpy() for name in ("relative_update", "delta", "target_rank"))
+    extreme = 0 if end == "top" else result.attrs["n_vocab"] - 1
+    marked = target == extreme
+
+    def word(layer: int, pos: int) -> str:
+        if not delta[layer, pos]:
+            return NO_UPDATE.replace(" ", "\n")
+        if not update[layer, pos] > threshold or ids[layer, pos, 0] < 0:
+            return ""
+        own = texts[layer, pos].tolist() if pieces is None else pieces(ids[layer, pos].tolist())
+        return visible(own[0] if marked[layer, pos] else word_of(own))
+
+    n_layers, n = delta.shape
+    return [[word(layer, pos) for pos in range(n)] for layer in range(n_layers)], marked
 
 
 @public()
@@ -134,7 +156,7 @@ def backward_lens_grid(
     ax = axes(ax, 2.2 + 1.05 * n, 1.8 + 0.4 * n_layers)
     token = str(cells.token.values) if "token" in cells.coords else str(pos)
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
-    scale = ColourScale(MASS, low - 0.15 * (high - low), high, "log10 of |x| |delta|")
+    scale = Scale("mass", low - 0.15 * (high - low), high, "log10 of |x| |delta|")
     image = heat_map(ax, logs, scale, title=f"backward lens at {printable(token)!r}")
     words = np.where(shown, np.vectorize(lambda word: printable(str(word)), otypes=[object])(labels), "")
     annotate(ax, image, words.tolist(), size=7.0)
@@ -210,9 +232,9 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax = axes(ax, 2.4 + 0.6 * mean.shape[1], 1.6 + 0.42 * mean.shape[0])
     most = float(result.tokens.mean())
     image = heat_map(
-        ax, mean, ColourScale(MASS, 0.0, most, "rank, of the number of tokens"), title="rank of the gradient"
+        ax, mean, Scale.mass("rank, of the number of tokens", most), title="rank of the gradient"
     )
-    annotate(ax, image, numbers(mean, "{:.1f}" if result.sizes["prompt"] > 1 else "{:.0f}"))
+    annotate(ax, image, numbers(mean, 1 if result.sizes["prompt"] > 1 else 0))
     name_cells(
         ax, rows=[str(m) for m in result.matrix.values], columns=[str(i) for i in result["layer"].values]
     )
@@ -239,9 +261,7 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     mean = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer").to_numpy()
     n = len(mean)
     ax = axes(ax, 2.2 + 0.5 * n, 1.6 + 0.42 * n)
-    image = heat_map(
-        ax, mean, ColourScale(SIGNED, -1.0, 1.0, "cosine"), title=f"gradients of {which} at the last token"
-    )
+    image = heat_map(ax, mean, Scale.signed(1.0, "cosine"), title=f"gradients of {which} at the last token")
     annotate(ax, image, numbers(mean))
     layers = [str(i) for i in result["layer"].values]
     name_cells(ax, rows=layers, columns=layers)

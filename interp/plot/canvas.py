@@ -1,7 +1,6 @@
 """Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
@@ -14,53 +13,16 @@ from matplotlib.image import AxesImage
 from interp.core.axes import shape_text
 from interp.core.visible import visible
 from interp.core.wording import nearest
+from interp.views.maps import MOST_IN_FIGURE, Map
+from interp.views.scale import Kind, Scale
+from interp.views.writing import number
 
-MASS = "Blues"
-"""Colour map of probabilities and attention."""
-SIGNED = "RdBu"
-"""Colour map of signed numbers: red below 0, blue above."""
+COLOURS: dict[Kind, str] = {"mass": "Blues", "signed": "RdBu", "removal": "RdBu_r", "plain": "viridis"}
+"""matplotlib's colour map of each kind of scale."""
 ON_CELL = "on a cell"
 """Marker of the texts on the cells of a map."""
 CROWDED = 400
 """Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
-
-
-@dataclass(frozen=True)
-class ColourScale:
-    """How numbers become colours: the map's name, its ends, and what the colour bar says."""
-
-    cmap: str
-    low: float
-    high: float
-    label: str
-
-    @classmethod
-    def mass(cls, label: str) -> "ColourScale":
-        """The scale of numbers in [0, 1]."""
-        return cls(MASS, 0.0, 1.0, label)
-
-    @classmethod
-    def signed(cls, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
-        """The scale of signed numbers, which reaches as far below 0 as above."""
-        reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
-        return cls(SIGNED, -reach, reach, label)
-
-    @classmethod
-    def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "ColourScale":
-        """The scale of a metric with something taken away: blue where it falls, so where that speaks for the metric.
-
-        Args:
-            intact: the number where nothing is taken away, the neutral colour.
-        """
-        signed = cls.signed(values - intact, label)
-        return replace(signed, cmap=f"{SIGNED}_r", low=intact + signed.low, high=intact + signed.high)
-
-    @classmethod
-    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
-        """The scale of scores on both sides of chance, the neutral colour; of 0 where no chance level is known."""
-        chance = 0.0 if np.isnan(chance) else chance
-        signed = cls.signed(values - chance, label if chance == 0 else f"{label} (neutral: chance)")
-        return replace(signed, low=chance + signed.low, high=chance + signed.high)
 
 
 class Sheet(Figure):
@@ -77,12 +39,10 @@ def axes(ax: Axes | None, width: float, height: float) -> Axes:
     return new
 
 
-def heat_map(
-    ax: Axes, values: Float[np.ndarray, "rows columns"], scale: ColourScale, *, title: str
-) -> AxesImage:
+def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, *, title: str) -> AxesImage:
     """The values as coloured cells, row 0 on top, with a colour bar that names the number and its unit."""
     image = ax.imshow(
-        values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
+        values, cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
     )
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
     bar.set_label(scale.label)
@@ -126,21 +86,41 @@ def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned:
     ax.tick_params(length=0)
 
 
-def head_map(
+def draw(
     ax: Axes | None,
-    values: Float[np.ndarray, "layers heads"],
-    scale: ColourScale,
+    view: Map,
     *,
-    title: str,
-    form: str = "{:.2f}",
+    cell: tuple[float, float],
+    room: tuple[float, float] = (1.8, 1.2),
+    turned: bool = False,
+    numbers: bool | None = None,
+    size: float = 8.0,
 ) -> Axes:
-    """A layer x head map, each cell with its number; blank where there is none."""
-    layers, heads = values.shape
-    ax = axes(ax, 1.8 + 0.55 * heads, 1.2 + 0.42 * layers)
-    image = heat_map(ax, values, scale, title=title)
-    annotate(ax, image, numbers(values, form))
-    name_heads(ax, layers, heads)
+    """A map as its spec says, with a text on each cell where they fit.
+
+    Args:
+        cell: width and height of a cell on a new figure, in inches.
+        room: width and height of what stands around the cells, in inches.
+        turned: whether names of the columns stand upright.
+        numbers: whether texts are written on the cells; None: if these are at most `MOST_IN_FIGURE`.
+        size: of the texts, in points.
+    """
+    rows, columns = view.values.shape
+    ax = axes(ax, room[0] + cell[0] * columns, room[1] + cell[1] * rows)
+    values = view.values if view.idle is None else np.where(view.idle, np.nan, view.values)
+    image = heat_map(ax, values, view.scale, title=view.title)
+    if values.size <= MOST_IN_FIGURE if numbers is None else numbers:
+        annotate(ax, image, [[text.replace("$", r"\$") for text in row] for row in view.texts], size=size)
+    row_names, column_names = view.names
+    name_cells(ax, rows=row_names, columns=column_names, turned=turned)
+    ax.set_ylabel(view.axes[0].replace("_", " "))
+    ax.set_xlabel(view.axes[1].replace("_", " "))
     return ax
+
+
+def draw_heads(ax: Axes | None, view: Map) -> Axes:
+    """A map of layers and heads."""
+    return draw(ax, view, cell=(0.55, 0.42))
 
 
 def name_heads(ax: Axes, layers: int, heads: int) -> None:
@@ -150,17 +130,14 @@ def name_heads(ax: Axes, layers: int, heads: int) -> None:
     ax.set_ylabel("layer")
 
 
-def numbers(values: Float[np.ndarray, "rows columns"], form: str = "{:.2f}") -> list[list[str]]:
+def numbers(
+    values: Float[np.ndarray, "rows columns"], digits: int = 2, *, sign: bool = False
+) -> list[list[str]]:
     """The values as the texts of their cells, empty where there is none."""
     return [
-        ["" if np.isnan(value) else _without_minus_zero(form.format(value)) for value in row]
-        for row in values
+        ["" if np.isnan(value) else number(value, digits, sign=sign) for value in row]
+        for row in values.tolist()
     ]
-
-
-def _without_minus_zero(text: str) -> str:
-    """A written number, without the sign of a zero."""
-    return text if text.strip("+-0.") else text.lstrip("+-")
 
 
 def score_of(result: xr.Dataset, name: str) -> xr.Dataset:

@@ -11,7 +11,9 @@ from matplotlib.image import AxesImage
 
 from interp.core.boundary import public
 from interp.core.wording import nearest
-from interp.plot.canvas import ColourScale, annotate, axes, curve, heat_map, legend, name_cells, printable
+from interp.plot.canvas import annotate, axes, curve, heat_map, legend, name_cells, printable
+from interp.views.scale import Scale
+from interp.views.writing import number
 
 ANNOTATED = 12
 """Up to this many layers the cells of a map by roles say their number and interval."""
@@ -112,7 +114,7 @@ def _of_one(cell: xr.Dataset, ax: Axes | None) -> Axes:
 
 def _map(ax: Axes, result: xr.Dataset, values: np.ndarray, names: Sequence[str], about: str) -> AxesImage:
     """Tokens from top to bottom, layers from left to right."""
-    scale = ColourScale.signed(values, f"indirect effect ({result.attrs['unit']})")
+    scale = Scale.signed(values, f"indirect effect ({result.attrs['unit']})")
     image = heat_map(ax, values, scale, title=_title(result, about))
     layers = [str(layer) for layer in result.layer.values]
     name_cells(ax, rows=names, columns=layers)
@@ -127,8 +129,8 @@ def _texts(values: np.ndarray, halves: np.ndarray, changed: np.ndarray) -> list[
     """The number of each cell over the half-width of its interval."""
     found = []
     for value, half, any_change in zip(values, halves, changed, strict=True):
-        number = f"{value:.2f}".replace("-0.00", "0.00")
-        known = number if np.isnan(half) else f"{number}\n±{half:.2f}"
+        text = number(value)
+        known = text if np.isnan(half) else f"{text}\n±{half:.2f}"
         found.append("" if np.isnan(value) else known if any_change else "-")
     return found
 

@@ -16,7 +16,7 @@ from interp.causal.graph import INPUT
 from interp.circuits.edge_circuit import Circuit
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import SIGNED, axes, curve
+from interp.plot.canvas import COLOURS, axes, curve
 
 BOX = (0.76, 0.4)
 """Width and height of a node, where neighbours stand 1 apart."""
@@ -24,7 +24,7 @@ NARROWEST = 3.5
 """Distance of the outermost nodes below which there is blank space at the sides."""
 PORTS = {"q": -0.25, "k": 0.0, "v": 0.25}
 """Where a head's queries, keys and values enter, from the middle of its lower side."""
-FOR, AGAINST = (to_hex(colormaps[SIGNED](shade)) for shade in (0.9, 0.1))
+FOR, AGAINST = (to_hex(colormaps[COLOURS["signed"]](shade)) for shade in (0.9, 0.1))
 THIN, THICK = 0.5, 4.5
 """Line widths of a score of 0 and of the largest, in points."""
 STYLES = {"found": "-", "random": ":", "degree-matched": "--"}

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 
 from interp.core.boundary import public
 from interp.core.wording import nearest
-from interp.plot.canvas import MASS, ColourScale, axes, heat_map, name_cells
+from interp.plot.canvas import axes, heat_map, name_cells
+from interp.views.scale import Scale
 
 UNITS = {
     "excess": "ratio above the null",
@@ -70,10 +71,10 @@ def composition(
     return ax
 
 
-def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> ColourScale:
+def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> Scale:
     if value == "excess":
-        return ColourScale.signed(cells, UNITS[value])
-    return ColourScale(MASS, 0.0, float(np.nanmax(cells, initial=0.0)) or 1.0, UNITS[value])
+        return Scale.signed(cells, UNITS[value])
+    return Scale.mass(UNITS[value], float(np.nanmax(cells, initial=0.0)) or 1.0)
 
 
 def _title(kind: str, value: str, pairs: Sequence[str]) -> str:

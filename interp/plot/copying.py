@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -12,7 +13,9 @@ from matplotlib.patches import Circle
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.plot.canvas import ColourScale, axes, head_map, score_of
+from interp.plot.canvas import COLOURS, axes, draw_heads, score_of
+from interp.views.heads import score_map
+from interp.views.scale import Scale
 
 CLOSE, PER_LINE = 0.15, 3
 """Points that share a text, in units of the axes, and names on a line of it."""
@@ -54,10 +57,9 @@ def eigenvalue_disc(
         ax.add_patch(Circle((0, 0), step / decades, fill=False, color=GREY, linewidth=1.0 if outer else 0.4))
     ax.axhline(0, color=GREY, linewidth=0.4)
     ax.axvline(0, color=GREY, linewidth=0.4)
-    shade = ColourScale.signed(np.cos(angle), "")
     ax.scatter(
         radius * np.cos(angle), radius * np.sin(angle), c=np.cos(angle), s=18, zorder=3,
-        cmap=shade.cmap, vmin=-1, vmax=1, edgecolors=GREY, linewidths=0.4,
+        cmap=COLOURS["signed"], vmin=-1, vmax=1, edgecolors=GREY, linewidths=0.4,
     )  # fmt: skip
     ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", xticks=[], yticks=[])
     ax.set_xlabel(f"real part (log radius, {decades} decades)")
@@ -100,8 +102,8 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
     """
     cells = _score(table, score)
     values, unit = cells.value.to_numpy(), str(cells.unit.values)
-    scale = ColourScale.around(float(cells.null.mean()), values, unit)
-    return head_map(ax, values, scale, title=f"copying by the weights: {score.replace('_', ' ')}")
+    view = score_map(score, values, unit, float(cells.null.mean()))
+    return draw_heads(ax, replace(view, title=f"copying by the weights: {score.replace('_', ' ')}"))
 
 
 @public()
@@ -134,9 +136,9 @@ def copying_plane(
         line(0, color=GREY, linewidth=0.6)
     if heads is not None:
         shown = _score(heads, "induction").value.to_numpy().ravel()
-        shade = ColourScale.mass("induction score (attention mass)")
+        shade = Scale.mass("induction score (attention mass)")
         dots = ax.scatter(
-            across, up, c=shown, cmap=shade.cmap, vmin=shade.low, vmax=shade.high, edgecolors=GREY
+            across, up, c=shown, cmap=COLOURS[shade.kind], vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )
         ax.figure.colorbar(dots, ax=ax, pad=0.02).set_label(shade.label)
         named = np.isfinite(across + up) & (shown >= label)

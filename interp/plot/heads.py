@@ -13,9 +13,9 @@ from matplotlib.transforms import ScaledTranslation
 
 from interp.attention.labels import RULES
 from interp.core.boundary import public
-from interp.plot.canvas import ColourScale, axes, head_map, name_heads, score_of
+from interp.plot.canvas import axes, draw_heads, name_heads, score_of
+from interp.views.heads import score_map
 
-MASS_UNIT = "attention mass"
 LEGEND_BELOW = 30
 """Distance of the legend from the map above it, in points: numbers and name of the axis stand between."""
 WIDTH = 9
@@ -42,8 +42,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     cells = score_of(result, score).transpose("layer", "head", ...)
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
     chance = float(cells["null"].mean())
-    scale = ColourScale.mass(unit) if unit == MASS_UNIT else ColourScale.around(chance, values, unit)
-    return head_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
+    return draw_heads(ax, score_map(score, values, unit, chance))
 
 
 @public()

@@ -11,7 +11,9 @@ from matplotlib.ticker import StrMethodFormatter
 from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import ColourScale, axes, curve, legend
+from interp.plot.canvas import COLOURS, axes, curve, legend
+from interp.views.scale import Scale
+from interp.views.writing import number
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -69,12 +71,15 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     values = cells.transpose("step", "index").to_numpy()
     index, steps = result["index"].to_numpy(), [str(step) for step in result.step.values]
     ax = axes(ax, 6.8, 1.6 + min(0.36 * len(steps), 5.0))
-    scale = (
-        _loss_scale(values) if value == "loss" else ColourScale.signed(values, "d loss / d log index (nats)")
-    )
+    scale = _loss_scale(values) if value == "loss" else Scale.signed(values, "d loss / d log index (nats)")
     edges = np.append(index - 0.5, index[-1] + 0.5)
     mesh = ax.pcolormesh(
-        edges, np.arange(len(steps) + 1) - 0.5, values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high
+        edges,
+        np.arange(len(steps) + 1) - 0.5,
+        values,
+        cmap=COLOURS[scale.kind],
+        vmin=scale.low,
+        vmax=scale.high,
     )
     ax.figure.colorbar(mesh, ax=ax, pad=0.02).set_label(scale.label)
     ax.set_xscale("log", subs=(2, 5))
@@ -138,13 +143,13 @@ def heads_over_training(
     return ax
 
 
-def _loss_scale(values: Float[np.ndarray, "s n"]) -> ColourScale:
+def _loss_scale(values: Float[np.ndarray, "s n"]) -> Scale:
     """From the smallest loss to the largest."""
-    return ColourScale("viridis", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
+    return Scale("plain", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
 
 
 def _score_line(result: xr.Dataset) -> str:
     late = result.sel(score="in_context", index=result.attrs["late"])
     score, low, high = (float(late[name]) for name in ("value", "low", "high"))
     indices = f"loss({result.attrs['late']}) - loss({result.attrs['early']})"
-    return f"{indices} = {score:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"{indices} = {number(score, sign=True)} [{number(low, sign=True)}, {number(high, sign=True)}]"

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.results import check_result
 from interp.plot.canvas import axes
+from interp.views.writing import number
 
 
 @public()
@@ -39,5 +40,5 @@ def influence(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel(f"predicted effect of a group ({units[0]})")
     ax.set_ylabel(f"exact effect ({units[1]})")
     score, low, high = (float(result[name]) for name in ("value", "low", "high"))
-    ax.set_title(f"{result.attrs['method']}: LDS {score:.2f} [{low:.2f}, {high:.2f}]")
+    ax.set_title(f"{result.attrs['method']}: LDS {number(score)} [{number(low)}, {number(high)}]")
     return ax

@@ -10,16 +10,17 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.plot.canvas import (
-    ColourScale,
     annotate,
     axes,
     curve,
+    draw,
     heat_map,
     legend,
     name_cells,
-    printable,
     token_names,
 )
+from interp.views.lenses import MOST_DEPTHS, depth_labels, lens_map, shown_depths
+from interp.views.scale import Scale
 
 
 @public()
@@ -29,6 +30,7 @@ def logit_lens(
     *,
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
+    most: int = MOST_DEPTHS,
     ax: Axes | None = None,
 ) -> Axes:
     """The most probable token at every depth and position, coloured by its probability.
@@ -39,25 +41,27 @@ def logit_lens(
             else tokens are named by their ids.
         tokens: the prompt's tokens, to name the columns of a result that does not know them.
         prompt: place among the prompts of the result.
+        most: of more depths so many are drawn, evenly apart, the first and the last among them; at least 2.
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
-        ValueError: `tokens` that do not fit the result.
+        ValueError: `tokens` that do not fit the result, or fewer than 2 depths.
 
     Example:
         >>> plot.logit_lens(interp.logit_lens(model, prompt))
     """
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
-    n_depths, n = best.top_token.shape
+    labels, shown = (
+        depth_labels([str(depth) for depth in best.depth.values]),
+        shown_depths(best.sizes["depth"], most),
+    )
+    best = best.isel(depth=shown)
     names = token_names(best, tokens)
-    ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
-    scale = ColourScale.mass("probability of the top token")
-    image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
-    annotate(ax, image, [[printable(str(word)) for word in row] for row in _words(best, pieces)])
-    rows = [str(depth) for depth in best.depth.values]
-    name_cells(ax, rows=rows, columns=names or [str(i) for i in range(n)], turned=True)
-    ax.set_xlabel("position" if names is None else "token read last")
-    ax.set_ylabel("depth")
+    words = [[str(word) for word in row] for row in _words(best, pieces)]
+    view = lens_map(words, best.top_prob.to_numpy(), [labels[i] for i in shown], names or ())
+    ax = draw(ax, view, cell=(0.7, 0.36), room=(2.4, 1.6), turned=True)
+    if names is None:
+        ax.set_xlabel("position")
     return ax
 
 
@@ -85,7 +89,7 @@ def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     values = result.value.transpose("depth", "target_depth").to_numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
     ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
-    scale = ColourScale.mass("share: answer comes first")
+    scale = Scale.mass("share: answer comes first")
     image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
     annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
     name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)

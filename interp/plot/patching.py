@@ -7,28 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.image import AxesImage
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, printable
+from interp.plot.canvas import draw, printable
+from interp.views.patching import HOW, Effect, patching_map, patching_scale
 
-UNCHANGED = "·"
-"""Written on cells that nothing was changed in."""
 _COLUMNS = ("pos", "query", "key", "source")
 
 
 @public()
 def patching(
     result: xr.Dataset,
-    value: str = "normalised",
+    value: Effect = "normalised",
     *,
     tokens: Sequence[str] | None = None,
     numbers: bool | None = None,
     reach: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells without a change.
+    """A map of two dims, blue where the clean cell speaks for the metric; a dash marks cells without a change.
 
     Args:
         result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
@@ -37,12 +35,13 @@ def patching(
         value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
         tokens: the prompt's tokens, to name the positions.
         numbers: whether values are written on the cells; None: where they fit.
-        reach: how far from no effect the colours end, so that several maps can share them; None: the largest effect.
+        reach: how far from no effect the colours end; None: at 1 if normalised, which is the whole difference between
+            the runs, else at the largest effect.
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
         KeyError: a value that the result lacks.
-        ValueError: another number of dims, or of tokens.
+        ValueError: any other value, another number of dims, or of tokens.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -60,17 +59,20 @@ def patching(
         raise ValueError(
             f"one token per position is required, got {len(tokens)} for {values.shape[1]} of {columns!r}"
         )
-    ax = axes(ax, 2.2 + 0.52 * values.shape[1], 1.8 + 0.36 * values.shape[0])
-    how = {"denoise": "clean into corrupted", "noise": "corrupted into clean"}
-    title = f"{result.attrs.get('site', 'patching')}: {how.get(str(result.attrs.get('direction')), '')}"
-    scale = _scale(result, value, values, reach)
-    image = heat_map(ax, values, scale, title=title.rstrip(": "))
-    _write(ax, image, values, result, numbers)
+    direction = str(result.attrs.get("direction"))
+    ends = 1.0 if value == "normalised" else values
+    scale = patching_scale(value, direction, _label(result, value), ends if reach is None else reach)
+    changed = (
+        result["changed"].transpose(rows, columns).to_numpy().astype(bool) if "changed" in result else None
+    )
     shown = [printable(token) for token in tokens] if tokens is not None else _names(table, columns)
-    name_cells(ax, rows=_names(table, rows), columns=shown, turned=tokens is not None or len(shown) > 20)
-    ax.set_xlabel("token" if tokens is not None else columns.replace("_", " "))
-    ax.set_ylabel(rows.replace("_", " "))
-    return ax
+    view = patching_map(
+        values, changed, value, scale, rows=_names(table, rows), columns=shown,
+        title=f"{result.attrs.get('site', 'patching')}: {HOW.get(direction, '')}".rstrip(": "),
+        axes=(rows, "token" if tokens is not None else columns),
+    )  # fmt: skip
+    turned = tokens is not None or len(shown) > 20
+    return draw(ax, view, cell=(0.52, 0.36), room=(2.2, 1.8), turned=turned, numbers=numbers, size=7.0)
 
 
 def _by_layer(result: xr.Dataset) -> xr.Dataset:
@@ -95,15 +97,6 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
     return laid_out.assign(changed=laid_out.changed != 0)
 
 
-def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> ColourScale:
-    """The scale of effects: clean cells add to the corrupted run, corrupted cells take away from the clean run."""
-    label = _label(result, value)
-    if result.attrs.get("direction") != "noise":
-        return ColourScale.signed(values if reach is None else np.array([reach]), label)
-    intact = float(value == "normalised")
-    return ColourScale.removal(values if reach is None else np.array([intact + reach]), label, intact)
-
-
 def _label(result: xr.Dataset, value: str) -> str:
     if value == "normalised":
         return f"{result.attrs['metric']}\n0 = corrupted, 1 = clean"
@@ -112,17 +105,3 @@ def _label(result: xr.Dataset, value: str) -> str:
 
 def _names(table: xr.DataArray, dim: str) -> list[str]:
     return [str(i) for i in (table[dim].to_numpy() if dim in table.coords else range(table.sizes[dim]))]
-
-
-def _write(ax: Axes, image: AxesImage, values: np.ndarray, result: xr.Dataset, numbers: bool | None) -> None:
-    """Write numbers where they fit, and dots where nothing was changed."""
-    fit = values.shape[1] <= 24 if numbers is None else numbers
-    changed = result["changed"].to_numpy() if "changed" in result else np.ones(values.shape, dtype=bool)
-    texts = [
-        [
-            (f"{round(v, 2) + 0.0:.2f}" if fit and not np.isnan(v) else "") if c else UNCHANGED
-            for v, c in zip(row, mask, strict=True)
-        ]
-        for row, mask in zip(values, changed, strict=True)
-    ]
-    annotate(ax, image, texts, size=7.0)

@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.image import AxesImage
 
 from interp.core.boundary import public
-from interp.plot.canvas import SIGNED, ink
+from interp.plot.canvas import COLOURS, ink
 
 
 @public()
@@ -67,7 +67,7 @@ def _share(group: list[ScalarMappable]) -> None:
     lowest, highest = min(low for low, _ in known), max(high for _, high in known)
     for image, (low, high) in zip(group, known, strict=True):
         middle = (low + high) / 2
-        signed = image.get_cmap().name.startswith(SIGNED)
+        signed = image.get_cmap().name.startswith(COLOURS["signed"])
         image.set_clim(*((middle - reach, middle + reach) if signed else (lowest, highest)))
         if isinstance(image, AxesImage):
             ink(image)

@@ -12,7 +12,8 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.wording import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import ColourScale, annotate, axes, heat_map, legend, name_cells, numbers
+from interp.plot.canvas import annotate, axes, heat_map, legend, name_cells, numbers
+from interp.views.scale import Scale
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -124,11 +125,10 @@ def spectra_map(
     image = heat_map(
         ax,
         grid,
-        ColourScale("Blues", 0.0, top, label),
+        Scale.mass(label, top),
         title=f"{label}{'' if kind is None else f' of {kind}'}",
     )
-    form = "{:.2f}" if value == "top_share" else "{:.1f}"
-    annotate(ax, image, numbers(grid, form))
+    annotate(ax, image, numbers(grid, 2 if value == "top_share" else 1))
     name_cells(ax, rows=names, columns=[str(i) for i in range(grid.shape[1])])
     ax.set_xlabel(words[0])
     ax.set_ylabel(words[1])

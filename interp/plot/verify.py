@@ -7,10 +7,10 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.plot.canvas import SIGNED, axes
+from interp.plot.canvas import COLOURS, axes
 from interp.verify import Contract
 
-HOLDS, BROKEN = (colormaps[SIGNED](shade) for shade in (0.9, 0.1))
+HOLDS, BROKEN = (colormaps[COLOURS["signed"]](shade) for shade in (0.9, 0.1))
 LEAST = 1e-4
 """Errors below this share of what is allowed end at the left edge."""
 FAR = 1e4

@@ -34,6 +34,7 @@ from interp.serve import directions
 from interp.serve.asks import PATTERN, Continue, EditedPrompt, Look, RandomDirections, TokenField
 from interp.serve.changes import edit_text, part_of, positions
 from interp.serve.session import LayerSeen, RowPair, Seen, Session
+from interp.views.lenses import depth_labels
 
 TOP = 10
 """Next tokens and neurons listed."""
@@ -332,8 +333,7 @@ def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str,
         ]
         for run in (0, 1)
     ]
-    depths = ["embeddings", *(f"after layer {i}" for i in range(len(names) - 2)), "output"][-len(names) :]
-    return [{"depth": depth, "runs": pair} for depth, *pair in zip(depths, *runs, strict=True)]
+    return [{"depth": depth, "runs": pair} for depth, *pair in zip(depth_labels(names), *runs, strict=True)]
 
 
 def _stages(

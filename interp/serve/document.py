@@ -8,10 +8,10 @@ from interp.pages.report import About
 from interp.pages.stages import STEPS_IN_WORDS as STEPS
 from interp.pages.templates import environment, joined, own
 from interp.pages.views import SCORES
-from interp.pages.wording import count
 from interp.serve import asks
 from interp.serve.directions import RANDOM
 from interp.serve.session import Session
+from interp.views.writing import count
 
 SERVE = "interp.serve"
 SHARED = ("state", "stages", "keyboard")

@@ -3,7 +3,7 @@
 import pytest
 
 from interp.pages.findings import enough
-from interp.pages.wording import number
+from interp.views.writing import number
 from tests.pages.visits import Visit, needs_browser, numbers
 
 pytestmark = needs_browser

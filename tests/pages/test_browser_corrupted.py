@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from interp.core.visible import visible
-from interp.pages.wording import number
+from interp.views.writing import number
 from tests.loops import every, over
 from tests.pages.visits import Visit, needs_browser, numbers
 

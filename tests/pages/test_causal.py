@@ -14,9 +14,11 @@ import interp
 from interp.causal import EdgeGraph
 from interp.causal.stand_ins import StandIn
 from interp.circuits import circuit_curve, edge_attribution, interchange
-from interp.pages import Report, view_ablation, view_faithfulness, wording
+from interp.pages import Report, view_ablation, view_faithfulness
 from interp.pages.corrupted import SIZES
 from interp.pages.folder import GRAPH
+from interp.views import writing
+from interp.views.maps import UNCHANGED
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
 from tests.pages.test_corrupted import VARIANTS
 from tests.pages.test_sections import section
@@ -112,7 +114,7 @@ def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report,
     known = [True] * len(rows) + rows.changed.tolist()
     assert len(shown) == len(values)
     for (classes, level, cell), value, there in zip(shown, values, known, strict=True):
-        assert cell == (wording.number(value, 2, sign=True) if there else view_ablation.UNCHANGED)
+        assert cell == (writing.number(value, 2, sign=True) if there else UNCHANGED)
         assert float(level) == pytest.approx(abs(value) / reach if there else 0, abs=6e-4)
         assert ("neg" in classes.split()) == (there and value > 0)  # blue is for the answer
 
@@ -186,7 +188,7 @@ def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None
     span = planted.contrast.total - planted.corrupted.total
     logits = planted.corrupted.total + table.value * span
     expected = [
-        (wording.number(f, 3), wording.number(x, 3, sign=True))
+        (writing.number(f, 3), writing.number(x, 3, sign=True))
         for f, x in zip(table.value, logits, strict=True)
     ]
     assert rows == expected

@@ -13,7 +13,8 @@ import interp
 from interp.causal import EdgeGraph
 from interp.circuits import edge_attribution
 from interp.cli.commands import ReportCommand as Command
-from interp.pages import About, Report, ReportQuestion, page, report_of, view_circuit, view_patching, wording
+from interp.pages import About, Report, ReportQuestion, absent, page, report_of, view_circuit, view_patching
+from interp.views import writing
 from tests.pages.conftest import PLANTED
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
 from tests.pages.test_sections import model_of, section
@@ -116,7 +117,7 @@ def test_corrupted_prompt_says_what_the_model_makes_of_the_answers(wrong: str | 
     assert other.answer.rank == int((logits > logits[right]).sum())
     assert other.changes == ((2, " cat", " dog"),)
     shown = unescape(section(page_of(found), "patching"))
-    assert f"<dd>{wording.number(other.total, 2, sign=True)}</dd>" in shown
+    assert f"<dd>{writing.number(other.total, 2, sign=True)}</dd>" in shown
     assert f'<p class="prompt">{CORRUPTED}</p>' in shown
 
 
@@ -144,9 +145,9 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
                 assert (cell, tip) == ("–", f"{place}nothing was changed here")
                 continue
             told = row.normalised if direction == "denoise" else 1 - row.normalised  # for the answer
-            assert cell == wording.number(row.normalised)
-            assert f"{wording.number(row.value, 3, sign=True)} logits\n" in tip
-            assert f"normalised {wording.number(row.normalised, 3)}" in tip
+            assert cell == writing.number(row.normalised)
+            assert f"{writing.number(row.value, 3, sign=True)} logits\n" in tip
+            assert f"normalised {writing.number(row.normalised, 3)}" in tip
             assert level == pytest.approx(min(1, abs(told)), abs=6e-4)
             assert ("neg" in classes) == (told < 0)
 
@@ -199,7 +200,7 @@ def test_drawing_has_the_strongest_edges_from_sender_up_to_receivers(name: str) 
             assert line[:2] == pytest.approx([start.x, start.y - 10], abs=0.06)
             assert line[-2:] == pytest.approx([end.x + offset, end.y + 10], abs=0.06)
             assert line[-1] < line[1]
-        assert f"{wording.number(row.value, 3, sign=True)} logits" in edge.tip
+        assert f"{writing.number(row.value, 3, sign=True)} logits" in edge.tip
         assert edge.tip.startswith(f"{row.sender} → {row.receiver}")
         assert (edge.source.part, edge.target.part) == (
             row.sender,
@@ -220,7 +221,7 @@ def test_drawn_are_the_edges_on_a_path_and_as_many_as_the_curve_counts(name: str
     enough = [step for step in drawn.steps if all(known[n] >= 0.9 for n in curve.edges if n >= step)]
     assert drawn.opens == (enough or drawn.steps)[0 if enough else -1]
     assert (
-        drawn.carried[drawn.opens] == f"Alone they carry {wording.number(known[drawn.opens])} of the answer."
+        drawn.carried[drawn.opens] == f"Alone they carry {writing.number(known[drawn.opens])} of the answer."
     )
 
 
@@ -279,10 +280,10 @@ def test_groups_hold_drawn_parts_once_and_edges_between_or_inside_them(name: str
 def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted: Report) -> None:
     text = unescape(section(page_of(planted), "circuit"))
     table = planted.tables["edges"]
-    assert f"strongest of {wording.count(len(table))} edges" in text
+    assert f"strongest of {writing.count(len(table))} edges" in text
     assert "first-order estimate" in text and "not a proof" in text
     scores = re.findall(r"<td>([+−]?[\d.]+)</td><td class=\"bar", text)
-    assert scores == [wording.number(score, 3, sign=True) for score in table.value[:100]]
+    assert scores == [writing.number(score, 3, sign=True) for score in table.value[:100]]
     linked = re.findall(r"data-rank=\"\d+\" data-drawn=\"\d+\"", text)
     assert len(re.findall(r'<g class="edge', text)) == len(linked) > 0
 
@@ -296,7 +297,7 @@ def test_without_a_corrupted_prompt_both_sections_say_how_to_get_them() -> None:
     assert not {"patching", "edges"} & set(found.tables)
     text = page_of(found)
     for name in ("patching", "circuit"):
-        assert wording.NO_CORRUPTED in section(text, name)
+        assert absent.NO_CORRUPTED in section(text, name)
         assert "<table" not in section(text, name)
 
 

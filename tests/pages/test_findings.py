@@ -11,7 +11,7 @@ import pytest
 import interp
 from interp.pages import About, Finding, PageCell, Report, ReportPage, ReportQuestion, findings, report_of
 from interp.pages.findings import MOST, enough, in_words
-from interp.pages.wording import count
+from interp.views.writing import count
 from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED
 from interp.zoo.shown import SHOWN

@@ -1,5 +1,6 @@
 """Why a head attends, on the page: the numbers kept are those of `attention_attribution`, the largest of each score."""
 
+import base64
 from dataclasses import replace
 from itertools import product
 
@@ -114,10 +115,54 @@ def test_layers_whose_scores_are_no_such_product_are_left_out_in_words() -> None
     assert none is not None and "no scores that are one product of queries and keys" in none
 
 
-def test_a_prompt_too_long_for_one_head_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interp.pages.reasons.MOST_SCORES", 5)
+@pytest.mark.parametrize("limit", ["MOST_SCORES", "MOST_PAIRS"])
+def test_a_prompt_too_long_for_one_head_is_left_out_in_words(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"interp.pages.reasons.{limit}", 5)
     page = interp.report(interp.HookedTransformer.from_pretrained("groundtruth-induction"), "abcabc")
-    assert (
-        page.report.reasons == []
-        and "Why a head looks there is left out: one head has more scores" in page.html
-    )
+    assert page.report.reasons == []
+    assert "Why a head looks there is left out: the scores of one head are more on this prompt" in page.html
+
+
+def test_heads_with_more_pairs_than_are_left_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts before layer l of the demo, with the bias: 2 + 9 l at least, so layers 0 and 1 are cheap."""
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    batch = model.text.batch("When Mary and John")
+    scores = batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2
+    trace = scores_of(model, batch)
+    parts = [len(reason.query_parts) for reason in reasons(model.transformer, batch, None, trace)[::8]]
+    assert parts == sorted(parts) and len(parts) == 4
+    written = interp.attribute(model, batch, " Mary", parts="head")
+    order = sorted(
+        ((name, abs(float(x))) for name, x in zip(written.part.values, written.value[0], strict=True)
+         if str(name)[2:3] == "H"),
+        key=lambda pair: -pair[1],
+    )  # fmt: skip
+    limit = scores * (2 * parts[3] ** 2 + parts[1] ** 2)
+    monkeypatch.setattr("interp.pages.reasons.MOST_PAIRS", limit)
+    kept, left = set(), limit
+    for name, _ in order:
+        cost = scores * parts[int(str(name)[1])] ** 2
+        if cost <= left:
+            kept.add(name)
+            left -= cost
+    found = reasons(model.transformer, batch, written, trace)
+    assert {reason.part for reason in found} == kept and len(kept) < 32
+
+
+def test_the_page_gets_the_names_of_the_parts_that_occur() -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    batch = model.text.batch("When Mary and John")
+    for reason in reasons(model.transformer, batch, None, scores_of(model, batch)):
+        data = reason.payload()
+        cells = np.frombuffer(base64.b64decode(str(data["cells"])), "<i2").reshape(
+            -1, int(str(data["width"]))
+        )
+        names = {"query": reason.query_parts, "key": reason.key_parts}
+        for side, columns in (("query", [4, 5, 6, 16, 17, 18]), ("key", [10, 11, 12, 19, 20, 21])):
+            kept = np.array(data[side])
+            assert (kept[cells[:, columns]] == np.array(names[side])[reason.cells[:, columns]]).all()
+            assert set(kept) == set(kept[cells[:, columns]].ravel())
+        rest = [0, 1, 2, 3, 7, 8, 9, 13, 14, 15, 22, 23, 24]
+        assert (cells[:, rest] == reason.cells[:, rest]).all()

@@ -16,9 +16,10 @@ import xarray as xr
 
 import interp
 from interp.model import Learned
-from interp.pages import About, Report, ReportQuestion, page, report_of, tables, wording
+from interp.pages import About, Report, ReportQuestion, page, report_of, tables
 from interp.runs import kept
 from interp.runs.provenance import model_hash
+from interp.views import writing
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import page_of, payload
@@ -364,7 +365,7 @@ def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None
     assert f"+{head.value:.3f}" in cells
     assert f"{planted.contrast.total:.2f}" in cells
     for loss in planted.tables["tokens"].loss_nats[1:]:
-        assert wording.number(loss) in cells
+        assert writing.number(loss) in cells
     assert planted.provenance["model_sha256"] in outline.texts["code"]
 
 

@@ -18,15 +18,16 @@ from interp.pages import (
     About,
     Report,
     ReportQuestion,
+    absent,
     findings,
     page,
     report_of,
     view_attribution,
     view_lens,
-    wording,
 )
 from interp.pages.folder import write_report
 from interp.pages.view_attribution import Waterfall, WaterfallStep
+from interp.views import writing
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import PLANTED
 from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
@@ -113,12 +114,12 @@ def test_a_step_says_its_amount_its_share_and_the_sum_so_far() -> None:
     inside = table.part.str.match(r"L0H|L0.attn_bias")
     amount, before = table.value[inside].sum(), table.value[:2].sum()
     assert step.part == "L0.attn"
-    assert f"{wording.number(amount, 3, sign=True)} logits" in step.tip
-    assert f"{wording.number(100 * amount / table.value.sum(), 1)} % of the total" in step.tip
-    sums = [wording.number(value, 3, sign=True) for value in (before, before + amount)]
+    assert f"{writing.number(amount, 3, sign=True)} logits" in step.tip
+    assert f"{writing.number(100 * amount / table.value.sum(), 1)} % of the total" in step.tip
+    sums = [writing.number(value, 3, sign=True) for value in (before, before + amount)]
     assert f"sum so far {sums[0]} → {sums[1]}" in step.tip
     largest = table[inside].loc[table.value[inside].abs().idxmax()]
-    assert f"largest: {largest.part} {wording.number(largest.value, 3, sign=True)}" in step.tip
+    assert f"largest: {largest.part} {writing.number(largest.value, 3, sign=True)}" in step.tip
 
 
 def test_the_table_adds_up_row_by_row() -> None:
@@ -134,8 +135,8 @@ def test_the_sum_of_the_components_stands_beside_the_models_own_number(planted: 
     note = re.search(r'id="complete">(.*?)</p>', page_of(planted))
     assert note is not None
     total = float(planted.tables["attribution"].value.sum())
-    assert f"sum to {wording.number(total, 3, sign=True)};" in note[1]
-    assert f"logit difference is {wording.number(planted.contrast.total, 3, sign=True)}." in note[1]
+    assert f"sum to {writing.number(total, 3, sign=True)};" in note[1]
+    assert f"logit difference is {writing.number(planted.contrast.total, 3, sign=True)}." in note[1]
     error = planted.contrast.completeness_error
     assert (f"{error:.1e}".replace("-", "−") if error else "by 0 of") in note[1]
 
@@ -288,7 +289,7 @@ def test_page_of_a_model_without_an_unembedding_says_what_it_leaves_out(tmp_path
     assert found.tables["tokens"].loss_nats.isna().all()
     text = page(found)
     for name in ("attribution", "lens", "backward", "circuits"):
-        assert wording.NO_LOGITS in section(text, name)
+        assert absent.NO_LOGITS in section(text, name)
     for name in ("question", "tokens"):
         assert "no unembedding" in section(text, name)
     assert "data-grain" not in section(text, "attribution")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from interp.core.visible import harmless, visible
-from interp.pages import wording
+from interp.views import writing
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_running_text_keeps_spaces_and_lines_and_shows_reordering_marks() -> Non
 def test_numbers_have_one_minus_sign_and_no_signed_zero(
     value: float | None, digits: int, sign: bool, text: str
 ) -> None:
-    assert wording.number(value, digits, sign=sign) == text
+    assert writing.number(value, digits, sign=sign) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0, "0.000"), (0.0004, "<0.001"), (0.0006, "0.001"), (1.0, "1.000"), (None, "–")]
 )
 def test_small_probabilities_are_not_shown_as_zero(value: float | None, text: str) -> None:
-    assert wording.probability(value) == text
+    assert writing.probability(value) == text
 
 
 def test_counts_are_grouped() -> None:
-    assert wording.count(50257) == "50\u202f257"
+    assert writing.count(50257) == "50\u202f257"

@@ -10,6 +10,7 @@ import xarray as xr
 
 from interp.causal import Descent, align
 from interp.plot.alignment import alignment
+from interp.views.writing import number
 from tests.configs import build, some_tokens
 
 
@@ -31,7 +32,7 @@ def test_a_map_holds_the_scores_and_the_best_nulls(score: str) -> None:
     nulls = table.sel(swapped=["random subspace", "permuted variable", "re-initialised model"])
     best = (nulls.min if score == "loss" else nulls.max)("swapped").values
     assert [text.get_text().split("\n")[1] for text in ax.texts] == [
-        f"({null:.2f})" for null in best.flatten()
+        f"({number(null)})" for null in best.flatten()
     ]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "\\$b"]
     plt.close("all")

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 import interp
 from interp import plot
 from interp.plot.canvas import printable
+from interp.views.lenses import word_of
 from tests.tiny import CORPUS, hooked
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
@@ -34,14 +35,16 @@ def test_every_cell_has_its_norm_and_the_word_that_its_side_is_read_by(
     result = lens.sel(matrix=matrix)
     ax = plot.backward_lens(lens, MODEL.text.pieces, matrix=matrix, prompt=0, threshold=0.0)
     drawn = np.ma.filled(ax.images[0].get_array(), np.nan)
-    np.testing.assert_allclose(10 ** drawn[0], result.delta.values[0, 0])
-    assert np.isnan(drawn[1, :-1]).all() and np.isfinite(drawn[1, -1])
+    np.testing.assert_array_equal(drawn, result.delta.values[0])
+    assert (drawn[1, :-1] == 0).all() and drawn[1, -1] > 0
     for cell, word in words(ax).items():
-        token = int(result[f"{side}_token"].values[(0, *cell, 0)])
-        assert word == ("no\nupdate" if token < 0 else printable(MODEL.text.pieces([token])[0]))
+        tokens = result[f"{side}_token"].values[(0, *cell)].tolist()
+        pieces = [] if tokens[0] < 0 else MODEL.text.pieces(tokens)
+        named = int(result.target_rank.values[(0, *cell)]) == (0 if side == "top" else MODEL.cfg.d_vocab - 1)
+        assert word == ("no\nupdate" if not pieces else printable(pieces[0] if named else word_of(pieces)))
     assert matrix in ax.get_title() and {"bottom": "least", "top": "most"}[side] in ax.get_title()
     bar = ax.images[0].colorbar
-    assert bar is not None and bar.ax.get_ylabel() == "log10 of the norm of delta"
+    assert bar is not None and bar.ax.get_ylabel() == "norm of δ"
 
 
 def test_negligible_updates_keep_their_colour_and_lose_their_word(lens: xr.Dataset) -> None:

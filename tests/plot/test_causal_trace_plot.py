@@ -12,6 +12,7 @@ from interp import Batch, HookedTransformer
 from interp.causal import causal_trace as trace
 from interp.metrics import answer_probability
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
+from interp.views.writing import number
 from tests.configs import build, some_tokens
 
 SUBJECTS = [range(2, 4), range(1, 2), range(2, 3)]
@@ -39,11 +40,11 @@ def test_the_map_by_roles_shows_effects_and_half_widths(result: xr.Dataset) -> N
     assert low == -high == -float(abs(result.value).max())
     texts = [text.get_text() for text in ax.texts]
     last = result.sel(role="last token", layer=1)
-    assert texts[-1] == f"{float(last.value):.2f}\n±{float(last.high - last.value):.2f}"
+    assert texts[-1] == f"{number(float(last.value))}\n±{float(last.high - last.value):.2f}"
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names[0] == "first subject (1 of 3)" and names[-1] == "last token"
     assert texts[names.index("middle subject (0 of 3)") * 2] == "", "no prompt has it"
-    assert texts[0].lstrip("-") == f"{abs(float(result.value[0, 0])):.2f}", "one prompt has no interval"
+    assert texts[0].lstrip("−") == f"{abs(float(result.value[0, 0])):.2f}", "one prompt has no interval"
     assert texts[1] == "-" and not result.changed[1, 0], "what leaves the last block elsewhere is lost"
     assert ax.get_xlabel() == "layer restored" and f"{float(result.total[0]):.2f}" in ax.get_title()
     assert ax.figure.axes[-1].get_ylabel() == "indirect effect (probability)"

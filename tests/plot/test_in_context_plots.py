@@ -15,6 +15,7 @@ from interp.attention import Heads
 from interp.core.viewer import PICTURES
 from interp.dynamics import in_context, loss_map, over_checkpoints
 from interp.tasks import RepeatedTokens
+from interp.views.writing import number
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}
@@ -96,7 +97,8 @@ def test_the_curve_its_band_and_the_compared_indices_are_drawn(curve: xr.Dataset
 def test_the_legend_says_the_score_with_its_interval_and_whose_it_is(curve: xr.Dataset) -> None:
     late = curve.sel(score="in_context", index=7)
     value, low, high = (float(late[name]) for name in ("value", "low", "high"))
-    text = f"loss(7) - loss(2) = {value:+.2f} [{low:+.2f}, {high:+.2f}]"
+    numbers = (number(x, sign=True) for x in (value, low, high))
+    text = "loss(7) - loss(2) = {} [{}, {}]".format(*numbers)
     assert legend(plot.loss_by_index(curve)) == [text]
     ax = plot.loss_by_index(curve, label="a")
     assert legend(plot.loss_by_index(curve, label="b", ax=ax)) == [f"a: {text}", f"b: {text}"]

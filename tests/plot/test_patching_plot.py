@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from interp import HookedTransformer, logit_difference, patch, path_patch, plot
+from interp.views.writing import number
 from tests.configs import build
 
 CLEAN, CORRUPT = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 9, 7, 8]])
@@ -15,10 +16,11 @@ FOUND = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, metric=log
 def test_colours_and_words_are_the_numbers(value: str) -> None:
     ax = plot.patching(FOUND, value, tokens=["a", "b", "c", "$d"])
     expected = FOUND[value].to_numpy()
-    assert np.allclose(np.asarray(ax.images[0].get_array()), expected)
+    drawn = np.ma.filled(ax.images[0].get_array(), np.nan)
+    np.testing.assert_array_equal(drawn, np.where(FOUND.changed, expected, np.nan))
     words = np.array([text.get_text() for text in ax.texts]).reshape(2, 4)
-    assert words[0].tolist() == ["·", f"{expected[0, 1]:.2f}", "·", "·"]
-    assert words[1, 3] == f"{expected[1, 3]:.2f}" and words[1, 0] == "·"
+    assert words[0].tolist() == ["–", number(expected[0, 1]), "–", "–"]
+    assert words[1, 3] == number(expected[1, 3]) and words[1, 0] == "–"
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "c", r"\$d"]
     assert ax.get_title() == "resid_pre: clean into corrupted"
 
@@ -43,7 +45,7 @@ def test_clean_cell_that_speaks_for_the_metric_is_blue_either_way(value: str) ->
 
 
 def test_what_is_no_map_is_refused() -> None:
-    with pytest.raises(KeyError, match="'recovery'"):
+    with pytest.raises(ValueError, match="'recovery'"):
         plot.patching(FOUND, "recovery")
     with pytest.raises(ValueError, match="two dims"):
         plot.patching(FOUND.isel(layer=0))
@@ -62,6 +64,6 @@ def test_senders_of_paths_are_laid_out_by_layer() -> None:
     np.testing.assert_array_equal(shown, [[early, np.nan, mlp], [np.nan, head, np.nan]])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "2", "mlp"]
     words = [text.get_text() for text in ax.texts]
-    assert words == [f"{early:.2f}", "", f"{mlp:.2f}", "", f"{head:.2f}", ""]
+    assert words == [number(early), "", number(mlp), "", number(head), ""]
     assert ax.get_title() == "to logits: clean into corrupted" and ax.get_ylabel() == "layer"
     assert found.view.plot().images

@@ -609,7 +609,7 @@ def test_the_lens_reads_every_state_of_the_stream_in_both_runs(name: str) -> Non
     model = hooked(name)
     found = asked(Session(model), edits=LIVE, position=6, answer=4)
     n_layers = model.cfg.n_layers
-    depths = ["embeddings", *(f"after layer {i}" for i in range(n_layers - 1)), "output"]
+    depths = ["embedding", *(f"after layer {i}" for i in range(n_layers - 1)), "output"]
     assert [row["depth"] for row in found["lens"]] == depths
     for run, cache in enumerate(caches_of(model, LIVE)):
         states = [cache["resid_pre", i][0, 6] for i in range(n_layers)]

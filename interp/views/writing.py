@@ -1,15 +1,6 @@
-"""How numbers are written on the page: one minus sign, no lost digits."""
+"""How numbers are written for people: one minus sign, no lost digits."""
 
 import math
-
-NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
-"""Instead of every section about logits."""
-
-NO_CORRUPTED = (
-    "Left out: this compares the prompt with a corrupted one, the same tokens but for those that change the answer, "
-    "and none was given; interp report --prompt … --corrupt … takes one."
-)
-"""Instead of the sections that compare two prompts."""
 
 
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:

@@ -1,0 +1,29 @@
+"""Direct logit attribution: the parts that add most, and a map of what heads and MLPs add."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from interp.views.maps import Map
+from interp.views.scale import Scale
+
+MOST_STEPS = 16
+"""Parts with a bar of their own in a waterfall; all others are one bar."""
+
+
+def contribution_map(
+    values: Float[np.ndarray, "layers parts"], unit: str, columns: Sequence[str] = ()
+) -> Map:
+    """What each head adds to the logit (difference), signed: blue for the answer."""
+    scale = Scale.signed(values, f"contribution ({unit})")
+    return Map(values, scale, "direct logit attribution", columns=columns, sign=True)
+
+
+def largest(values: Sequence[float], most: int) -> tuple[list[int], list[int]]:
+    """The places of so many values by size, and those of all others, which are shown as one.
+
+    A single other is shown by itself.
+    """
+    order = sorted(range(len(values)), key=lambda i: -abs(values[i]))
+    return (order, []) if len(order) <= most + 1 else (order[:most], order[most:])
