@@ -45,7 +45,7 @@ class Map:
 
     @cached_property
     def texts(self) -> list[list[str]]:
-        """What stands on every cell: its word or number, `UNCHANGED` where it is idle, nothing where there is no number."""
+        """What stands on every cell: its word or number, `UNCHANGED` where it is idle, "" where there is no number."""
         found = [list(row) for row in self.words] if self.words is not None else self._numbers()
         if self.idle is not None:
             for row, column in np.argwhere(self.idle):
