@@ -158,18 +158,8 @@ def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig
     carried = {step: f"Alone they carry {number(known[step], 2)} of the answer." for step in steps}
     nodes = list(layout.nodes.values())
     grouped = {how: _grouped(how, nodes, edges) for how in TOGETHER if how != "part"}
-    return CircuitDrawing(
-        layout.width,
-        layout.height,
-        nodes,
-        layout.rows,
-        edges,
-        steps,
-        opens,
-        carried,
-        table.attrs["of"],
-        grouped,
-    )
+    size, total = (layout.width, layout.height), table.attrs["of"]
+    return CircuitDrawing(*size, nodes, layout.rows, edges, steps, opens, carried, total, grouped)
 
 
 def _grouped(how: str, nodes: Sequence[Node], edges: Sequence[DrawnEdge]) -> Grouped:

@@ -1,6 +1,7 @@
 """Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
+from textwrap import fill
 
 import numpy as np
 import xarray as xr
@@ -21,6 +22,8 @@ COLOURS: dict[Kind, str] = {"mass": "Blues", "signed": "RdBu", "removal": "RdBu_
 """matplotlib's colour map of each kind of scale."""
 ON_CELL = "on a cell"
 """Marker of the texts on the cells of a map."""
+LETTERS_PER_INCH = 12
+"""Letters of the text beside a colour bar that stand on an inch of it."""
 CROWDED = 400
 """Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
 
@@ -45,7 +48,8 @@ def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, 
         values, cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
     )
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
-    bar.set_label(scale.label)
+    width = max(20, round(LETTERS_PER_INCH * ax.figure.get_size_inches()[1]))
+    bar.set_label("\n".join(fill(line, width, break_long_words=False) for line in scale.label.split("\n")))
     ax.set_title(title)
     return image
 
@@ -66,8 +70,8 @@ def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size
 
 def ink(image: AxesImage) -> None:
     """Make the texts that `annotate` wrote on the cells of a map dark or light by the cell's colour."""
-    colours = image.to_rgba(np.asarray(image.get_array()))[..., :3]
-    light = colours @ np.array([0.299, 0.587, 0.114]) > 0.55
+    values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+    light = (image.to_rgba(values)[..., :3] @ np.array([0.299, 0.587, 0.114]) > 0.55) | np.isnan(values)
     for text in image.axes.texts:
         if text.get_gid() == ON_CELL:
             column, row = (int(place) for place in text.get_position())

@@ -28,6 +28,8 @@ STEP, MOST_STEPS = 1.15, 12
 """Factor by which a figure grows until its text fits, and how often."""
 TITLE_PART, NAME_PART = 0.94, 0.35
 """Shares of the figure's width that a title, and a name on an axis, may take."""
+CELL_PART = 0.9
+"""Share of a cell's width that its text may take."""
 
 
 @public()
@@ -207,7 +209,7 @@ def _fit_cells(figure: Figure, ax: Axes) -> None:
     if not texts or not ax.images:
         return
     rows, columns = ax.images[0].get_array().shape[:2]  # type: ignore[union-attr]
-    room = ax.bbox.width / columns, ax.bbox.height / rows
+    room = CELL_PART * ax.bbox.width / columns, ax.bbox.height / rows
     for text in texts:
         text.set_visible(True)
     boxes = (_box(figure, text) for text in texts)

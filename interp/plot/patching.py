@@ -99,7 +99,7 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
 
 def _label(result: xr.Dataset, value: str) -> str:
     if value == "normalised":
-        return f"{result.attrs['metric']}\n0 = corrupted, 1 = clean"
+        return f"{result.attrs['metric']} (0 = corrupted, 1 = clean)"
     return f"change of {result.attrs['metric']}\n({result.attrs['unit']})"
 
 

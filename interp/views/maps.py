@@ -66,6 +66,9 @@ class Map:
 
     def _numbers(self) -> list[list[str]]:
         return [
-            ["" if np.isnan(x) else number(x, self.digits if abs(x) < self.wide else 0, sign=self.sign) for x in row]
+            [
+                "" if np.isnan(x) else number(x, self.digits if abs(x) < self.wide else 0, sign=self.sign)
+                for x in row
+            ]
             for row in self.values.tolist()
         ]

@@ -94,6 +94,18 @@ def moves(found: pd.DataFrame) -> set[tuple[int, int, int, int]]:
     return {(row.layer, Part.of(row.part).index, row.query, row.key) for row in heads.itertuples()}  # type: ignore[misc]
 
 
+def carried(shares: "xr.Dataset", least: float) -> float:
+    """What of the answer's stream comes from the embeddings over shares of at least `least`, step by step forwards."""
+    one = shares.isel(prompt=0)
+    kept = {name: np.where(one[name] >= least, one[name], 0.0) for name in ("resid", "resid_mid", "mlp")}
+    moved = np.where(one.value >= least, one.value, 0.0)
+    stream = np.ones(one.sizes["pos"])
+    for layer in range(one.sizes["layer"]):
+        middle = kept["resid"][layer] * stream + np.einsum("hqk,k->q", moved[layer], stream)
+        stream = (kept["resid_mid"][layer] + kept["mlp"][layer]) * middle
+    return float(stream[-1])
+
+
 @pytest.mark.parametrize("least", [0.01, OPENS, 0.05, 0.5])
 def test_strong_lines_are_the_routes_to_the_answer_above_the_threshold(
     opened: Visit, shares: "xr.Dataset", least: float
@@ -104,6 +116,7 @@ def test_strong_lines_are_the_routes_to_the_answer_above_the_threshold(
     for kind in ("mlp", "resid", "resid_mid"):
         assert opened.page.locator(f".wire.{kind}").count() == expected.part.str.endswith(f".{kind}").sum()
     assert opened.texts("#least") == [f"{100 * least:.1f} %"]
+    assert abs(int(opened.texts("#carried-share")[0][:-2]) - 100 * carried(shares, least)) < 0.51
     slide(opened, OPENS)
 
 

@@ -4,6 +4,11 @@ state.pins = new Set();
 const drawCircuit = () => {
   const signed = (x) => (Number(x.toFixed(3)) > 0 ? "+" : "") + number(x, 3);
   const graphs = all(".graph");
+  for (const path of all(".graph :is(.edge, .bundle) path")) {
+    const reach = path.cloneNode();  // a wide line that nobody sees, to point at
+    reach.classList.add("reach");
+    path.before(reach);
+  }
   const wide = [0.7, 8];  // the weakest line and the strongest, in pixels
   const rows = all("#edges tbody tr");
   const ranked = (text) => text.split(" ").filter(Boolean).map((rank) => rows[rank]).filter((row) => linked(row));

@@ -80,38 +80,46 @@ const drawLattice = (lattice) => {
     return label;
   });
 
-  // --- the way back from a node over every edge above the threshold
+  // --- the way back from a node over every edge above the threshold; what it carries: the node's sum, split by shares
+  // at every step back, as far as it arrives at the embeddings
 
   const walk = (pos, depth) => {
-    const found = { nodes: new Set(), joints: new Set(), own: [], moves: [] };
+    const found = { nodes: new Set(), joints: new Set(), own: [], moves: [], carried: 0 };
     const least = Math.round(state.threshold * 65535) / 65535;
-    let above = new Set([pos]);
+    let above = new Map([[pos, 1]]);
     for (let layer = depth - 1; layer >= 0; layer--) {
-      const below = new Set();
-      for (const at of above) {
+      const below = new Map();
+      const add = (at, part) => below.set(at, (below.get(at) ?? 0) + part);
+      for (const [at, whole] of above) {
         found.nodes.add((layer + 1) * n + at);
         let reached = !own.resid_mid;
+        let middle = own.resid_mid ? 0 : whole;
         for (const kind of ["mlp", "resid_mid"]) {
           if (!own[kind] || share(kind, layer, at) < least) continue;
           found.own.push({ kind, layer, pos: at });
-          if (own.resid_mid) reached = true;
-          else below.add(at);
+          if (own.resid_mid) {
+            reached = true;
+            middle += whole * share(kind, layer, at);
+          } else add(at, whole * share(kind, layer, at));
         }
         if (!reached) continue;
         found.joints.add(layer * n + at);
         if (share("resid", layer, at) >= least) {
           found.own.push({ kind: "resid", layer, pos: at });
-          below.add(at);
+          add(at, middle * share("resid", layer, at));
         }
         for (const move of moves[layer * n + at]) {
           if (move.share < least) break;
           found.moves.push(move);
-          below.add(move.key);
+          add(move.key, middle * move.share);
         }
       }
       above = below;
     }
-    above.forEach((at) => found.nodes.add(at));
+    for (const [at, part] of above) {
+      found.nodes.add(at);
+      found.carried += part;
+    }
     return found;
   };
 
@@ -212,6 +220,7 @@ const drawLattice = (lattice) => {
       svg("circle", { cx: x(place % n), cy: joint(Math.floor(place / n)), r: 2.5 }, picture);
     }
     knots.forEach((knot, place) => knot.classList.toggle("off", !found.nodes.has(place)));
+    one("#carried-share").textContent = `${number(100 * found.carried, 0)} %`;
     picture.dataset.moves = found.moves.length;
     picture.dataset.own = found.own.length;
   };

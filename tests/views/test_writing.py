@@ -55,3 +55,18 @@ def test_small_probabilities_are_not_shown_as_zero(value: float | None, text: st
 
 def test_counts_are_grouped() -> None:
     assert writing.count(50257) == "50\u202f257"
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        ("\ufe0f", "⟨U+FE0F⟩"),
+        ("❤\ufe0f", "❤\ufe0f"),
+        (" \ufe0f", "·⟨U+FE0F⟩"),
+        ("❤\ufe0f\ufe0f", "❤\ufe0f⟨U+FE0F⟩"),
+        ("a\u034fb", "a⟨U+034F⟩b"),
+        ("\U000e0100", "⟨U+E0100⟩"),
+    ],
+)
+def test_marks_without_ink_are_shown_and_emoji_stay(piece: str, shown: str) -> None:
+    assert visible(piece) == shown
