@@ -396,5 +396,10 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path, *, csv: bool 
             paths.append(folder / f"{name}.csv")
             write_atomically(paths[-1], partial(table.to_csv, index=False))
         paths.append(folder / f"{name}.parquet")
-        write_atomically(paths[-1], partial(table.to_parquet, index=False, compression="zstd"))
+        # bytes of equal weight of all numbers stand together, which deflates them by a third more
+        numbers = [str(column) for column in table if table[column].dtype in (np.float32, np.float64)]
+        others = [str(column) for column in table if str(column) not in numbers]
+        columns = {"use_dictionary": others, "use_byte_stream_split": numbers}
+        write = partial(table.to_parquet, index=False, compression="zstd", compression_level=9, **columns)
+        write_atomically(paths[-1], write)
     return paths

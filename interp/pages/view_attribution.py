@@ -34,6 +34,8 @@ OTHERS = "others"
 MOST_LISTED = 60
 """Parts with a row of their own in the table."""
 MOST_TICKS = 6
+MOVED_DIGITS = 4
+"""Decimals of what heads move in the data of the page, which writes three."""
 NAMED = 3
 """Heads named in the explanation of an attention sublayer."""
 
@@ -264,5 +266,5 @@ def moved(table: pd.DataFrame) -> list[list[list[float]] | None]:
     None for a layer whose heads do not move single tokens.
     """
     sizes = [1 + int(table[name].max()) for name in ("layer", "head", "source")]
-    values = table.value.to_numpy(dtype=float).round(6).reshape(sizes)
+    values = table.value.to_numpy(dtype=float).round(MOVED_DIGITS).reshape(sizes)
     return [None if np.isnan(layer).any() else layer.tolist() for layer in values]

@@ -50,7 +50,7 @@ def visit(browser: "sync_api.Browser", folder: Path, width: int = WIDE, **option
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     page.goto((folder / "index.html").as_uri())
     if options.get("java_script_enabled", True):
-        page.wait_for_function("!document.querySelector('#data') || document.documentElement.dataset.ready")
+        page.locator("html[data-ready], html:not(:has(#data))").wait_for(state="attached")
     return seen
 
 

@@ -12,6 +12,14 @@ const n = data.names.length;
 const one = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
+// Rows of a table that open on demand stand deflated beside it.
+for (const packed of all("script[data-rows]")) {
+  const body = one("tbody", packed.parentElement);
+  const rows = Object.assign(document.createElement("tbody"), { innerHTML: JSON.parse(await inflated(packed.textContent)) });
+  for (const place of packed.dataset.rows.trim().split(" ")) body.insertBefore(rows.rows[0], body.rows[+place] ?? null);
+  packed.remove();
+}
+
 const unpacked = (text, Kind) => new Kind(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 
 const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, cell: null, direction: "from", part: null, edges: 0, weighting: "attention" };
