@@ -42,6 +42,18 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
     return top
 
 
+def require_device(device: torch.device | str) -> None:
+    """Raises a ValueError unless tensors can be on the device here, with their numbers."""
+    if torch.device(device).type == "meta":
+        raise ValueError("device must be one that holds numbers, got meta")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as cause:
+        raise ValueError(
+            f"device must be one of this machine, {device} is not possible here: {cause}"
+        ) from cause
+
+
 def _device_refusal(value: object) -> str | None:
     """None for a device or the name of one, else ""."""
     if isinstance(value, torch.device):

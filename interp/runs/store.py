@@ -24,6 +24,7 @@ from torch import Tensor
 
 from interp.core.axes import describe, shape_text
 from interp.core.boundary import public
+from interp.core.kinds import require_device
 from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected
@@ -266,6 +267,7 @@ class ActivationStore:
             raise ValueError(
                 f"1 <= size <= buffer and epochs >= 1 are required, got {size}, {buffer} and {epochs}"
             )
+        require_device(device)
         generator = None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
         for _ in count() if epochs is None else range(epochs):
             for batch in self._epoch(site, size, buffer, generator):
