@@ -81,8 +81,9 @@ def _number_refusal(fits: Callable[[float], bool]) -> Callable[[object], str | N
     """A function that returns None for numbers that fit, else ""."""
 
     def refusal(value: object) -> str | None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return None if is_number and fits(value) else ""
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return ""
+        return None if fits(value) else ""
 
     return refusal
 
@@ -101,6 +102,7 @@ Number = Annotated[float, Required("a number, and not NaN", _number_refusal(lamb
 Finite = Annotated[
     float, Required(f"a number up to {MOST_NUMBER:g}", _number_refusal(lambda x: abs(x) <= MOST_NUMBER))
 ]
+Probability = Annotated[float, Required("a number from 0 to 1", _number_refusal(lambda x: 0 <= x <= 1))]
 Positive = Annotated[
     float,
     Required(f"a number above 0, up to {MOST_NUMBER:g}", _number_refusal(lambda x: 0 < x <= MOST_NUMBER)),

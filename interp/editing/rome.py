@@ -23,6 +23,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.kinds import NotNegative, Number, Positive, PositiveCount
 from interp.core.transfers import ended, to_device
 from interp.core.viewer import Brief
+from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -39,9 +40,14 @@ from interp.runs.over_data import reduced_over
 from interp.weights.matrices import ends, matrix_place
 
 
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Keys(Brief):
-    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text."""
+    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text.
+
+    Raises:
+        ValueError: a moment that is not square, not float64 or not finite.
+    """
 
     layer: int
     """Layer of the MLP."""
@@ -49,6 +55,13 @@ class Keys(Brief):
     """C, float64."""
     tokens: int
     """Number of tokens that C was averaged over."""
+
+    def __post_init__(self) -> None:
+        if self.moment.dtype != torch.float64 or not bool(self.moment.isfinite().all()):
+            raise ValueError(
+                f"moment must be finite numbers in float64, got {value_text(self.moment)} with "
+                f"{int((~self.moment.isfinite()).sum())} that are NaN or infinite"
+            )
 
     def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
         """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
@@ -86,6 +99,14 @@ class Rome:
     """Loss in nats at which the search ends."""
     ridge: NotNegative = 1e-4
     """Added to C's diagonal, as a share of its mean."""
+
+    def __post_init__(self) -> None:
+        try:
+            (self.essence or "").format(subject="")
+        except (ValueError, LookupError, AttributeError) as cause:
+            raise ValueError(
+                f"essence must be a text with {{subject}} as its only field, or None, got {self.essence!r}"
+            ) from cause
 
 
 @public()

@@ -248,7 +248,7 @@ class Edit(Brief):
                 f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
                 f"got {self.change!r}"
             )
-        if not isinstance(self.at, Mapping):
+        if not isinstance(self.at, Mapping) or not all(isinstance(dim, str) for dim in self.at):
             raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {value_text(self.at)}")
         if self.rows is not None and not (isinstance(self.rows, tuple) and all(map(_is_index, self.rows))):
             raise ValueError(

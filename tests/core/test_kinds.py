@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from interp.causal.alignment import Descent
+from interp.circuits import GraphPrompt
 from interp.dynamics import Langevin
 from interp.editing import FineTuning, Rome
 from interp.features import JumpReLU
@@ -36,6 +37,7 @@ SETTINGS: tuple[tuple[Callable[..., object], str, tuple[float, ...]], ...] = (
     (JumpReLU, "bandwidth", (NAN, INF)),
     (RepeatingChain, "concentration", (NAN, INF)),
     (Sampling, "temperature", (NAN,)),
+    (lambda **fields: GraphPrompt("a", ("a",), "b", **fields), "probability", (NAN, INF, -0.1, 1.1)),
     (lambda **fields: Metric("m", "", lambda run: run, **fields), "fewest", (-1, 0)),
     (lambda **fields: Add(1.0, **fields), "scale", (NAN, INF)),
     (Scale, "factor", (NAN, INF)),
