@@ -113,11 +113,10 @@ class StoreIndex:
         for i, shard in enumerate(index.shards):
             if shard.file != _shard_name(i):
                 raise ValueError(f"shard {i} must be {_shard_name(i)}, got {shard.file}")
-        shapes = index.shapes.keys()
-        if index.dtype not in DTYPES or (index.shards and shapes != set(index.sites)):
+        if index.dtype not in DTYPES or (index.shards and index.shapes.keys() != set(index.sites)):
             raise ValueError(
                 f"a dtype of {', '.join(DTYPES)} and a shape for each of the sites {', '.join(index.sites)} are "
-                f"required, got {index.dtype} and shapes of {', '.join(shapes) or 'none'}"
+                f"required, got {index.dtype} and shapes of {', '.join(index.shapes) or 'none'}"
             )
         return index
 
