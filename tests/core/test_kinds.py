@@ -43,7 +43,7 @@ SETTINGS: tuple[tuple[Callable[..., object], str, tuple[float, ...]], ...] = (
     (Scale, "factor", (NAN, INF)),
     (Linear, "eps", (NAN, INF, -1.0)),
     (Polar, "eps", (NAN, INF, -1.0)),
-    (Polar, "max_power", (NAN, INF, 0.0)),
+    (Polar, "max_power", (NAN, INF, -1.0)),
     (lambda **fields: LogN(8, **fields), "floor", (NAN, INF)),
     (lambda **fields: Longformer(4, **fields), "n_global", (-1,)),
     (lambda **fields: BigBird(4, **fields), "n_global", (-1,)),
@@ -71,6 +71,7 @@ def test_settings_without_a_meaning_are_refused(
         (Sampling, "temperature", INF),  # draws uniformly
         (Scale, "factor", -1.0),
         (Linear, "eps", 0.0),
+        (Polar, "max_power", 0.0),
     ],
 )
 def test_settings_at_the_ends_of_their_range_are_taken(
