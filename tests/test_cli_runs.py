@@ -122,6 +122,26 @@ def test_experiments_error_keeps_its_traceback_and_the_run_resumes(
     assert (record.state, len(record.run.sessions), record.run.parameters["steps"]) == ("finished", 3, 4)
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b"def main(:\n", "SyntaxError: invalid syntax"),
+        (b"x = 1\x00\n", "source code string cannot contain null bytes"),
+        (b"x = '\xe9'\n", "SyntaxError: (unicode error) 'utf-8' codec can't decode"),
+        (b"raise ValueError('mine')\n", "ValueError: mine"),
+        (b"import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
+)
+def test_an_experiment_that_cannot_be_imported_ends_in_one_line(
+    text: bytes, error: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_bytes(text)
+    lines, err = ran(capsys, "run", str(file), code=1)
+    assert lines == [] and "importlib" not in err
+    assert err.splitlines()[-1].startswith(f"error: {file} cannot be imported: ")
+    assert error in err.splitlines()[-1]
+
+
 def test_an_error_on_import_keeps_its_traceback_and_makes_no_folder(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

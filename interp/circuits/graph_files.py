@@ -24,6 +24,7 @@ from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
+from interp.core.kinds import Probability
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.model.parts import Edge, Part
@@ -54,7 +55,7 @@ class GraphPrompt:
     prompt: str
     tokens: tuple[str, ...]
     answer: str
-    probability: float
+    probability: Probability
     """Probability of the answer as next token."""
     wrong: str | None = None
 

@@ -20,7 +20,7 @@ from interp.core.files import named_path
 
 if TYPE_CHECKING:
     from interp.runs.comparison import Difference
-    from interp.runs.experiment import Experiment
+    from interp.runs.experiment import BrokenExperimentError, Experiment
     from interp.runs.record import Record
 
 ROOT = Path("runs")
@@ -61,7 +61,7 @@ class Run(Common):
                     return 0
                 return self._conduct(experiment)
         except BrokenExperimentError as broken:
-            traceback.print_exception(broken.__cause__)
+            _print_import_error(broken, self.file)
             return 1
 
     def _conduct(self, experiment: "Experiment") -> int:
@@ -178,6 +178,18 @@ class Compare(Common):
         first, second = (Record.open(_run_folder(name, self.runs)) for name in (self.first, self.second))
         for line in compared_runs(first, second, self.largest):
             print(line)
+
+
+def _print_import_error(broken: "BrokenExperimentError", file: Path) -> None:
+    """Print the error of an experiment's file, with the traceback from the file on, and one line that names it."""
+    cause = broken.__cause__
+    assert cause is not None
+    frames = cause.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != str(file.resolve()):
+        frames = frames.tb_next
+    if frames is not None or isinstance(cause, SyntaxError):
+        traceback.print_exception(type(cause), cause, frames)
+    print(f"error: {' '.join(str(broken).split())}", file=sys.stderr)
 
 
 def _table(rows: list[dict[str, str]]) -> str:

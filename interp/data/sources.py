@@ -342,9 +342,11 @@ class TableFile:
 
         try:
             footer = pq.read_metadata(path)
-        except pa.ArrowInvalid as cause:
+            known = footer.schema.to_arrow_schema()
+        except (pa.ArrowException, OSError) as cause:
+            if isinstance(cause, OSError) and cause.errno is not None:
+                raise
             raise ValueError(f"{path} is not a Parquet file: {cause}") from cause
-        known = footer.schema.to_arrow_schema()
         if reading.field not in known.names:
             raise ValueError(
                 f"{path} has no column {reading.field!r}; {nearest(reading.field, known.names)}; "

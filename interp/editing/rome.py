@@ -20,9 +20,10 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Count
+from interp.core.kinds import NotNegative, Number, Positive, PositiveCount
 from interp.core.transfers import ended, to_device
 from interp.core.viewer import Brief
+from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -39,9 +40,14 @@ from interp.runs.over_data import reduced_over
 from interp.weights.matrices import ends, matrix_place
 
 
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Keys(Brief):
-    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text."""
+    """Uncentred second moment C = E[k^T k] of one MLP's post-activations, its keys, over the tokens of a text.
+
+    Raises:
+        ValueError: a moment that is not square, not float64 or not finite.
+    """
 
     layer: int
     """Layer of the MLP."""
@@ -49,6 +55,13 @@ class Keys(Brief):
     """C, float64."""
     tokens: int
     """Number of tokens that C was averaged over."""
+
+    def __post_init__(self) -> None:
+        if self.moment.dtype != torch.float64 or not bool(self.moment.isfinite().all()):
+            raise ValueError(
+                f"moment must be finite numbers in float64, got {value_text(self.moment)} with "
+                f"{int((~self.moment.isfinite()).sum())} that are NaN or infinite"
+            )
 
     def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
         """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
@@ -72,20 +85,28 @@ class Rome:
     """Texts put before the prompt, so that k* and v* do not depend on one context; they are means over these."""
     essence: str | None = "{subject} is a"
     """A prompt whose next-token distribution should stay as it is (None: no such term)."""
-    steps: Count = 20
+    steps: PositiveCount = 20
     """Adam steps at most; the search ends early once the loss is below `enough`."""
-    rate: float = 0.5
+    rate: Positive = 0.5
     """Learning rate of the value."""
-    kl: float = 0.0625
+    kl: NotNegative = 0.0625
     """Weight of KL(edited || original) on the essence prompt."""
-    decay: float = 0.5
+    decay: NotNegative = 0.5
     """Weight of |change of v| / |v|^2."""
-    reach: float = 4.0
+    reach: Positive = 4.0
     """The change of v is kept shorter than this many times |v|."""
-    enough: float = 0.05
+    enough: Number = 0.05
     """Loss in nats at which the search ends."""
-    ridge: float = 1e-4
+    ridge: NotNegative = 1e-4
     """Added to C's diagonal, as a share of its mean."""
+
+    def __post_init__(self) -> None:
+        try:
+            (self.essence or "").format(subject="")
+        except (ValueError, LookupError, AttributeError) as cause:
+            raise ValueError(
+                f"essence must be a text with {{subject}} as its only field, or None, got {self.essence!r}"
+            ) from cause
 
 
 @public()

@@ -65,6 +65,7 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
     return network.with_parameters(changed(network, changes))
 
 
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Dispatch(Brief):
     """How the first pass decides: by the label that is most probable after the prompt and a question.
@@ -113,11 +114,12 @@ class Dispatch(Brief):
         return Batch(tokens, keep, batch.bos)
 
     def label_ids(self, model: Model) -> Int[Tensor, "t"]:
-        """The token of every label. ValueError for a label that is no single token."""
-        text = as_model(model).text
-        return torch.tensor(
-            [text.single(label) if isinstance(label, str) else label for label in self.labels.values()]
-        )
+        """The token of every label. ValueError for a label that is no single token of the model."""
+        text, n = as_model(model).text, as_network(model).config.d_vocab
+        ids = [text.single(label) if isinstance(label, str) else label for label in self.labels.values()]
+        if wrong := [i for i in ids if not 0 <= i < n]:
+            raise ValueError(f"labels must be tokens from 0 to {n - 1}, got {wrong[0]}")
+        return torch.tensor(ids)
 
     def probabilities(
         self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None

@@ -249,7 +249,7 @@ def _unpickled_tensors(file: Path) -> Mapping[str, Tensor]:
             f"{file} is refused, and nothing in it was run: {why}; what is read is a state dict: "
             "torch.save(model.state_dict(), file)"
         ) from cause
-    except (OSError, EOFError, RuntimeError, ValueError) as cause:
+    except Exception as cause:  # of many kinds: a pickle may be damaged anywhere
         raise ValueError(f"{file} is not a readable file of weights (truncated?): {cause}") from cause
     return state_in(contents, file)
 

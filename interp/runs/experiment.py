@@ -93,8 +93,10 @@ def loaded(file: Path) -> Iterator[Experiment]:
     try:
         try:
             spec.loader.exec_module(module)
-        except Exception as cause:
-            raise BrokenExperimentError(f"{file} cannot be imported") from cause
+        except (Exception, SystemExit) as cause:
+            raise BrokenExperimentError(
+                f"{file} cannot be imported: {type(cause).__name__}: {cause}"
+            ) from cause
         yield Experiment(file, question_of(file), _parameter_class(file, module), module.main)
     finally:
         sys.path.remove(folder)

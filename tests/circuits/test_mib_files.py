@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -178,6 +179,21 @@ def test_broken_files_are_refused_by_what_is_wrong(change: object, message: str,
     (tmp_path / "a.json").write_text(json.dumps(held))
     with pytest.raises(ValueError, match=message):
         read_mib(tmp_path / "a.json", model)
+
+
+def test_a_torch_file_of_noise_is_refused(tmp_path: Path) -> None:
+    model, generator = hooked("gpt2"), np.random.default_rng(0)
+    write_mib(tmp_path / "good.pt", model, drawn(model)[1])
+    good = np.frombuffer((tmp_path / "good.pt").read_bytes(), np.uint8)
+    at = bytes(good).index(b"data.pkl") + 60
+    for noise in (b"\x80\x02X\x04\x00\x00\x00\xff\xfe\xfd\xfc.", *(generator.bytes(99) for _ in range(40))):
+        damaged = good.copy()
+        damaged[at : at + 99] = np.frombuffer(noise[:99].ljust(99, noise[:1]), np.uint8)
+        for content in (noise, damaged.tobytes()):
+            (tmp_path / "a.pt").write_bytes(content)
+            with pytest.raises(ValueError, match=r"a\.pt") as refusal:
+                read_mib(tmp_path / "a.pt", model)
+            assert type(refusal.value) is ValueError
 
 
 def test_a_torch_file_that_holds_code_or_other_shapes_is_refused(tmp_path: Path) -> None:

@@ -297,6 +297,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "circuits.Circuit": {"graph": lambda: EdgeGraph(2, 1, 1), "scores": lambda: {"L0.mlp->logits": 2.0}},
     "causal.EdgeGraph": {"n_layers": lambda: 2, "n_heads": lambda: 2, "n_kv_heads": lambda: 2},
     "Edit": {"where": lambda: "L1H2"},
+    "editing.Dispatch": {"question": lambda: (1,), "labels": lambda: {"a": 5, "b": 6}},
     "editing.EditCase": {"prompt": lambda: TEXT, "checks": lambda: {"paraphrase": (("John gave", 5),)}},
     "circuits.GraphPrompt": {"prompt": lambda: "a b", "tokens": lambda: ("a", " b"), "answer": lambda: " c",
                     "probability": lambda: 0.5},

@@ -290,6 +290,16 @@ def test_a_table_is_decoded_once_when_read_in_order(tmp_path: Path, monkeypatch:
     assert list(source.rows(10, 12)) == texts[10:12] and opened == [0, 1, 0]
 
 
+@pytest.mark.parametrize("hole", [slice(-60, -30), slice(-200, -100), slice(-8, -4)])
+def test_a_damaged_footer_of_parquet_is_named(hole: slice, tmp_path: Path) -> None:
+    path = written(tmp_path, "a.parquet", [{"text": f"row {i}"} for i in range(50)])
+    raw = bytearray(path.read_bytes())
+    raw[hole] = bytes(len(raw[hole]))
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"a\.parquet is not a Parquet file: "):
+        open_source(path)
+
+
 def test_a_damaged_page_of_parquet_is_named_with_its_row(tmp_path: Path) -> None:
     path = written(tmp_path, "a.parquet", [{"text": f"row {i}"} for i in range(50)])
     raw = bytearray(path.read_bytes())

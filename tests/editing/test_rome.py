@@ -257,6 +257,17 @@ def test_what_cannot_be_edited_is_refused_by_name() -> None:
         rome_edit(model, PROMPT, answer=ANSWER, subject="Spain", keys=keys)
     with pytest.raises(ValueError, match="must be a single token"):
         rome_edit(model, PROMPT, answer="Mary and", subject=SUBJECT, keys=keys)
+    c = keys.moment
+    for moment in (c[:39], c[0], c[None], c.float(), c.half(), c * math.nan):
+        with pytest.raises(
+            ValueError, match=r"moment must be (finite numbers in float64|Float\[Tensor, 'm m'\]), got"
+        ):
+            replace(keys, moment=moment)
+    for essence in ("{", "{}", "{other} is", "{subject.x} is", "{subject!z}"):
+        with pytest.raises(
+            ValueError, match=r"essence must be a text with \{subject\} as its only field, or None"
+        ):
+            Rome(essence=essence)
     few = key_moment(model, "The cat", layer=0)
     with pytest.raises(ValueError, match=r"C of 40 neurons over .* is singular: more text or a larger ridge"):
         rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=few, rome=Rome(ridge=0.0))

@@ -172,6 +172,14 @@ def test_what_cannot_be_dispatched_or_rewarded_is_refused() -> None:
         two_passes(model, Batch.of(ROWS), {"rod": some(1)}, Dispatch(QUESTION, LABELS))
     with pytest.raises(ValueError, match="a label for each kind of prompt, got none"):
         Dispatch(QUESTION, {})
+    with pytest.raises(ValueError, match="Dispatch: labels must be Mapping"):
+        Dispatch(QUESTION, {"a": None})  # type: ignore[dict-item]
+    for question in ([1, None], (1, None)):
+        with pytest.raises(ValueError, match="Dispatch: question must be str or tuple"):
+            Dispatch(question, LABELS)  # type: ignore[arg-type]
+    for label in (-1, 10**9):
+        with pytest.raises(ValueError, match=f"labels must be tokens from 0 to .*, got {label}"):
+            Dispatch(QUESTION, {"a": label}).label_ids(model)
     with pytest.raises(ValueError, match="one finite number for each of 8 samples"):
         reinforce_z(model, Batch.of(ROWS[:1]), lambda new: new.double(), NAMES, new_tokens=2)
     for options in ({"samples": 0}, {"new_tokens": 0}, {"kl": -1.0}):

@@ -148,6 +148,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a word": (lambda: Edit("L0H1", "zero"), ValueError, "a change is required.*got 'zero'"),
     "no part": (lambda: Edit("L0Q1", Zero()), KeyError, "no part 'L0Q1'"),
     "no dim": (lambda: Edit("L0.mlp", Zero(), {"head": 1}), KeyError, "L0.mlp has the dims pos, d_model, not 'head'"),
+    "a dim that is no word": (lambda: Edit("L0.mlp", Zero(), {None: None}), ValueError, "at must be indices by dim"),
     "named twice": (lambda: Edit("L0H1", Zero(), {"head": 1}), KeyError, "not 'head'"),
     "half an index": (lambda: Edit("L0.mlp", Zero(), {"pos": 1.5}), ValueError, "'pos' requires an index"),
     "an index twice": (lambda: Edit("L0.mlp", Zero(), {"pos": (1, 1)}), ValueError, "several that differ"),

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.files import json_object
+from interp.core.kinds import MOST_NUMBER
 from interp.core.results import labelled
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
@@ -292,8 +293,11 @@ class _Kept:
             return None
         held = json_object(path)
         found = held.get("measured")
-        numbers = isinstance(found, list) and len(found) == queries and all(type(x) is float for x in found)
-        if not numbers or held.get("without") != name:
+        numbers = found if isinstance(found, list) and len(found) == queries else [None]
+        if (
+            not all(type(x) is float and abs(x) <= MOST_NUMBER for x in numbers)
+            or held.get("without") != name
+        ):
             raise ValueError(
                 f"{path} must hold what {queries} queries measured without {name}: delete it to run again"
             )

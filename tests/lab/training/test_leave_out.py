@@ -172,6 +172,10 @@ def test_a_study_goes_on_with_the_runs_that_it_has_and_is_refused_another(tmp_pa
     assert float(again.value[0, 0] - whole.value[0, 0]) == pytest.approx(100.0)
     with pytest.raises(ValueError, match="groups"):
         leave_out(CONFIG, ROWS, QUERIES, [[0], [2]], PLAN, out=folder)
+    for wrong in (float("nan"), 1e308):
+        (folder / "0.json").write_text(json.dumps(mark | {"measured": [wrong, *mark["measured"][1:]]}))
+        with pytest.raises(ValueError, match=r"0\.json must hold what \d+ queries measured without 0"):
+            leave_out(CONFIG, ROWS, QUERIES, [[0], [1]], PLAN, out=folder)
     with pytest.raises(ValueError, match="queries"):
         leave_out(CONFIG, ROWS, ROWS, [[0], [1]], PLAN, out=folder)
 
