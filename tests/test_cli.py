@@ -231,6 +231,11 @@ def test_verify_reads_the_training_checkpoint_that_the_revision_names(
         (["verify", "--model", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),
         (["verify", "--model", "groundtruth-induction", "--device", "abacus"], "device 'abacus' is not available"),
         (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),
+        (["heads", "--most", "-5"], "--most must be 1 or more, got -5"),
+        (["circuit", "facts", "--most", "0"], "--most must be 1 or more, got 0"),
+        (["jacobian-lens", "a", "--most", "0"], "--most must be 1 or more, got 0"),
+        (["graph", "x.json", "--links", "-1"], "--links must be 1 or more, got -1"),
+        (["compare", "a", "b", "--largest", "0"], "--largest must be 1 or more, got 0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(

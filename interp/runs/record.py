@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LOG = "log.txt"
+SHARED_STREAM = "shared stream"
+"""The kind of name that a stream has whose rows the jobs of an array share."""
 RESULTS, TABLES, FIGURES, STREAMS = "results", "tables", "figures", "streams"
 DPI = 150
 T = TypeVar("T")
@@ -306,7 +308,7 @@ class Record(Shown):
         self.model(model)
         shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared
         if shard is not None:
-            self._claim("stream", name)
+            self._claim(SHARED_STREAM, name)
             folder = folder / name
         results = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
         if not results.complete:
@@ -320,6 +322,14 @@ class Record(Shown):
             self.table(f"{name}_rejected", results.rejected)
         self.say(repr(results).splitlines()[0])
         return results
+
+    def check_share(self) -> None:
+        """Raise ValueError for one job of an array whose experiment shared nothing: every job has done all of it."""
+        if self.shared is not None and not any(kind == SHARED_STREAM for kind, _ in self._claimed):
+            raise ValueError(
+                f"shard {self.shared[0]} requires an experiment that calls record.stream, whose rows are shared out; "
+                "this one did not, so every job did the whole of it: run it once, without a shard"
+            )
 
     def stream_folder(self, name: str) -> Path:
         """A folder inside the run where a streamed analysis keeps its journal: `interp.run(..., out=...)`."""
