@@ -149,6 +149,7 @@ def test_the_parameters_are_listed_with_types_defaults_and_meaning(
         (["-p", "steps"], "-p requires key=value, got 'steps'"),
         (["-p", "steps=x"], "Error parsing --steps: invalid literal for int() with base 10: 'x'"),
         (["-p", "twice=maybe"], "invalid choice 'maybe'"),
+        (["-p", "words=a\udcff"], r"a parameter must be text that UTF-8 can hold, got 'a\udcff'"),
         (["-p", "steps=1", "-p", "steps=2"], "parameter 'steps' holds one value, it was given 2"),
         (["--resume", "last"], "--resume last requires a run of adding in runs, there is none"),
         (["--resume", "nowhere"], "a run is required, got 'nowhere'"),

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -121,11 +122,15 @@ class Record(Shown):
         """
         values = fields_of(parameters)
         question, session = question_of(file) if file else "", RunSession.begun(command, file)
-        folder = _fresh_folder(root, _checked_name(name))
         source = None if file is None else str(file)
         run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
-        record = cls(folder, run, _run_lock(folder, run))
-        record._update()
+        folder = _fresh_folder(root, _checked_name(name))
+        try:
+            record = cls(folder, run, _run_lock(folder, run))
+            record._update()
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
         record.say(f"started {folder.name}")
         return record
 
