@@ -304,7 +304,7 @@ def test_a_parameter_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="surrogates not allowed"):
+    with pytest.raises(ValueError, match="texts of whole characters are required, got"):
         Record.create(tmp_path, "trial", Job(), command="interp run \udcff.py")
     assert list(tmp_path.iterdir()) == []
 
