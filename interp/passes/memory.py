@@ -65,7 +65,7 @@ def check_recorded(
     size = item * rows * (output + sum(_numbers_per_row(name, config, columns) for name in names))
     check_memory(
         f"{len(names)} sites of {rows} x {columns} tokens", size, network.device,
-        "fewer of them (names_filter=) take less, patterns and scores most, and so do shorter prompts",
+        "shorter prompts take less, and fewer sites (names_filter=, of caches); patterns and scores take most",
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_pass(
     assert len(model.run_with_cache("The cat sat", "blocks.*.hook_resid_post")[1]) == model.cfg.n_layers
     assert model.run_with_cache("The cat sat", stop_at_layer=1)[1]
     monkeypatch.setattr(Transformer, "forward", lambda *_, **__: pytest.fail("a pass was run"))
-    with pytest.raises(ValueError, match=r"fewer of them \(names_filter=\) take less"):
+    with pytest.raises(ValueError, match=r"fewer sites \(names_filter=, of caches\)"):
         model.run_with_cache("The cat sat")
 
 
