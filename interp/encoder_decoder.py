@@ -32,6 +32,7 @@ from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.generate import decode, encoded
+from interp.passes.memory import check_recorded
 from interp.passes.observe import Names, matching
 from interp.passes.sampling import Sampling
 from interp.residual.activation_cache import ActivationCache
@@ -187,6 +188,8 @@ class HookedEncoderDecoder(Shown):
         wanted = self._sites(names_filter)
         given, read = self.to_source(source).to(self.model.device), self.to_target(target)
         read = read.to(self.model.device)
+        check_recorded(wanted["encoder"], self.model.encoder, *given.tokens.shape)
+        check_recorded(wanted["decoder"], self.model.decoder, *read.tokens.shape)
         tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])
         with torch.no_grad():
             logits = self.model(given.tokens, read.tokens, tap, source_keep=given.keep, target_keep=read.keep)

@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,11 @@ def test_verify_reads_the_training_checkpoint_that_the_revision_names(
         (["verify", "--model", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),
         (["verify", "--model", "groundtruth-induction", "--device", "abacus"], "device 'abacus' is not available"),
         (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),
+        (["heads", "--most", "-5"], "--most must be 1 or more, got -5"),
+        (["circuit", "facts", "--most", "0"], "--most must be 1 or more, got 0"),
+        (["jacobian-lens", "a", "--most", "0"], "--most must be 1 or more, got 0"),
+        (["graph", "x.json", "--links", "-1"], "--links must be 1 or more, got -1"),
+        (["compare", "a", "b", "--largest", "0"], "--largest must be 1 or more, got 0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -367,6 +373,74 @@ def test_every_model_command_loads_the_named_checkpoint_and_dtype() -> None:
     assert model.transformer.dtype == torch.bfloat16
     same = interp.HookedTransformer.from_pretrained("demo-attn-2l", revision="step1200", dtype="bfloat16")
     assert torch.equal(model.W_E, same.W_E)
+
+
+# --- early ends ---------------------------------------------------------------------------------------------------
+
+HANGING = """
+import os, signal, sys
+from pathlib import Path
+from interp import HookedTransformer, cli
+
+def stopped(*given, **options):
+    print(sorted(path.name[:5] for path in Path(sys.argv[1]).iterdir()), flush=True)
+    os.kill(os.getpid(), int(sys.argv[2]))
+    signal.pause()
+
+HookedTransformer.from_pretrained = stopped
+raise SystemExit(cli.main([*sys.argv[3:]]))
+"""
+
+
+def hanging(folder: Path, number: int, *argv: str) -> "subprocess.CompletedProcess[str]":
+    """A command that gets a signal while it loads its model."""
+    words = [sys.executable, "-c", HANGING, str(folder), str(int(number)), *argv]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.mark.parametrize(
+    "argv", [["heads"], ["verify"], ["report", "--out"], ["serve"]], ids=lambda argv: argv[0]
+)
+def test_ctrl_c_is_one_line_and_exit_code_130(argv: list[str], tmp_path: Path) -> None:
+    out = [str(tmp_path / "out")] if argv[-1] == "--out" else []
+    done = hanging(tmp_path, signal.SIGINT, *argv, *out)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_what_a_report_began_is_removed_at_a_signal_that_ends_it(name: str, tmp_path: Path) -> None:
+    done = hanging(tmp_path, getattr(signal, name), "report", "--out", str(tmp_path / "out"))
+    assert done.stdout == "['.out.']\n"
+    assert done.returncode == -getattr(signal, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_library_makes_of_ctrl_c_is_still_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def converted(self: Models) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as cause:
+            raise ImportError("a module could not be imported") from cause
+
+    monkeypatch.setattr(Models, "run", converted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argv", [["--help"], ["heads", "--help"], ["models"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("to", "code", "err"),
+    [("| true", 141, ""), (">&-", 0, ""), (">/dev/full", 2, "error: [Errno 28] No space left on device\n")],
+)
+def test_output_that_nobody_takes_is_no_traceback(argv: list[str], to: str, code: int, err: str) -> None:
+    script = f'"$@" {to}; exit ${{PIPESTATUS[0]}}'
+    words = ["bash", "-c", script, "bash", sys.executable, "-m", "interp", *argv]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr, done.stdout) == (code, err, "")
 
 
 # --- start --------------------------------------------------------------------------------------------------------

@@ -169,11 +169,17 @@ def test_the_parameters_are_listed_with_types_defaults_and_meaning(
         (["-p", "steps"], "-p requires key=value, got 'steps'"),
         (["-p", "steps=x"], "Error parsing --steps: invalid literal for int() with base 10: 'x'"),
         (["-p", "twice=maybe"], "invalid choice 'maybe'"),
+        (["-p", "words=a\udcff"], r"a parameter must be text that UTF-8 can hold, got 'a\udcff'"),
         (["-p", "steps=1", "-p", "steps=2"], "parameter 'steps' holds one value, it was given 2"),
         (["--resume", "last"], "--resume last requires a run of adding in runs, there is none"),
         (["--resume", "nowhere"], "a run is required, got 'nowhere'"),
         (["--resume", ""], "a run is required, its name or its folder, got ''"),
         (["--resume", "."], "the folder of a run of an experiment is required, . has no run.json"),
+        (["--shard", ""], "a shard such as 0/8 is required, got ''"),
+        (["--shard", "1/2/3"], "a shard such as 0/8 is required, got '1/2/3'"),
+        (["--shard=-1/2"], "a shard such as 0/8 is required, got '-1/2'"),
+        (["--shard", "2/2"], "a shard i/n with 0 <= i < n is required, got 2/2"),
+        (["--shard", "0/0", "--parameters"], "a shard i/n with 0 <= i < n is required, got 0/0"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_no_folder(
@@ -183,6 +189,15 @@ def test_what_is_wrong_is_one_line_and_no_folder(
     assert lines == [] and message in err
     assert err.startswith("error: ") and len(err.splitlines()) == 1
     assert not Path("runs").exists()
+
+
+def test_a_shard_of_an_experiment_that_shares_no_rows_is_refused(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, err = ran(capsys, "run", str(file), "--shard", "0/2", code=1)
+    assert "shard 0/2 requires an experiment that calls record.stream" in err
+    assert Record.open(folder_of(lines)).state == "failed"
+    assert ran(capsys, "run", str(file), "--resume", "last")[0][-1] == lines[-1]
 
 
 def test_a_required_parameter_is_asked_for(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,9 +51,11 @@ from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.duration import announce
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Studied, Subject
+from interp.passes.packs import block_products
 from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.functions import of_own_rows, of_weights
@@ -487,8 +489,14 @@ def _windows(config: ModelConfig) -> list[int | None]:
 
 
 def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
-    """The rows of repeated tokens."""
-    tokens = data.tokens(model.transformer.config.d_vocab, _first_token(model.text)[0])
+    """The rows of repeated tokens; a `Note` before they are drawn where the passes over them take minutes."""
+    network = model.transformer
+    each = data.length * network.config.n_layers * block_products(network.config)
+    announce(
+        f"{data.rows} rows of {data.length} repeated tokens", data.rows * each, network.device,
+        "fewer rows, RepeatedTokens(rows=...), take less",
+    )  # fmt: skip
+    tokens = data.tokens(network.config.d_vocab, _first_token(model.text)[0])
     return prompt_source(Batch(tokens, bos=True), model.text)
 
 

@@ -18,8 +18,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Protocol, TextIO, cast, runtime_checkable
 
-import tyro
-
+from interp.cli.ending import REFUSED, ended_by, is_interrupt
 from interp.core.notes import Note
 
 
@@ -206,8 +205,8 @@ def notes_on_stderr() -> Iterator[list[str]]:
 
 @rarely_collected()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments describe; returns its exit code, as `ended`."""
-    return ended(parsed(sys.argv[1:] if argv is None else list(argv)))
+    """Run the command that the arguments describe; returns its exit code, as `ended` and `ended_by`."""
+    return ended_by(lambda: ended(parsed(sys.argv[1:] if argv is None else list(argv))))
 
 
 def ended(given: Command) -> int:
@@ -217,11 +216,11 @@ def ended(given: Command) -> int:
             code = given.run() or 0
         return code or int(given.strict and bool(notes))
     except (ValueError, LookupError, OSError, ArithmeticError) as cause:
-        if given.debug:
+        if given.debug or isinstance(cause, BrokenPipeError) or is_interrupt(cause):
             raise
         message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause
         print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-        return 2
+        return REFUSED
 
 
 def parsed(argv: list[str]) -> Command:
@@ -233,7 +232,9 @@ def parsed(argv: list[str]) -> Command:
             f"error: there is no command {called!r}; nearest: {', '.join(close) or 'none'}; `interp --help` lists all",
             file=sys.stderr,
         )
-        raise SystemExit(2)
+        raise SystemExit(REFUSED)
+    import tyro  # here, since it takes most of the time before a command is known
+
     kinds: dict[str, Callable[..., object]] = {
         name: command(name) if name == called else _placeholder(name) for name in COMMANDS
     }

@@ -75,6 +75,7 @@ class Asking(ModelCommand):
         from interp.core.files import check_replaceable, write_atomically
         from interp.core.results import frame
 
+        self.require_some("most")
         if self.out is not None:
             check_replaceable(self.out)
         if self.checkpoints:

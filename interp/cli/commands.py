@@ -107,6 +107,7 @@ class Graph(Common):
         from interp.core.files import check_replaceable, write_atomically
         from interp.pages import graph_page
 
+        self.require_some("links")
         check_replaceable(self.out)
         text = graph_page(read_attribution_graph(self.file), most=self.links)
         write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))

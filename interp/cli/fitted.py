@@ -40,6 +40,7 @@ class OfTask(Asking):
         from interp.tasks import TASKS
 
         self.refuse(*OF_TABLES, why="a circuit is found in one model and has one table")
+        self.require_some("most")
         if self.out is not None:
             check_replaceable(self.out)
         if not 1 <= self.pairs <= MOST_PAIRS:
@@ -95,6 +96,7 @@ class OfCorpus(Asking):
         from interp.lenses import jacobian_lens
 
         self.refuse(*OF_TABLES, why="a lens is fitted on one model and has one table")
+        self.require_some("most")
         if self.out is not None:
             check_replaceable(self.out)
         lens = jacobian_lens(self.opened(), read_data(self.data), **self.fields())  # type: ignore[arg-type]

@@ -17,6 +17,12 @@ class Common:
     strict: bool = False
     """Whether to exit with 1 where a note (on stderr) says that an answer differs from the request."""
 
+    def require_some(self, *names: str) -> None:
+        """Raise ValueError for an option among `names`, a number of things to print, that is less than 1."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCommand(Opened, Common):

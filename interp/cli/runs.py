@@ -53,7 +53,10 @@ class Run(Common):
     def run(self) -> int:
         """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
         from interp.runs.experiment import BrokenExperimentError, loaded
+        from interp.runs.work_folder import Shard
 
+        if self.shard is not None:
+            Shard.of(self.shard)
         try:
             with loaded(self.file) as experiment:
                 if self.parameters:
@@ -175,6 +178,7 @@ class Compare(Common):
         """Print the differences, and what could not be compared."""
         from interp.runs.record import Record
 
+        self.require_some("largest")
         first, second = (Record.open(_run_folder(name, self.runs)) for name in (self.first, self.second))
         for line in compared_runs(first, second, self.largest):
             print(line)
@@ -251,6 +255,7 @@ def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
     try:
         with record:
             experiment.main(job, record)
+            record.check_share()
     except ShareDoneError:
         pass  # the log says so; the last job of the array goes on
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from interp.core.axes import shape_text
+from interp.core.memory import check_memory
 from interp.core.named import named
 from interp.core.transfers import to_device
 
@@ -57,6 +58,11 @@ class TopRows:
         if rows is None:
             raise ValueError("a list of rows requires rows with identities: number the batch (`Batch.row`)")
         cells = value.shape[2:]
+        numbers = 3 + (0 if self.context is None else self.before + self.after + 1)
+        check_memory(
+            f"lists of {self.k} entries (top) of each of {cells.numel()} cells", 8 * cells.numel() * self.k * numbers,
+            value.device, "a smaller top and fewer cells take less",
+        )  # fmt: skip
         if len(rows) == 0:
             return self._empty_list(cells, value.device)
         rows = to_device(rows, value.device).long()

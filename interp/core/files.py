@@ -5,10 +5,13 @@ import json
 import os
 import re
 import secrets
+import signal
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 NO_FILES = {
     stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
@@ -56,6 +59,31 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
     finally:
         with suppress(OSError):  # the temporary file may not have been created
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def removing_at_signals(remove: Callable[[], object]) -> Iterator[None]:
+    """Call `remove` if SIGTERM or SIGHUP ends the process inside the `with`: these skip every `finally`.
+
+    The process then ends as it would have. Python takes handlers in its main thread only: in others nothing is removed.
+    """
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    # one that is ignored (nohup) ends nothing, and what was not set from Python cannot be set again
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        remove()
+        signal.signal(number, before[signal.Signals(number)])
+        signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check_replaceable(path: Path) -> None:

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
+from interp.core.memory import check_memory
 from interp.core.stats import upcast
 from interp.core.viewer import Brief
 from interp.core.wording import nearest
@@ -228,8 +230,8 @@ def reinforce_z(
     reward: Reward,
     names: Sequence[str],
     *,
-    new_tokens: int = 1,
-    samples: int = 8,
+    new_tokens: Count = 1,
+    samples: Count = 8,
     kl: float = 0.0,
     rescale: bool = False,
     tuning: FineTuning | None = None,
@@ -261,8 +263,8 @@ def reinforce_z(
         z [r] by the name of the matrix, from z = 1, and the mean reward of every step.
 
     Raises:
-        ValueError: as `train_z`; less than one sample or token, a negative kl, and rewards that are not one finite
-            number per sample.
+        ValueError: as `train_z`; less than one sample or token, more than fit into the free memory, a negative kl,
+            and rewards that are not one finite number per sample.
 
     Source:
         Sun et al. 2025, Transformer^2, equation 1; Williams 1992.
@@ -287,6 +289,12 @@ def reinforce_z(
     network = subject.transformer
     network.config.require_next_token("REINFORCE")
     prompts = subject.text.batch(data, prepend_bos=prepend_bos, side="left").to(network.device).left_aligned()
+    count, width = len(prompts) * samples, prompts.tokens.shape[1] + new_tokens
+    check_memory(
+        f"{count} samples (samples={samples} of each prompt) of {width} tokens",
+        3 * count * width * network.config.d_vocab * network.dtype.itemsize,  # logits of both models, and their slopes
+        network.device, "fewer samples and more steps take less",
+    )  # fmt: skip
     rows = prompts.rows(torch.arange(len(prompts), device=network.device).repeat_interleave(samples))
     parts = {name: SingularValues.of(network, name) for name in names}
     z = {name: torch.ones_like(matrix.sigma).requires_grad_() for name, matrix in parts.items()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, CircuitProtocol, GraphPrompt, write_attribution_graph
 from interp.core.boundary import public
-from interp.core.files import named_path
+from interp.core.files import named_path, removing_at_signals
 from interp.core.results import write_tables
 from interp.pages.corrupted import METHOD
 from interp.pages.render import page
@@ -95,13 +95,18 @@ def replacing(folder: Path) -> Iterator[Path]:
     except OSError as cause:
         _remove(made)
         raise OSError(f"cannot write to {target.parent}: {cause.strerror}") from cause
+
+    def undo() -> None:
+        shutil.rmtree(fresh, ignore_errors=True)
+        _remove(made)
+
     try:
-        yield fresh
+        with removing_at_signals(undo):
+            yield fresh
         fresh.chmod(0o755)
         _swap(fresh, target)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        _remove(made)
+        undo()
         raise
 
 

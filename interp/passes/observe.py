@@ -34,6 +34,7 @@ from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, find, is_late
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
+from interp.passes.memory import check_recorded
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
 """A function of the logits `[b p v]` (or of those computed) that returns the number to differentiate."""
@@ -196,6 +197,8 @@ def observe(
     if logits_at is not None:
         _check_columns(logits_at, batch.tokens.shape)  # before it is moved, so that no device is waited for
         logits_at = to_device(logits_at, network.device)
+    kept_whole = [read.site for read in reads if read.via is None and read.pos is None]
+    check_recorded(kept_whole, network, *batch.tokens.shape, logits=stop is None and logits_at is None)
     batch = batch.to(network.device)
     follows = batch.forced is not None
     tap = (
@@ -203,17 +206,20 @@ def observe(
         if reads or edits or follows
         else None
     )
-    with torch.set_grad_enabled(metric is not None):
-        output = network(
-            batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
-            types=batch.types, memory=batch.memory,
-        )  # fmt: skip
-        if tap is None:
-            return Observation(output, Trace({}))
-        answers = dict(tap.values)
-        if metric is not None and wants_grad:
-            answers |= _gradients(metric(output), tap)
-        tap.close()
+    try:
+        with torch.set_grad_enabled(metric is not None):
+            output = network(
+                batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
+                types=batch.types, memory=batch.memory,
+            )  # fmt: skip
+            if tap is None:
+                return Observation(output, Trace({}))
+            answers = dict(tap.values)
+            if metric is not None and wants_grad:
+                answers |= _gradients(metric(output), tap)
+    finally:
+        if tap is not None:  # of a pass that failed too: what it recorded may be most of the memory
+            tap.close()
     return Observation(output.detach(), Trace(answers))
 
 

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LOG = "log.txt"
+SHARED_STREAM = "shared stream"
+"""The kind of name that a stream has whose rows the jobs of an array share."""
 RESULTS, TABLES, FIGURES, STREAMS = "results", "tables", "figures", "streams"
 DPI = 150
 T = TypeVar("T")
@@ -119,11 +122,15 @@ class Record(Shown):
         """
         values = fields_of(parameters)
         question, session = question_of(file) if file else "", RunSession.begun(command, file)
-        folder = _fresh_folder(root, _checked_name(name))
         source = None if file is None else str(file)
         run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
-        record = cls(folder, run, _run_lock(folder, run))
-        record._update()
+        folder = _fresh_folder(root, _checked_name(name))
+        try:
+            record = cls(folder, run, _run_lock(folder, run))
+            record._update()
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
         record.say(f"started {folder.name}")
         return record
 
@@ -306,7 +313,7 @@ class Record(Shown):
         self.model(model)
         shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared
         if shard is not None:
-            self._claim("stream", name)
+            self._claim(SHARED_STREAM, name)
             folder = folder / name
         results = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
         if not results.complete:
@@ -320,6 +327,14 @@ class Record(Shown):
             self.table(f"{name}_rejected", results.rejected)
         self.say(repr(results).splitlines()[0])
         return results
+
+    def check_share(self) -> None:
+        """Raise ValueError for one job of an array whose experiment shared nothing: every job has done all of it."""
+        if self.shared is not None and not any(kind == SHARED_STREAM for kind, _ in self._claimed):
+            raise ValueError(
+                f"shard {self.shared[0]} requires an experiment that calls record.stream, whose rows are shared out; "
+                "this one did not, so every job did the whole of it: run it once, without a shard"
+            )
 
     def stream_folder(self, name: str) -> Path:
         """A folder inside the run where a streamed analysis keeps its journal: `interp.run(..., out=...)`."""

@@ -158,6 +158,8 @@ def plain(value: object) -> object:
     Raises:
         ValueError: anything that JSON cannot hold.
     """
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"a parameter must be text that UTF-8 can hold, got {value!r}")
     if value is None or isinstance(value, bool | int | float | str):
         return value.name if isinstance(value, enum.Enum) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

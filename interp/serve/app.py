@@ -149,8 +149,8 @@ class Guard:
         headers = Headers(scope=scope)
         if headers.getlist("host") not in [[host] for host in self._hosts]:
             return 403, "this Host is not served"
-        origin = headers.get("origin")
-        if origin is not None and origin.removeprefix("http://") not in self._hosts:
+        origins = headers.getlist("origin")
+        if origins not in [[], *([f"http://{host}"] for host in self._hosts)]:
             return 403, "this Origin may not ask"
         given = scope["path"].removeprefix("/").partition("/")[0]
         if not secrets.compare_digest(given.encode("utf-8", "replace"), self._token):
@@ -158,12 +158,12 @@ class Guard:
                 404,
                 "not found: the address printed by `interp serve` holds the token that is missing here",
             )
-        return _of_body(headers, origin) if scope["method"] not in ("GET", "HEAD") else None
+        return _of_body(headers) if scope["method"] not in ("GET", "HEAD") else None
 
 
-def _of_body(headers: Headers, origin: str | None) -> tuple[int, str] | None:
+def _of_body(headers: Headers) -> tuple[int, str] | None:
     """The reason why a POST request is refused."""
-    if origin is None:
+    if "origin" not in headers:
         return 403, "an Origin is required"
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return 415, "application/json is required"
@@ -254,6 +254,7 @@ class _Routes:
     def look(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Look)
         session, start = self.subject.session, time.perf_counter()
+        ask.check_within(session.config)
         found = answers.look(session, ask, session.pair(ask, stop), stop)
         return found | {"seconds": round(time.perf_counter() - start, 4)}
 

@@ -4,7 +4,8 @@ Edits arrive in the JSON of `interp.passes.edit_text` and become `Edit`s. What a
 list: no tensors, no rows, no other changes, and only the parts below.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypeVar
@@ -22,10 +23,11 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from interp.model.config import ModelConfig
 from interp.model.edits import Add, Edit, Mean, Resample, Set
 from interp.model.parts import Part
 from interp.passes.edit_text import edit_from_json
-from interp.serve.refusals import in_words
+from interp.serve.refusals import FIELDS, in_words
 
 MAX_BODY = 256 * 1024
 """Bytes of one request."""
@@ -193,6 +195,17 @@ class Look(EditedPrompt):
     moved: bool = False
     """Whether it is wanted how far the attention of all heads moved."""
 
+    def check_within(self, config: ModelConfig) -> None:
+        """Raise ValueError for a layer or head that the model does not have."""
+        for name, index, count in (
+            ("layer", self.layer, config.n_layers),
+            ("head", self.head, config.n_heads),
+        ):
+            if index and index >= count:
+                raise ValueError(
+                    f"the {name} must be less than {count}, the number that the model has, got {index}"
+                )
+
 
 class RandomDirections(EditedPrompt):
     """A request for the effect of random directions in place of those that the edits add."""
@@ -228,6 +241,17 @@ R = TypeVar("R", bound=StrictRecord)
 def parsed(kind: type[R], body: bytes) -> R:
     """The request in a body of JSON; ValueError that says in words which field requires what."""
     try:
-        return TypeAdapter(kind).validate_json(body)
+        found = TypeAdapter(kind).validate_json(body)
     except ValidationError as cause:
         raise ValueError(in_words(cause)) from None
+    json.loads(body, object_pairs_hook=_check_once)
+    return found
+
+
+def _check_once(pairs: Sequence[tuple[str, object]]) -> None:
+    """Raise ValueError for a field that an object of JSON names twice, of which pydantic reads the last one."""
+    seen = set[str]()
+    for name, _ in pairs:
+        if name in seen:
+            raise ValueError(f"{FIELDS.get(name, repr(name))} is given twice")
+        seen.add(name)

@@ -31,7 +31,7 @@ from interp.pages.stages import sites_of, staged
 from interp.passes.edit_text import edit_to_json
 from interp.passes.edited import layer_of
 from interp.passes.generate import Step, stream
-from interp.passes.observe import Subject, observe
+from interp.passes.observe import Subject, as_model, observe
 from interp.passes.question import Reading
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
@@ -142,7 +142,7 @@ class Session:
         if not config.unembed or config.cross_attention or not config.causal:
             raise ValueError("the live page requires a causal model with logits and without cross-attention")
         _ = model.text.tokenizer
-        self.model = model
+        self.model = as_model(model)  # of all rows, also after a `with` of edits around this call is left
         self.directions = directions.by_site(subspaces, config)
         self._rows: OrderedDict[Hashable, Row] = OrderedDict()
         self._layers: OrderedDict[Hashable, LayerSeen] = OrderedDict()

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 
@@ -70,7 +71,7 @@ class Agreement:
 
     phenomenon: Phenomenon = "distractor_agreement"
     """The rule of grammar that decides."""
-    rows: int = 32
+    rows: Count = 32
     """Number of pairs."""
     seed: int = 0
     """Seed of the draws."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
@@ -173,7 +174,7 @@ class Facts:
         ValueError: a relation without facts, or a phrasing without a subject.
     """
 
-    rows: int = 32
+    rows: Count = 32
     """Number of prompts."""
     seed: int = 0
     """Seed of the draws."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
     Pair,
@@ -44,7 +45,7 @@ class GreaterThan:
     "The war lasted from the year 1743 to the year 17" -> any of "44" .. "99" (Hanna et al. 2023, arXiv:2305.00586).
     """
 
-    rows: int = 32
+    rows: Count = 32
     """Number of pairs."""
     seed: int = 0
     """Seed of the draws."""

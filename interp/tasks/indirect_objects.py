@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -140,7 +141,7 @@ class IndirectObjects(Brief):
         ValueError: no rows or an empty table of words.
     """
 
-    rows: int = 32
+    rows: Count = 32
     """Number of sentences."""
     seed: int = 0
     """Seed of the draws; equal rows on every machine."""

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.indirect_objects import GIFTS, NAMES, PLACES
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
@@ -47,7 +48,7 @@ class ListCopy:
         ValueError: lists of fewer than 2 words.
     """
 
-    rows: int = 32
+    rows: Count = 32
     """Number of lists."""
     seed: int = 0
     """Seed of the draws."""
@@ -120,7 +121,7 @@ class DocstringArguments:
     Janiak 2023, "A circuit for Python docstrings in a 4-layer attention-only transformer").
     """
 
-    rows: int = 32
+    rows: Count = 32
     """Number of functions."""
     seed: int = 0
     """Seed of the draws."""

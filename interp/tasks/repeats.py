@@ -15,6 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Count
+from interp.core.memory import check_memory
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.examples import Examples, Place, after_bos, different, require
 from interp.tasks.lists import WORDS
@@ -31,11 +33,11 @@ FARTHEST = 16
 class RepeatedTokens:
     """Rows of BOS, then `period` distinct random tokens repeated `repeats` times (Olsson et al.: 25 x 4)."""
 
-    period: int = 25
+    period: Count = 25
     """Number of different tokens in a row."""
-    repeats: int = 4
+    repeats: Count = 4
     """Number of copies of them."""
-    rows: int = 32
+    rows: Count = 32
     """Number of rows."""
     seed: int = 0
     """Seed of the draws."""
@@ -73,7 +75,7 @@ class RepeatedTokens:
             generator: where the random numbers come from, instead of the seed (which is PyTorch's).
 
         Raises:
-            ValueError: fewer different ids than the period.
+            ValueError: fewer different ids than the period, and rows that do not fit into the free memory.
 
         Example:
             >>> interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2).tokens(100, bos=0).shape
@@ -85,9 +87,17 @@ class RepeatedTokens:
             raise ValueError(
                 f"{self.period} distinct tokens besides BOS are required, got {len(ids)} to draw from"
             )
+        drawn_from = self.period if generator is None else len(ids)
+        check_memory(
+            f"{self.rows} rows of {self.length} tokens (RepeatedTokens: rows)",
+            8 * self.rows * (self.length + drawn_from), torch.device("cpu"), "fewer rows take less",
+        )  # fmt: skip
         if generator is None:
             torchs = torch.Generator().manual_seed(self.seed)
-            order = [torch.randperm(len(ids), generator=torchs)[: self.period] for _ in range(self.rows)]
+            # the clone lets go of all that was drawn but the period
+            order = [
+                torch.randperm(len(ids), generator=torchs)[: self.period].clone() for _ in range(self.rows)
+            ]
             once = torch.from_numpy(ids)[torch.stack(order)]
         else:
             drawn = generator.permuted(np.tile(ids, (self.rows, 1)), axis=1)[:, : self.period]

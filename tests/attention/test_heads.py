@@ -488,6 +488,18 @@ def test_a_pattern_that_is_edited_is_the_one_that_is_scored() -> None:
     assert (found.sel(layer=0, score="previous_token") < 0.9).all()
 
 
+def test_rows_whose_passes_take_minutes_are_announced_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RepeatedTokens, "tokens", lambda *_, **__: (_ for _ in ()).throw(OSError("drawn")))
+    monkeypatch.setattr("interp.passes.duration.A_MINUTE", 1e6)
+    with (
+        pytest.raises(OSError, match="drawn"),
+        pytest.warns(
+            interp.Note, match=r"^10000000 rows of 19 repeated tokens: about \S+ min on such a device; "
+        ),
+    ):
+        interp.heads(hooked(), repeats=replace(SMALL, rows=10**7))
+
+
 def test_rows_that_do_not_fit_and_models_that_see_ahead_are_refused() -> None:
     with pytest.raises(ValueError, match="rows of 101 tokens do not fit the context of 24"):
         interp.heads(HookedTransformer(build("gpt2")))

@@ -185,5 +185,14 @@ def test_what_cannot_be_dispatched_or_rewarded_is_refused() -> None:
     for options in ({"samples": 0}, {"new_tokens": 0}, {"kl": -1.0}):
         with pytest.raises(ValueError, match="samples >= 1, new_tokens >= 1, kl >= 0 are required"):
             reinforce_z(model, Batch.of(ROWS[:1]), lambda new: new[:, 0].double(), NAMES, **options)  # type: ignore[arg-type]
+    for samples in (10**9, 10**18):
+        with pytest.raises(
+            ValueError, match="reinforce_z: samples must be a whole number up to 10000000, got"
+        ):
+            reinforce_z(model, Batch.of(ROWS[:1]), lambda new: new[:, 0].double(), NAMES, samples=samples)
+    with pytest.raises(
+        ValueError, match=r"samples=10000000 of each prompt\) of 6 tokens: .* are free; fewer samples"
+    ):
+        reinforce_z(model, Batch.of(ROWS[:1]), lambda new: new[:, 0].double(), NAMES, samples=10**7)
     with pytest.raises(ValueError, match="distinct matrices"):
         reinforce_z(model, Batch.of(ROWS[:1]), lambda new: new[:, 0].double(), [])

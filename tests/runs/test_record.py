@@ -303,6 +303,12 @@ def test_a_parameter_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
 # --- model, data, code -----------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="texts of whole characters are required, got"):
+        Record.create(tmp_path, "trial", Job(), command="interp run \udcff.py")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_model_by_the_same_name_is_refused_on_resume(tmp_path: Path) -> None:
     network = perturbed(CONFIGS["gpt2"])
     model = HookedTransformer(network, name="mine")

@@ -102,6 +102,8 @@ FOREIGN = (
     f"https://127.0.0.1:{PORT}",
     "http://127.0.0.1",
     "http://127.0.0.1:1",
+    f"127.0.0.1:{PORT}",
+    f"localhost:{PORT}",
     "",
     "file://",
 )
@@ -127,6 +129,11 @@ def test_the_address_without_its_token_says_where_the_whole_one_stands(client: T
 def test_a_name_that_is_not_ours_is_refused_whatever_it_resolves_to(client: TestClient, host: str) -> None:
     assert client.get(f"/{TOKEN}/", headers={"host": host}).status_code == 403
     assert post(client, "look", body(), host=host).status_code == 403
+
+
+def test_two_origins_are_refused_even_if_one_is_ours(client: TestClient) -> None:
+    headers = [*JSON.items(), ("origin", JSON["origin"])]
+    assert client.post(f"/{TOKEN}/look", content=body(), headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("origin", FOREIGN)
@@ -193,6 +200,17 @@ def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
     script = post(client, "source", body(edits=ZERO)).json()["python"]
     compile(script, "script", "exec")
     assert "from_pretrained('tiny')" in script and "interp.Edit('L0H1', interp.edits.Zero())" in script
+
+
+@pytest.mark.parametrize("name", ["layer", "head"])
+def test_layers_and_heads_that_the_model_lacks_are_refused(
+    client: TestClient, session: Session, name: str
+) -> None:
+    count = getattr(session.config, f"n_{name}s")
+    answer = post(client, "look", body(**{name: count}))
+    reason = f"the {name} must be less than {count}, the number that the model has, got {count}"
+    assert (answer.status_code, answer.json()) == (400, {"error": reason})
+    assert post(client, "look", body(**{"layer": 0, name: count - 1})).status_code == 200
 
 
 def test_errors_are_json_with_the_reason(

@@ -160,6 +160,20 @@ def test_what_is_no_request_is_a_value_error(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (START + b'"prompt":"a"}', "the prompt"),
+        (START + b'"position":1,"position":1}', "the position"),
+        (START + b'"edits":[{"where":"L0.mlp","change":"mean","change":"zero"}]}', "'change'"),
+        (START + b'"edits":[{"where":"L0.mlp","change":"zero","at":{"pos":[1],"pos":2}}]}', "'pos'"),
+    ],
+)
+def test_a_field_given_twice_is_refused_at_any_depth(text: bytes, field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} is given twice$"):
+        parsed(Look, text)
+
+
+@pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({}, "^the number of new tokens is required, none was given$"),

@@ -12,9 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp import HookedTransformer, Part
+from interp import Edit, HookedTransformer, Part
 from interp.causal import Subspace
 from interp.data.batch import Batch
+from interp.edits import Zero
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.lab import AdaptiveSoftmax
 from interp.passes import Sampling
@@ -404,6 +405,16 @@ def test_what_was_seen_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     late = [{"where": "L1.mlp", "change": "zero"}]
     found = asked(session, edits=late, layer=1)
     assert passes == ["_pass", "_again", "_again", "_again", "_again"] and set(found["moved"][0]) == {0.0}
+
+
+def test_rows_before_and_after_a_with_of_edits_are_of_one_network() -> None:
+    model = hooked()
+    with model.hooks(edits=[Edit("L0H1", Zero())]):
+        session = Session(model)
+        within = asked(session, layer=0)
+    assert asked(session, layer=0, prompt=SECOND)["next"] != asked(Session(model), prompt=SECOND)["next"]
+    assert asked(session, layer=1) == asked(Session(model.edited([Edit("L0H1", Zero())])), layer=1)
+    assert asked(session, layer=0) == within
 
 
 def test_rows_are_kept_up_to_a_size_and_no_pattern_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
