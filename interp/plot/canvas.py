@@ -48,7 +48,7 @@ def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, 
         values, cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
     )
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
-    width = max(20, round(LETTERS_PER_INCH * ax.figure.get_size_inches()[1]))
+    width = max(20, round(LETTERS_PER_INCH * ax.figure.bbox.height / ax.figure.dpi))
     bar.set_label("\n".join(fill(line, width, break_long_words=False) for line in scale.label.split("\n")))
     ax.set_title(title)
     return image
@@ -70,7 +70,7 @@ def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size
 
 def ink(image: AxesImage) -> None:
     """Make the texts that `annotate` wrote on the cells of a map dark or light by the cell's colour."""
-    values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+    values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
     light = (image.to_rgba(values)[..., :3] @ np.array([0.299, 0.587, 0.114]) > 0.55) | np.isnan(values)
     for text in image.axes.texts:
         if text.get_gid() == ON_CELL:

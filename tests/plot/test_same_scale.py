@@ -73,3 +73,15 @@ def test_texts_stay_readable_on_cells_that_became_pale() -> None:
     plot.same_scale(dark, wide)
     assert [to_rgb(text.get_color()) for text in dark.texts] == [(0, 0, 0), (0, 0, 0)]
     assert to_rgb(wide.texts[0].get_color()) == (1, 1, 1)
+
+
+def test_a_label_broken_into_other_lines_is_the_same() -> None:
+    label = "a name that is much too long for the side of a low picture"
+    images = []
+    for height in (1.5, 6.0):
+        ax = plt.figure(figsize=(4, height)).subplots()
+        images.append(heat_map(ax, np.eye(2), Scale.signed(height, label), title=""))
+    low, high = (image.colorbar.ax.get_ylabel() for image in images if image.colorbar is not None)
+    assert low.count("\n") > high.count("\n")
+    plot.same_scale([image.axes for image in images])
+    assert [image.get_clim() for image in images] == [(-6.0, 6.0)] * 2
