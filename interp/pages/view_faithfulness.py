@@ -9,6 +9,8 @@ from interp.views.writing import count, number
 
 WIDTH, HEIGHT = 420.0, 190.0
 """Of the drawing without its scales, in pixels."""
+TICK_ROOM = 60.0
+"""Room for the text of a tick across, in pixels."""
 NEAR = 0.05
 """How far the curve may leave 0 to 1 before the scale says where it ends."""
 
@@ -61,7 +63,8 @@ def curve(table: pd.DataFrame, total: float, corrupted: float) -> Curve:
         )
         points.append(CurvePoint(edges, connected, share, logits, across(edges), up(share), tip))
     line = "M" + "L".join(f"{point.x:.1f} {point.y:.1f}" for point in points)
-    powers = [10**i for i in range(len(str(rows[-1][0])))]
+    digits = len(str(rows[-1][0]))
+    powers = [10**i for i in range(0, digits, math.ceil(TICK_ROOM * digits / WIDTH))]
     marks = {"0": 0.0, "1": 1.0}
     marks |= {number(at): at for at in (low, high) if not -NEAR <= at <= 1 + NEAR}
     ticks = [(count(edges), across(edges)) for edges in powers]

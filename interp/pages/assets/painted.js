@@ -165,10 +165,11 @@ const paintedPatterns = (canvas) => {
   const told = ({ row, column }) => `${headName(row, column)}\n${data.profiles[row][column]}`;
   const draw = (context, room, resized) => {
     const side = Math.max(7, Math.min(44, (room - frame.left - 2) / columns, TALLEST / rows));
-    Object.assign(frame, { width: side, height: side });
+    const turned = columns > 9 && side < 24;
+    Object.assign(frame, { width: side, height: side, top: turned ? 28 : 18 });
     resized(frame.left + columns * side + 2, frame.top + rows * side + 2);
     rowNames(context, frame, rows);
-    columnNames(context, frame, Array.from({ length: columns }, (_, head) => `H${head}`), columns > 9 && side < 24);
+    columnNames(context, frame, Array.from({ length: columns }, (_, head) => `H${head}`), turned);
     context.imageSmoothingEnabled = side < n;
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns && looks(row); column++) {
