@@ -343,7 +343,7 @@ class Batch(Brief):
         if self.row is not None:
             return self
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
-        return replace(self, row=torch.arange(count))
+        return replace(self, row=torch.arange(count, device="cpu"))
 
     def identities(self) -> Int[Tensor, "n"] | None:
         """Index of the prompt of each row; in packed rows, of each text, row by row from left to right."""

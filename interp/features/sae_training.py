@@ -306,6 +306,7 @@ def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int)
     return SAE(kind, weights)
 
 
+@torch.enable_grad()
 def _train(
     sae: SAE,
     batches: Iterable[Tensor],

@@ -74,6 +74,7 @@ class InterchangeTraining:
 
 
 @public()
+@torch.enable_grad()
 def interchange_trained(compiled: Compiled, training: InterchangeTraining | None = None) -> Compiled:
     """A model trained to compute the program by the same parts, with the circuit of the compiled one.
 
