@@ -25,7 +25,8 @@ RECORDS = [name for name, case in CASES.items() if isinstance(case.question_for(
 FUNCTIONS = {
     name: function
     for name, function in (*public_names(), *public_methods())
-    if name not in {*NOT_RUN, *REFUSES} and not (isinstance(function, type) and issubclass(function, Question))
+    if name not in {*NOT_RUN, *REFUSES}
+    and not (isinstance(function, type) and issubclass(function, Question))
 }
 """What a user calls; a question is asked by its function, and by `run` in a test of its own."""
 PLAIN = {"observe", *(name for name, _ in public_methods() if name.startswith("Hooked"))}
@@ -83,7 +84,7 @@ def differing(one: object, other: object, at: str = "it") -> Iterator[str]:
             yield from differing(one[key], other[key], f"{at}[{key!r}]")  # type: ignore[index]
     elif isinstance(one, list | tuple):
         yield from differing(len(one), len(other), f"{at}, length")  # type: ignore[arg-type]
-        for i, pair in enumerate(zip(one, other)):  # type: ignore[call-overload]
+        for i, pair in enumerate(zip(one, other, strict=False)):  # type: ignore[call-overload]
             yield from differing(*pair, f"{at}[{i}]")
     elif isinstance(one, torch.nn.Module):
         yield from differing(dict(one.state_dict()), dict(other.state_dict()), at)  # type: ignore[attr-defined]
@@ -96,7 +97,9 @@ def differing(one: object, other: object, at: str = "it") -> Iterator[str]:
 
 def inference_tensors(found: object) -> list[Tensor]:
     """Tensors of an answer that no gradient may be taken of, because inference mode made them."""
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else [found]
+    values = (
+        found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else [found]
+    )
     return [each for each in values if isinstance(each, Tensor) and each.is_inference()]
 
 
@@ -141,6 +144,7 @@ def test_a_question_gets_the_same_bits_whatever_torch_is_set_to(case: str) -> No
             found = interp.run([question], network, data)[question.name]
         xr.testing.assert_identical(found, plain)
         assert torch_state.untouched(), name
+    assert plain.attrs["dtype"] == "float32" and "] in float32" in " ".join(str(plain.view).split())
 
 
 @pytest.mark.parametrize("name", ["demo-4l", "groundtruth-induction"])
