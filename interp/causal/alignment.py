@@ -26,7 +26,7 @@ from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
 from interp.core.axes import describe
 from interp.core.boundary import public
-from interp.core.kinds import Count, Seed
+from interp.core.kinds import MOST_NUMBER, Count, Seed
 from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, upcast
 from interp.core.transfers import Checks, check, checks_together, to_device, to_host
@@ -83,7 +83,7 @@ class Descent:
     """Pairs in a batch; every epoch goes through all pairs in a new random order."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.pairs < 1 or not self.rate > 0:
+        if self.steps < 1 or self.pairs < 1 or not 0 < self.rate <= MOST_NUMBER:
             raise ValueError(
                 f"at least one step of one pair at a positive rate is required, got steps={self.steps}, "
                 f"pairs={self.pairs}, rate={self.rate}"

@@ -149,9 +149,13 @@ class CausalTrace(Question):
             raise ValueError(
                 "causal tracing requires a model with an unembedding, to tell which facts it knows"
             )
-        if (self.window is not None and self.window < 1) or self.samples < 1 or not self.noise > 0:
+        if (
+            (self.window is not None and self.window < 1)
+            or self.samples < 1
+            or not 0 < self.noise < float("inf")
+        ):
             raise ValueError(
-                f"a window and samples of at least 1 and noise above 0 are required, got window={self.window}, "
+                f"a window and samples of at least 1 and finite noise above 0 are required, got window={self.window}, "
                 f"samples={self.samples}, noise={self.noise}"
             )
         for layer in range(config.n_layers):
@@ -460,6 +464,11 @@ def _restoring_effects(
     value = upcast(clean.value(metric, clean.final_at(metric)))
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
+    if not bool(sweep.base.isfinite().all()):
+        raise NotFiniteError(
+            f"{metric.name} is NaN or infinite in a corrupted run: noise={question.noise:g} times "
+            f"sigma={question.sigma:g} is too large"
+        )
     n, p = question.samples, host_batch.tokens.shape[1]
     effect = rearrange(sweep.values - sweep.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(sweep.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)

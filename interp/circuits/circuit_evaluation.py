@@ -20,7 +20,7 @@ from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
 from interp.core.kinds import Count, Seed
-from interp.core.results import Score, check_result, scored
+from interp.core.results import Score, check_finite, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, over
 from interp.core.viewer import Brief
 from interp.data.batch import Prompts
@@ -577,6 +577,7 @@ def _check_scores(graph: EdgeGraph, scores: xr.Dataset, fractions: Sequence[floa
     check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
     if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
         raise ValueError("scores of the model's own graph are required, got other senders or receivers")
+    check_finite("value of scores", scores["value"], len(graph))
     rising = bool(fractions) and all(a < b for a, b in itertools.pairwise(fractions))
     if not rising or not 0 < fractions[0] <= fractions[-1] <= 1:
         raise ValueError(f"fractions that rise within (0, 1] are required, got {tuple(fractions)}")

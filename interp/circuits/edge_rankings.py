@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from interp.causal.effects import EDGE_DIMS
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
-from interp.core.results import Score, check_result, labelled, origin, scored
+from interp.core.results import Score, check_finite, check_result, labelled, origin, scored
 from interp.model.parts import Edge
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ def edge_stability(
         >>> float(edge_stability(scores, scores.attrs["edges"]).value)
         1.0
     """
-    check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
+    check_scores("scores", scores)
     total = scores.attrs["edges"]
     if "each" not in scores or resamples < 2:
         raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
+    check_finite("each of scores", scores["each"], total * scores.sizes["prompt"])
     if not 1 <= top <= total:
         raise ValueError(f"top must be 1 to {total} edges, got {top}")
     prompt_scores, sign = torch.from_numpy(scores["each"].values), towards(scores)
@@ -90,6 +92,12 @@ def edge_stability(
         },
         attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank, **origin(scores)},
     )
+
+
+def check_scores(what: str, scores: xr.Dataset) -> None:
+    """Raises a ValueError that names `what`, unless it is a table of edge scores, with a finite one for every edge."""
+    check_result(what, scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
+    check_finite(f"value of {what}", scores["value"], scores.attrs["edges"])
 
 
 def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
@@ -158,9 +166,7 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
     if not tables:
         raise ValueError("at least one of tables is required, got none")
     for table in tables:
-        check_result(
-            "every one of tables", table, ("sender", "receiver", "value"), "edge_attribution or edge_effects"
-        )
+        check_scores("every one of tables", table)
     numbers = torch.tensor(
         [(_mann_whitney(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
     )  # [table, score, value or p]
@@ -210,6 +216,10 @@ def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender 
 def towards(table: xr.Dataset) -> int:
     """1 if the run that values come from has the higher metric, -1 if it has the lower."""
     gain = float((table.clean - table.corrupt).mean())
+    if not math.isfinite(gain):
+        raise ValueError(
+            f"scores must have finite metrics, clean and corrupt, got a mean difference of {gain}"
+        )
     return 1 if (-gain if table.attrs.get("direction") == "noise" else gain) > 0 else -1
 
 

@@ -1,11 +1,15 @@
-"""Kinds of arguments that many functions share: devices, dtypes, seeds, counts, and how many things are listed."""
+"""Kinds of arguments that many functions share: devices, dtypes, seeds, counts, numbers, how many are listed."""
 
+import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
 
 from interp.core.hints import Required
 
+MOST_NUMBER = 1e30
+"""The largest size of a setting: products of a larger one overflow in float32."""
 MOST_COUNT = 10_000_000
 """The largest number of steps, draws, samples or permutations: a loop of more would never end."""
 Precision = torch.dtype | Literal["float64", "float32", "bfloat16", "float16"]
@@ -38,6 +42,18 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
     return top
 
 
+def require_device(device: torch.device | str) -> None:
+    """Raises a ValueError unless tensors can be on the device here, with their numbers."""
+    if torch.device(device).type == "meta":
+        raise ValueError("device must be one that holds numbers, got meta")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as cause:
+        raise ValueError(
+            f"device must be one of this machine, {device} is not possible here: {cause}"
+        ) from cause
+
+
 def _device_refusal(value: object) -> str | None:
     """None for a device or the name of one, else ""."""
     if isinstance(value, torch.device):
@@ -61,6 +77,34 @@ def _count_refusal(value: object) -> str | None:
     return None if isinstance(value, int) and not isinstance(value, bool) and value <= MOST_COUNT else ""
 
 
+def _number_refusal(fits: Callable[[float], bool]) -> Callable[[object], str | None]:
+    """A function that returns None for numbers that fit, else ""."""
+
+    def refusal(value: object) -> str | None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return None if is_number and fits(value) else ""
+
+    return refusal
+
+
 Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _device_refusal)]
 Seed = Annotated[int, Required("a whole number from 0 on", _seed_refusal)]
 Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _count_refusal)]
+PositiveCount = Annotated[
+    int,
+    Required(
+        f"a whole number from 1 to {MOST_COUNT}",
+        lambda value: _count_refusal(value) if isinstance(value, int) and value >= 1 else "",
+    ),
+]
+Number = Annotated[float, Required("a number, and not NaN", _number_refusal(lambda x: not math.isnan(x)))]
+Finite = Annotated[
+    float, Required(f"a number up to {MOST_NUMBER:g}", _number_refusal(lambda x: abs(x) <= MOST_NUMBER))
+]
+Positive = Annotated[
+    float,
+    Required(f"a number above 0, up to {MOST_NUMBER:g}", _number_refusal(lambda x: 0 < x <= MOST_NUMBER)),
+]
+NotNegative = Annotated[
+    float, Required(f"a number from 0 to {MOST_NUMBER:g}", _number_refusal(lambda x: 0 <= x <= MOST_NUMBER))
+]

@@ -192,6 +192,15 @@ def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str
         )
 
 
+def check_finite(what: str, values: xr.DataArray, required: int | None = None) -> None:
+    """Raises a ValueError that names `what`, unless so many numbers of a result are finite; None: all."""
+    finite, required = int(np.isfinite(values).sum()), values.size if required is None else required
+    if finite != required:
+        raise ValueError(
+            f"{what} must have {required} finite numbers, got {finite}: the others are NaN or infinite"
+        )
+
+
 def _coordinate(value: object) -> object:
     """Labels as a list; `(dims, values)` as it is."""
     if (

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import check_result, labelled, origin
+from interp.core.results import check_finite, check_result, labelled, origin
 from interp.core.stats import t95
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
     """
     check_result("exact", exact, ("left_out", "value", "group", "query"), "leave_out")
     check_result("estimate", estimate, ("value", "row", "query"), "influence")
+    for name, result in (("exact", exact), ("estimate", estimate)):
+        check_finite(f"value of {name}", result["value"])
     for dim in ("row", "query"):
         if exact.sizes[dim] != estimate.sizes[dim]:
             raise ValueError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Count, Finite
 from interp.core.results import labelled
 from interp.core.stats import upcast
 from interp.core.wording import nearest
@@ -63,11 +63,11 @@ class Langevin:
     """Draws of each chain after its burn-in."""
     burn_in: Count = 500
     """Draws that are discarded first."""
-    step: float = 1e-4
+    step: Finite = 1e-4
     """epsilon: twice the size of a step along the gradient, and the variance of its noise."""
-    localisation: float = 1.0
+    localisation: Finite = 1.0
     """gamma: strength of the pull towards the starting point."""
-    inverse_temperature: float | None = None
+    inverse_temperature: Finite | None = None
     """beta; None = 1 / log n."""
     seed: int = 0
     """Seed of the noise; a chain's noise does not depend on how many chains there are."""

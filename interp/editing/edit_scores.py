@@ -25,6 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
 from interp.core.results import labelled
 from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, upcast
 from interp.data.batch import Batch, Prompts
@@ -141,7 +142,7 @@ def edit_table(
     *,
     text: Prompts | None = None,
     continuation: Continuation | None = None,
-    batch_size: int = 64,
+    batch_size: PositiveCount = 64,
 ) -> xr.Dataset:
     """Compare editors over single edits: does the answer come, also in other words, and what else changes?
 

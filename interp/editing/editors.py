@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Count
+from interp.core.kinds import MOST_NUMBER, Count
 from interp.core.stats import upcast
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.weight_edit import WeightEdit, changed
@@ -142,7 +142,7 @@ class FineTuning:
     """Steps, learning rate and optimiser of a training.
 
     Raises:
-        ValueError: fewer than one step, or a rate that is not above 0.
+        ValueError: fewer than one step, or a rate that is not above 0 and finite.
     """
 
     steps: Count = 25
@@ -153,8 +153,8 @@ class FineTuning:
     """Adam with PyTorch's defaults, or plain gradient descent."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.rate > 0:
-            raise ValueError(f"steps >= 1 and rate > 0 are required, got {self}")
+        if self.steps < 1 or not 0 < self.rate <= MOST_NUMBER:
+            raise ValueError(f"steps >= 1 and rate > 0, up to {MOST_NUMBER:g}, are required, got {self}")
 
     def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
         """The optimiser of these leaves."""

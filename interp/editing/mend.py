@@ -34,7 +34,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.files import write_atomically
-from interp.core.kinds import Count
+from interp.core.kinds import MOST_NUMBER, Count
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.core.viewer import Brief
@@ -142,7 +142,7 @@ class Mend(Brief):
             >>> [edit.name for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
             ['blocks.0.mlp.W_in', 'blocks.1.mlp.W_in']
         """
-        if not names or len(set(names)) != len(names) or not alpha > 0 or rank < 1:
+        if not names or len(set(names)) != len(names) or not 0 < alpha <= MOST_NUMBER or rank < 1:
             raise ValueError(
                 "names of distinct matrices, alpha > 0 and rank >= 1 are required, got "
                 f"{list(names)}, alpha={alpha}, rank={rank}"
@@ -220,6 +220,10 @@ class Mend(Brief):
         if not bool(sample_of(model).isfinite().all()):
             raise NotFiniteError(
                 "a model of finite parameters is required, some of this one's are NaN or infinite"
+            )
+        if wrong := [name for name, numbers in self.numbers.items() if not bool(numbers.isfinite().all())]:
+            raise NotFiniteError(
+                f"a MEND of finite numbers is required, {wrong[0]} has some that are NaN or infinite"
             )
         if not is_of(model, self.sample):
             raise ValueError("this MEND was trained on another model: its parameters differ from this one's")
@@ -322,7 +326,7 @@ def train_mend(
         >>> mend.losses.shape
         torch.Size([3, 2])
     """
-    if not cases or not c_edit > 0 or batch_size < 1:
+    if not cases or not 0 < c_edit <= MOST_NUMBER or batch_size < 1:
         raise ValueError(
             "at least one case, c_edit > 0 and batch_size >= 1 are required, got "
             f"{len(cases)} cases, c_edit={c_edit}, batch_size={batch_size}"

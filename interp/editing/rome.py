@@ -20,7 +20,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Count
+from interp.core.kinds import NotNegative, Number, Positive, PositiveCount
 from interp.core.transfers import ended, to_device
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
@@ -72,19 +72,19 @@ class Rome:
     """Texts put before the prompt, so that k* and v* do not depend on one context; they are means over these."""
     essence: str | None = "{subject} is a"
     """A prompt whose next-token distribution should stay as it is (None: no such term)."""
-    steps: Count = 20
+    steps: PositiveCount = 20
     """Adam steps at most; the search ends early once the loss is below `enough`."""
-    rate: float = 0.5
+    rate: Positive = 0.5
     """Learning rate of the value."""
-    kl: float = 0.0625
+    kl: NotNegative = 0.0625
     """Weight of KL(edited || original) on the essence prompt."""
-    decay: float = 0.5
+    decay: NotNegative = 0.5
     """Weight of |change of v| / |v|^2."""
-    reach: float = 4.0
+    reach: Positive = 4.0
     """The change of v is kept shorter than this many times |v|."""
-    enough: float = 0.05
+    enough: Number = 0.05
     """Loss in nats at which the search ends."""
-    ridge: float = 1e-4
+    ridge: NotNegative = 1e-4
     """Added to C's diagonal, as a share of its mean."""
 
 

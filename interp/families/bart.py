@@ -6,6 +6,7 @@ Where only the base model was saved, the logits are those of the tied embedding;
 from dataclasses import replace
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from interp.families.activations import activation
@@ -107,7 +108,7 @@ def _embedding(config: EncoderDecoderConfig, side: str) -> str:
 
 def _row(tensor: Tensor, config: ModelConfig) -> Tensor:
     """The only row of a matrix `[1, v]`."""
-    return tensor[0]
+    return rearrange(tensor, "1 v -> v")
 
 
 def _zeros(tensor: Tensor, config: ModelConfig) -> Tensor:

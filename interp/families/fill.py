@@ -58,12 +58,14 @@ def plan(
         sizes: number of entries of each part of a joined parameter; None where it does not follow from the config.
     """
     outlines = [_checked_outline(tensors, name) for name in parts]
-    laid = [rule.layout(outline, config).shape for outline in outlines]
+    laid = [_laid_shape(rule, name, outline, config) for name, outline in zip(parts, outlines, strict=True)]
     if sizes is not None and rule.product is None:
         _check_parts(rule, parts, laid, sizes)
     if rule.product is not None:
         laid = [_outline_of_product(rule, rule.product, outlines).shape]
-    too_deep = rule.layout is same and any(len(part) > len(shape) for part in laid)
+    too_deep = any(
+        min(len(part), outline.ndim) > len(shape) for part, outline in zip(laid, outlines, strict=False)
+    )
     if too_deep or not _fits(laid, shape):
         got = " + ".join(shape_text(part) for part in laid) if len(laid) <= 3 else f"{len(laid)} parts"
         joined = _joined_shape(laid, len(shape))
@@ -76,6 +78,16 @@ def plan(
         stored = torch.promote_types(stored, outline.dtype)
     check_dtype(dtype or stored, device)
     return ParameterPlan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config, rule.product)
+
+
+def _laid_shape(rule: TensorRule, name: str, outline: Tensor, config: ModelConfig) -> torch.Size:
+    """The shape of a "meta" tensor in a rule's layout; ValueError naming a tensor that has no such layout."""
+    try:
+        return rule.layout(outline, config).shape
+    except RuntimeError as cause:
+        raise ValueError(
+            f"{rule.ours} cannot be made of {name}, whose shape is {shape_text(outline.shape)}: {cause}"
+        ) from cause
 
 
 def _check_parts(

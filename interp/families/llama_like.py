@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from einops import rearrange
 from torch import Tensor
 
 from interp.families.activations import activation
@@ -159,7 +160,7 @@ def query_key_norms(config: ModelConfig) -> tuple[TensorRule, ...]:
 
 def flat(tensor: Tensor, config: ModelConfig) -> Tensor:
     """A gamma for each head, `[head, d_head]`, as one vector."""
-    return tensor.flatten()
+    return rearrange(tensor, "h e -> (h e)", e=config.head_width)
 
 
 def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[TensorRule, ...]:

@@ -154,22 +154,19 @@ def _kernel(tensor: Tensor, config: ModelConfig) -> Tensor:
     return rearrange(tensor, "f 1 t -> t f")
 
 
-def _of_heads(tensor: Tensor, config: ModelConfig) -> Tensor | None:
-    """The query tensor as `[head, 2, d_head, ...]` (query, then gate); None for keys and values."""
-    if len(tensor) != 2 * config.n_heads * config.head_width:
-        return None
-    return rearrange(tensor, "(h two e) ... -> h two e ...", two=2, h=config.n_heads)
+def _of_heads(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The query tensor as `[head, 2, d_head, ...]` (query, then gate)."""
+    return rearrange(tensor, "(h two e) ... -> h two e ...", two=2, h=config.n_heads, e=config.head_width)
 
 
 def _without_gates(tensor: Tensor, config: ModelConfig) -> Tensor:
     """The queries in a tensor of each head's query and gate; keys and values as they are."""
-    heads = _of_heads(tensor, config)
-    return tensor if heads is None else heads[:, 0].flatten(0, 1)
+    with_gates = tensor.shape[:1] == (2 * config.n_heads * config.head_width,)
+    return _of_heads(tensor, config)[:, 0].flatten(0, 1) if with_gates else tensor
 
 
 def _attention_gates(tensor: Tensor, config: ModelConfig) -> Tensor:
-    heads = _of_heads(tensor, config)
-    return tensor if heads is None else heads[:, 1].flatten(0, 1)
+    return _of_heads(tensor, config)[:, 1].flatten(0, 1)
 
 
 FAMILY = Family(

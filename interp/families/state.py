@@ -59,14 +59,15 @@ def load_state(
         True
     """
     with torch.device("meta"):
-        parameters = [name for name, _ in Transformer(config).named_parameters()]
-    ours = dict.fromkeys((*parameters, *map(_of_any_layer, parameters)))
+        axes = {name: parameter.ndim for name, parameter in Transformer(config).named_parameters()}
+    ours = dict.fromkeys((*axes, *map(_of_any_layer, axes)))
     if unknown := [name for name in rename if name not in ours]:
         raise ValueError(f"the model has no parameter {unknown[0]!r}; {nearest(unknown[0], ours)}")
     family = Family(
         name="load_state", model_types=(), config=_no_config,
-        rules=lambda config: tuple(_rule(name, rename) for name in parameters), prefix="", buffers=tuple(ignore),
-        duplicates=lambda config: {"unembed.weight": _rule("embed.weight", rename).theirs[0]} if config.tied else {},
+        rules=lambda config: tuple(_rule(name, rename, ndim) for name, ndim in axes.items()), prefix="",
+        buffers=tuple(ignore),
+        duplicates=lambda config: {"unembed.weight": _rule("embed.weight", rename, 2).theirs[0]} if config.tied else {},
     )  # fmt: skip
     model = to_model(family, config, LiveTensors(tensors), dtype=dtype, devices=(torch.device(device),))
     assert isinstance(model, Transformer)
@@ -77,8 +78,11 @@ def _of_any_layer(name: str) -> str:
     return re.sub(r"^blocks\.\d+\.", "blocks.{l}.", name)
 
 
-def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> TensorRule:
-    """The rule of one parameter: its entry in `rename`, the entry with `{l}` for its layer, or its own name."""
+def _rule(name: str, rename: Mapping[str, str | Sequence[str]], ndim: int) -> TensorRule:
+    """The rule of one parameter: its entry in `rename`, the entry with `{l}` for its layer, or its own name.
+
+    Axes that a pattern has before the parameter's own `ndim` are flattened.
+    """
     source = rename.get(name, rename.get(_of_any_layer(name), name))
     layer = re.match(r"blocks\.(\d+)\.", name)
     parts, patterns = [], []
@@ -88,18 +92,19 @@ def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> TensorRule:
         patterns.append(pattern.strip())
     if len(set(patterns)) > 1:
         raise ValueError(f"{name}: one order of axes for all its parts is required, got {patterns}")
-    layout = partial(_rearranged, name=name, pattern=patterns[0]) if patterns[0] else same
+    layout = partial(_rearranged, name=name, pattern=patterns[0], ndim=ndim) if patterns[0] else same
     return TensorRule(name, tuple(parts), layout)
 
 
-def _rearranged(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:
+def _rearranged(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str, ndim: int) -> Tensor:
     """The tensor with its axes rearranged by an einops pattern; ValueError for a pattern that does not fit it."""
     try:
-        return rearrange(tensor, pattern)
+        laid = rearrange(tensor, pattern)
     except EinopsError as cause:
         raise ValueError(
             f"{name}: a tensor of shape {shape_text(tensor.shape)} cannot be laid out as {pattern!r}: {cause}"
         ) from cause
+    return laid.flatten(0, laid.ndim - ndim) if laid.ndim > ndim else laid
 
 
 def _no_config(settings: Settings) -> ModelConfig:

@@ -285,6 +285,11 @@ class Procedure:
         Raises:
             ValueError: as `probe`.
         """
+        if self.shuffles < 0 or not self.sizes or min(self.sizes) < 1:
+            raise ValueError(
+                f"shuffles of 0 or more and sizes of at least one neuron are required, got shuffles={self.shuffles} "
+                f"and sizes={list(self.sizes)}"
+            )
         x = activations.detach().cpu()
         if len(labels) != len(x):
             raise ValueError(f"one label per example is required, got {list(labels.shape)} for {len(x)}")

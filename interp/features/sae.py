@@ -7,6 +7,7 @@ f = act((x - b_dec) W_enc + b_enc), x_hat = f W_dec + b_dec. What `act` is tells
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -61,8 +62,8 @@ class JumpReLU:
     """Width of the kernel that approximates the derivative of the jump; used in training alone."""
 
     def __post_init__(self) -> None:
-        if not self.bandwidth > 0:
-            raise ValueError(f"the bandwidth must be positive, got {self.bandwidth}")
+        if not 0 < self.bandwidth < math.inf:
+            raise ValueError(f"the bandwidth must be positive and finite, got {self.bandwidth}")
 
 
 SaeKind = ReLU | TopK | JumpReLU

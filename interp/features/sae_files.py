@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.files import json_object, made_folder, regular, write_atomically
-from interp.core.kinds import Device
+from interp.core.kinds import Device, require_device
 from interp.core.stats import narrowed
 from interp.core.wording import nearest
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK
@@ -124,6 +124,7 @@ def load_sae(
         TopK(k=2)
     """
     folder = Path(folder)
+    require_device(device)
     config, weights = _folder_content(folder)
     try:
         return _sae_of(config, weights, dtype, norm_scaling_factor).to(device)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.kinds import Count, Device
+from interp.core.kinds import Count, Device, PositiveCount, require_device
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
 
@@ -64,8 +64,8 @@ def train_sae(
     steps: Count,
     sparsity: float | None = None,
     lr: float = 1e-3,
-    batch_size: int = 1024,
-    dead_after: int = 200,
+    batch_size: PositiveCount = 1024,
+    dead_after: PositiveCount = 200,
     seed: int = 0,
     device: Device | None = None,
     dtype: torch.dtype = torch.float32,
@@ -120,6 +120,8 @@ def train_sae(
         ('step',)
     """
     _check_arguments(activations, kind, d_sae, steps, sparsity, batch_size, lr)
+    if device is not None:
+        require_device(device)
     batches = _batches(activations, batch_size, seed)
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     if not first:
@@ -262,24 +264,28 @@ def _check_arguments(
 def _batches(activations: Tensor | Iterable[Tensor], size: int, seed: int) -> Iterator[Tensor]:
     """Endless batches of exactly `size` shuffled rows; an iterator is read only once, and ends them."""
     generator = torch.Generator().manual_seed(seed)
-    leftover: Tensor | None = None
+    pending: list[Tensor] = []
+    waiting = 0  # rows of `pending`, fewer than `size`
     repeatable = isinstance(activations, Tensor) or not isinstance(activations, Iterator)
     while True:
         seen = 0
         for chunk in (activations,) if isinstance(activations, Tensor) else activations:
-            _check_chunk(chunk)
-            rows = chunk[torch.randperm(len(chunk), generator=generator).to(chunk.device)]
-            rows = rows if leftover is None else torch.cat((leftover, rows))
+            _check_chunk(chunk, pending[0].shape[1] if pending else None)
+            pending.append(chunk.detach()[torch.randperm(len(chunk), generator=generator).to(chunk.device)])
+            seen, waiting = seen + len(chunk), waiting + len(chunk)
+            if waiting < size:
+                continue  # joined once, not at every chunk: small data may come round many times
+            rows = pending[0] if len(pending) == 1 else torch.cat(pending)
             full = len(rows) // size * size
             for start in range(0, full, size):
                 yield rows[start : start + size]
-            leftover, seen = rows[full:], seen + len(chunk)
+            pending, waiting = [rows[full:]], len(rows) - full
         if not repeatable or not seen:
             return
 
 
-def _check_chunk(chunk: object) -> None:
-    """Raise ValueError unless the chunk is a floating-point tensor [n, d]."""
+def _check_chunk(chunk: object, width: int | None) -> None:
+    """Raise ValueError unless the chunk is a floating-point tensor [n, d], with d the `width` of those before it."""
     if not isinstance(chunk, Tensor):
         raise ValueError(
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
@@ -288,6 +294,8 @@ def _check_chunk(chunk: object) -> None:
         raise ValueError(
             f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
         )
+    if width not in (None, chunk.shape[1]):
+        raise ValueError(f"chunks of one width are required, got {chunk.shape[1]} after {width}")
 
 
 def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int) -> SAE:

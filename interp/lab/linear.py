@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.kinds import NotNegative
 from interp.model.attention import Attention, Mask, PassState, picked
 from interp.model.config import ModelConfig
 from interp.model.records import Mixer, Traits, at_least_one, maps_flops
@@ -24,7 +25,7 @@ class OfSums(Mixer):
     """Base class of linear attention that is computed in chunks."""
 
     chunk: int
-    eps: float
+    eps: NotNegative
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,7 +38,7 @@ class Linear(OfSums):
 
     feature: Literal["elu", "relu"] = "elu"
     """Feature map phi: elu(x) + 1, or relu(x) (Sana)."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Constant added to the sum that the weights are divided by."""
     chunk: int = 64
     """Positions computed at once by the fused form."""

@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from interp.core.kinds import NotNegative, Positive
 from interp.lab.linear import LinearMixer, OfSums, sums_flops
 from interp.model.attention import Attention
 from interp.model.config import ModelConfig
@@ -26,9 +27,9 @@ from interp.model.tap import Scope, at
 class Polar(OfSums):
     """Polarity-aware linear attention (PolaFormer): same-sign and opposite-sign parts of q . k (Meng et al. 2025)."""
 
-    max_power: float = 4.0
+    max_power: Positive = 4.0
     """Range of the powers: features are x^p, with a trained 1 < p < 1 + max_power for each channel."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     chunk: int = 64
 
     traits = Traits(

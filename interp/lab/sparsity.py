@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.model.records import at_least_one
+from interp.model.records import at_least_one, not_negative
 from interp.model.sparsity import Sparsity
 
 Ints = Int[Tensor, "..."]
@@ -85,6 +85,7 @@ class Longformer(Sparsity):
 
     def __post_init__(self) -> None:
         at_least_one(self, "width", "dilation")
+        not_negative(self, "n_global")
 
     def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
         """The window; the first `n_global` positions see and are seen by all (section 3.1)."""
@@ -109,6 +110,7 @@ class BigBird(Sparsity):
 
     def __post_init__(self) -> None:
         at_least_one(self, "block", "n_window")
+        not_negative(self, "n_random", "n_global")
 
     def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
         """Blocks of the window, the first `n_global`, and `drawn_blocks` (section 2).

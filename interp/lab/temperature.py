@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.kinds import Finite
 from interp.core.temperature import adaptive_temperature, log_n_factor
 from interp.model.attention import Mask
 from interp.model.softmax import Temperature
@@ -21,7 +22,7 @@ class LogN(Temperature):
     """
 
     train_length: int
-    floor: float | None = None
+    floor: Finite | None = None
     """The smallest factor; None: no floor."""
 
     by_count = True

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.kinds import Finite
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.core.viewer import Brief
@@ -109,7 +110,7 @@ class Add(Brief):
     """
 
     values: Shaped[Tensor, "..."] | float
-    scale: float = 1.0
+    scale: Finite = 1.0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """The cells with the values added."""
@@ -122,7 +123,7 @@ class Add(Brief):
 class Scale:
     """Multiply by a factor."""
 
-    factor: float
+    factor: Finite
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """The cells times the factor."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.hints import Required
+from interp.core.kinds import PositiveCount
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, upcast
 from interp.core.transfers import to_device
 from interp.data.answers import AnswerTokens
@@ -96,7 +97,7 @@ class Metric:
     """Whether it looks at every column in which a token of the answer is predicted, so that answers may be of several
     tokens; otherwise at the last token of the prompt.
     """
-    fewest: int = FEWEST
+    fewest: PositiveCount = FEWEST
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
     def answers(self, text: Text) -> AnswerTokens | None:

@@ -28,7 +28,7 @@ class Sampling:
     """Seed of a generator of its own; None: torch's global one."""
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError(f"temperature > 0 is required (greedy: no sampling), got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k >= 1 is required, got {self.top_k}")

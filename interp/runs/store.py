@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.axes import describe
+from interp.core.axes import describe, shape_text
 from interp.core.boundary import public
+from interp.core.kinds import require_device
 from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected
@@ -36,10 +38,15 @@ from interp.passes.observe import Model, as_network, deepest, observe, text_of
 from interp.runs.folder import FolderKind, ManifestEntry, built, clear
 from interp.runs.provenance import model_hash
 
+if TYPE_CHECKING:
+    from safetensors import safe_open
+
 StoredPositions = Literal["all", "last"]
 TABLES = ("row", "pos", "token")
 """Tables of every shard besides the sites, one int64 per entry."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
+STORED_AS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+"""The dtypes' names in safetensors files."""
 FORMAT = "interp activations 1"
 STORE = FolderKind("store of activations", "index.json", FORMAT)
 
@@ -103,7 +110,20 @@ class StoreIndex:
                 f"{wrong[0].file} is listed with {wrong[0].entries} entries, each of at least {least} bytes, and "
                 f"{wrong[0].bytes} bytes"
             )
+        for i, shard in enumerate(index.shards):
+            if shard.file != _shard_name(i):
+                raise ValueError(f"shard {i} must be {_shard_name(i)}, got {shard.file}")
+        shapes = index.shapes.keys()
+        if index.dtype not in DTYPES or (index.shards and shapes != set(index.sites)):
+            raise ValueError(
+                f"a dtype of {', '.join(DTYPES)} and a shape for each of the sites {', '.join(index.sites)} are "
+                f"required, got {index.dtype} and shapes of {', '.join(shapes) or 'none'}"
+            )
         return index
+
+
+def _shard_name(i: int) -> str:
+    return f"shard-{i:05d}.safetensors"
 
 
 def _index(folder: Path, manifest: Mapping[str, Any]) -> StoreIndex:
@@ -141,21 +161,21 @@ class ActivationStore:
 
         Raises:
             FileNotFoundError: a folder without an index or without one of its shards.
-            ValueError: one whose writing was not finished, a foreign index, or a shard of another size than when it
-                was written.
+            ValueError: one whose writing was not finished, a foreign index, or a shard of another size, place or
+                number of entries than when it was written.
         """
         folder = Path(folder)
         if not (folder / STORE.manifest).is_file():
             raise FileNotFoundError(f"{folder} is no store of activations: it has no {STORE.manifest}")
         index = _index(folder, STORE.read(folder))
-        if not index.complete:
+        if not index.complete or not index.shards:
             raise ValueError(
                 f"{folder} is not finished, it holds {index.entries} entries: call store_activations again with the "
                 "same arguments to go on"
             )
-        for shard in index.shards:
-            shard.check(folder)
-        return cls(folder, index)
+        store = cls(folder, index)
+        store._check_shards()
+        return store
 
     def __len__(self) -> int:
         return self.index.entries
@@ -173,6 +193,13 @@ class ActivationStore:
         """Check the bytes of the whole store; ValueError naming a shard that differs from what was written."""
         for shard in self.index.shards:
             shard.check(self.folder, contents=True)
+
+    def _check_shards(self) -> None:
+        """Raise an error that names the first shard whose size, place or shapes are not those listed."""
+        for i, shard in enumerate(self.index.shards):
+            shard.check(self.folder)
+            with self._opened(i, (*TABLES, *self.sites)):
+                pass
 
     def shard(self, i: int) -> dict[str, Tensor]:
         """All sites and tables of one shard, by name."""
@@ -240,6 +267,7 @@ class ActivationStore:
             raise ValueError(
                 f"1 <= size <= buffer and epochs >= 1 are required, got {size}, {buffer} and {epochs}"
             )
+        require_device(device)
         generator = None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
         for _ in count() if epochs is None else range(epochs):
             for batch in self._epoch(site, size, buffer, generator):
@@ -262,12 +290,34 @@ class ActivationStore:
 
     def _slice(self, i: int, name: str, start: int, stop: int) -> Tensor:
         """Entries `start` to `stop` of a site or table in one shard file."""
+        with self._opened(i, (name,)) as file:
+            return file.get_slice(name)[start:stop]
+
+    def _check_form(self, file: safe_open, path: Path, name: str, entries: int) -> None:
+        """Raise a ValueError unless a shard has a table or site in its dtype, with a row for each entry."""
+        stored, site = file.get_slice(name), name not in TABLES
+        shape = [entries, *(self.index.shapes[name] if site else ())]
+        dtype = STORED_AS[self.index.dtype] if site else "I64"
+        if (stored.get_shape(), stored.get_dtype()) != (shape, dtype):
+            raise ValueError(
+                f"{path}: {name} is listed as {shape_text(shape)} {dtype}, got {shape_text(stored.get_shape())} "
+                f"{stored.get_dtype()}"
+            )
+
+    @contextmanager
+    def _opened(self, i: int, names: Sequence[str]) -> Iterator[safe_open]:
+        """One shard's file; ValueError unless it was written as this one, with a row of `names` for each entry."""
         from safetensors import SafetensorError, safe_open
 
-        path = self.folder / self.index.shards[i].file
+        shard = self.index.shards[i]
+        path = self.folder / shard.file
         try:
             with safe_open(path, framework="pt") as file:
-                return file.get_slice(name)[start:stop]
+                if (written := (file.metadata() or {}).get(FORMAT, shard.file)) != shard.file:
+                    raise ValueError(f"{path} holds what was written as {written}")
+                for name in names:
+                    self._check_form(file, path, name, shard.entries)
+                yield file
         except (SafetensorError, OSError) as cause:
             raise ValueError(f"{path} is not a readable shard (truncated?): {cause}") from cause
 
@@ -373,8 +423,9 @@ def store_activations(
         rejected: list[Rejected] = []
         parts = _new_entries(network, _batches(batch_source, rejected), ActivationStore(folder, index))
         for tensors in _entry_groups(parts, shard_entries):
-            path = folder / f"shard-{len(index.shards):05d}.safetensors"
-            shard = StoreShard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
+            path = folder / _shard_name(len(index.shards))
+            fill = partial(_fill, tensors=tensors, name=path.name)
+            shard = StoreShard.written(path, fill, entries=len(tensors["row"]))
             shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
             index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
             STORE.write(folder, asdict(index))
@@ -387,10 +438,10 @@ def store_activations(
     return ActivationStore.open(folder)
 
 
-def _fill(path: Path, tensors: dict[str, Tensor]) -> None:
+def _fill(path: Path, tensors: dict[str, Tensor], name: str) -> None:
     from safetensors.torch import save_file
 
-    save_file(tensors, path, metadata={"format": FORMAT})
+    save_file(tensors, path, metadata={FORMAT: name})  # several entries would be in random order
 
 
 def _batches(source: DataSource, rejected: list[Rejected]) -> Iterator[Batch]:
@@ -433,8 +484,7 @@ def _checked_index(folder: Path, requested: StoreIndex, manifest: Mapping[str, A
     stored = _index(folder, manifest)
     STORE.agree(folder, stored.settings, requested.settings)
     clear(folder, "shard-*")
-    for shard in stored.shards:
-        shard.check(folder)
+    ActivationStore(folder, stored)._check_shards()
     return stored
 
 

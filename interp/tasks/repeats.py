@@ -5,6 +5,7 @@ Random tokens have no meaning, so only the earlier copy says what comes next (Ol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -198,7 +199,7 @@ class RepeatingChain:
         require(1 <= self.low <= self.high, "1 <= low <= high", f"{self.low} and {self.high}")
         require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
         require(self.d_vocab >= 3, "3 ids or more", self.d_vocab)
-        require(self.concentration > 0, "a concentration above 0", self.concentration)
+        require(0 < self.concentration < math.inf, "a concentration above 0 and finite", self.concentration)
 
     def batch(self, place: Place, rows: int) -> Examples:
         """The rows of a place."""

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.kinds import Count
-from interp.core.results import Score, check_result, scored
+from interp.core.results import Score, check_finite, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, upcast
 from interp.core.transfers import check, to_device, to_host
 from interp.core.viewer import Brief
@@ -142,6 +142,9 @@ class Erasure(Brief, Question):
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
         check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
+        check_finite(
+            "value of attribution", self.attribution["value"], int(self.attribution["value"].count())
+        )
         value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
         by_prompt = [torch.tensor(row[~np.isnan(row)]) for row in value]
         answers = AnswerTokens.of(model.text, self.answer, self.wrong)

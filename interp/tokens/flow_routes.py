@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import check_result, labelled
+from interp.core.results import check_finite, check_result, labelled
 from interp.core.stats import Partial, Rows, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -170,6 +170,8 @@ def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos:
     real = result.resid.notnull().values[0].nonzero()[0]
     if not -len(real) <= pos < len(real):
         raise IndexError(f"positions of a prompt of {len(real)} tokens are required, got {pos}")
+    for name in {"value", *OWN} & set(result.data_vars):
+        check_finite(f"{name} of shares", result[name].isel(query=real, key=real, missing_dims="ignore"))
     rows: list[tuple[str, int, int, int, float]] = []
     above = torch.zeros(result.sizes["query"], dtype=torch.bool)
     above[int(real[pos])] = True

@@ -399,6 +399,8 @@ def test_a_single_draw_or_prompt_has_no_spread_or_interval() -> None:
         ({"samples": 0}, "samples=0"),
         ({"noise": 0.0}, "noise=0.0"),
         ({"noise": float("nan")}, "noise=nan"),
+        ({"noise": float("inf")}, "noise=inf"),
+        ({"noise": 1e300}, r"is NaN or infinite in a corrupted run: noise=1e\+300 times sigma="),
         ({"window": 0, "kind": "mlp"}, "window=0"),
         ({"sigma": 0.0}, "sigma, .* must be above 0, .*got 0.0"),
         ({"kind": "neuron"}, "kind must be one of"),

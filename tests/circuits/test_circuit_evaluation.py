@@ -437,6 +437,10 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         task.curve(scores, fractions=(0.5, 0.1))
     with pytest.raises(ValueError, match="scores of the model's own graph"):
         task.curve(scores.isel(sender=slice(1)))
+    with pytest.raises(
+        ValueError, match=rf"value of scores must have {len(task.graph)} finite numbers, got 0"
+    ):
+        task.curve(scores.assign(value=scores.value * np.nan))
     with pytest.raises(ValueError, match="a circuit of EdgeGraph"):
         task.evaluated(Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {"L0.resid->L0.mlp": 1.0}))
     with pytest.raises(ValueError, match="draws must be a number, at least 0, got -1"):

@@ -149,6 +149,22 @@ def test_resamples_draw_as_many_prompts_as_there_are() -> None:
     assert resampled(1, 3, np.random.default_rng(0))[1:].isnan().all()
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_rank_nothing(wrong: float) -> None:
+    each = some_scores(3)
+    for some in (np.full_like(each, wrong), np.where(GRAPH.chosen(list(GRAPH.names())[:1]), wrong, each)):
+        table, rest = table_of(some), rf"must have {len(GRAPH)} finite numbers, got \d+"
+        with pytest.raises(ValueError, match=f"value of scores {rest}"):
+            edge_stability(table, 5, resamples=2)
+        with pytest.raises(ValueError, match=f"value of every one of tables {rest}"):
+            recovery([table_of(each), table], list(GRAPH.names())[1:9])
+    good = table_of(each)
+    with pytest.raises(ValueError, match=rf"each of scores must have {3 * len(GRAPH)} finite numbers"):
+        edge_stability(good.assign(each=good.each * wrong), 5, resamples=2)
+    with pytest.raises(ValueError, match="scores must have finite metrics, clean and corrupt"):
+        edge_stability(good.assign(clean=good.clean * wrong), 5, rank="helpful", resamples=2)
+
+
 def test_what_has_no_meaning_is_refused_by_name() -> None:
     table = table_of(some_scores(3))
     with pytest.raises(ValueError, match="each=True"):

@@ -334,6 +334,8 @@ def test_what_cannot_be_scored_is_said() -> None:
         lds(study(np.stack([each[:, 0], np.ones(4)], 1), left_out), guess(each))
     with pytest.raises(ValueError, match="at least 3 groups"):
         lds(study(each[:2], left_out[:2]), guess(each))
+    with pytest.raises(ValueError, match="value of estimate must have 8 finite numbers, got 0"):
+        lds(study(each, left_out), guess(np.full_like(each, np.nan)))
     with pytest.raises(ValueError, match="leave_out"):
         lds(guess(each), guess(each))
 

@@ -199,6 +199,8 @@ def test_what_has_no_table_is_refused() -> None:
     model = hooked()
     with pytest.raises(ValueError, match="at least one case"):
         edit_table(model, [], {"shift": shift})
+    with pytest.raises(ValueError, match="batch_size must be a whole number from 1 to 10000000, got -64"):
+        edit_table(model, CASES, {"shift": shift}, batch_size=-64)
     with pytest.raises(ValueError, match="the same checks in all"):
         edit_table(model, [CASES[0], replace(CASES[1], checks={})], {"shift": shift})
     with pytest.raises(ValueError, match="no editor called 'original'"):

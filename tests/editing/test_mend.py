@@ -1,5 +1,6 @@
 """MEND: the identity is a gradient step, the change a loop over tokens, and trained it disturbs less than any step."""
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +28,7 @@ from interp.editing.mend import GradientNetwork, _next_token_logp, _TrainingCase
 from interp.editing.weight_edit import changed
 from interp.lenses.factors import factors
 from interp.passes.observe import as_model
+from interp.passes.question import NotFiniteError
 from tests.configs import build, perturbed
 from tests.editing.test_editors import TARGETS, model_of, ragged
 from tests.loops import over
@@ -304,6 +306,9 @@ def test_files_that_are_none_and_other_models_are_refused(tmp_path: Path) -> Non
     save_file({**mend.numbers, "0.mean": torch.zeros(63)}, file, metadata=header)
     with pytest.raises(ValueError, match=r"0.mean of shape \[64\] is required by this model, got \[63\]"):
         Mend.load(file, model)
+    save_file({**mend.numbers, "0.mean": torch.full((64,), math.nan)}, file, metadata=header)
+    with pytest.raises(NotFiniteError, match=r"a MEND of finite numbers is required, 0\.mean has some"):
+        Mend.load(file, model)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match="not a readable MEND"):
         Mend.load(file, model)
@@ -327,6 +332,10 @@ def test_what_cannot_be_trained_is_refused() -> None:
         train_mend(model, [], NAMES)
     with pytest.raises(ValueError, match=r"c_edit > 0.* c_edit=0"):
         train_mend(model, CASES, NAMES, c_edit=0.0)
+    with pytest.raises(ValueError, match=r"c_edit > 0.* c_edit=inf"):
+        train_mend(model, CASES, NAMES, c_edit=math.inf)
+    with pytest.raises(ValueError, match=r"alpha > 0.* alpha=inf"):
+        Mend.untrained(model, NAMES, alpha=math.inf)
     alone = replace(CASES[0], checks={"paraphrase": CASES[0].checks["paraphrase"]})
     with pytest.raises(ValueError, match="a prompt to be left alone; that of 'The capital of France is' has"):
         train_mend(model, [CASES[1], alone], NAMES)

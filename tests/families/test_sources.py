@@ -358,3 +358,36 @@ def test_each_part_of_a_joined_tensor_has_its_own_shape(
     refused(
         tmp_path, rf"and {re.escape(named)}\.weight requires shape \[\d+, 24\], got \[{rows[named]}, 24\]"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "change"),
+    [
+        ("cohere-qk-norm", A + "q_norm.weight", lambda t: t.mT),  # was read as other heads
+        ("gpt2", "transformer.h.0.attn.c_attn.bias", lambda t: t.view(2, -1)),  # was read in another order
+        (
+            "qwen3-next",
+            "model.layers.1.self_attn.q_proj.weight",
+            lambda t: t[: len(t) // 2],
+        ),  # as its own gates
+        ("qwen3-next", "model.layers.0.linear_attn.in_proj_qkvz.weight", lambda t: t[1:]),
+        ("gpt-neox", "gpt_neox.layers.0.attention.query_key_value.weight", lambda t: t[1:]),
+        ("falcon", "transformer.h.0.self_attention.query_key_value.weight", lambda t: t[1:]),
+        ("gpt-oss", M + "experts.gate_up_proj", lambda t: t[..., 1:]),
+        ("llama4", "model.layers.1.feed_forward.experts.down_proj", lambda t: t.flatten()),
+        ("mamba2", "backbone.layers.0.mixer.conv1d.weight", lambda t: t[:, 0]),
+        ("mamba2", "backbone.layers.0.mixer.in_proj.weight", lambda t: t[1:]),
+        ("bart", "final_logits_bias", lambda t: t.repeat(2, 1)),  # lost its second row
+    ],
+)
+def test_a_tensor_of_another_layout_is_named_with_its_shape(
+    name: str, key: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    model = new_hf_model(name)
+    wrong = change(model.state_dict()[key]).clone()
+    *path, last = key.split(".")
+    delattr(owner := model.get_submodule(".".join(path)), last)
+    owner.register_parameter(last, nn.Parameter(wrong))
+    hooked = interp.HookedEncoderDecoder if name == "bart" else HookedTransformer
+    with pytest.raises(ValueError, match=re.escape(key)):
+        hooked.from_pretrained(model)

@@ -69,6 +69,18 @@ def test_a_state_under_other_names_gives_the_logits_of_a_slow_loop_over_it() -> 
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_axes_before_a_parameters_own_are_flattened() -> None:
+    joined = load_state(CONFIG, lens_state(), LENS_NAMES)
+    deep = LENS_NAMES | {
+        "blocks.{l}.attn.qkv.weight": [f"blocks.{{l}}.attn.W_{x}: h d e -> h e d" for x in "QKV"]
+    }
+    assert_close(
+        load_state(CONFIG, lens_state(), deep)(torch.tensor([[1, 5, 2]])),
+        joined(torch.tensor([[1, 5, 2]])),
+        torch.float32,
+    )
+
+
 def test_a_state_of_torchs_own_modules_gives_their_logits() -> None:
     layer = nn.TransformerEncoderLayer(
         12, 3, dim_feedforward=10, dropout=0.0, activation=F.relu, batch_first=True, norm_first=True

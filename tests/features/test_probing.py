@@ -323,6 +323,11 @@ def test_labels_that_say_nothing_have_a_small_p_as_rarely_as_it_says() -> None:
 
 def test_bad_examples_are_refused() -> None:
     x, y, _ = planted([])
+    for settings in ({"shuffles": -5}, {"sizes": (-1,)}, {"sizes": ()}):
+        with pytest.raises(
+            ValueError, match="shuffles of 0 or more and sizes of at least one neuron are required"
+        ):
+            probe(x, y, **settings)
     with pytest.raises(
         (ValueError, TypeCheckError),
         match=r"one label per example is required, got \[399\] for 400|parameters of",

@@ -105,6 +105,18 @@ def test_chunks_are_gone_through_again_and_a_stream_must_last() -> None:
         quick(iter(chunks))
 
 
+def test_activations_with_a_gradient_train_as_those_without() -> None:
+    assert same(quick(noise().requires_grad_()), quick(noise()))
+
+
+def test_few_rows_that_come_round_for_a_large_batch_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[int] = []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: joined.append(len(parts)) or cat(parts))
+    batch = next(sae_training._batches(torch.arange(10.0)[:, None], 1000, 0))
+    assert joined == [100] and torch.equal(batch.flatten().long().bincount(), torch.full((10,), 100))
+
+
 def test_every_vector_of_an_epoch_comes_once_in_batches_of_one_size() -> None:
     rows = torch.arange(60.0)[:, None]
     for source in (rows, list(rows.split(13))):
@@ -277,6 +289,15 @@ def test_the_history_says_what_happened() -> None:
         (TopK(2), {"steps": 0}, "got d_sae=12, steps=0"),
         (TopK(20), {}, "at most d_sae = 12"),
         (ReLU(), {"sparsity": 1e300}, "NaN or infinite from step"),
+        (
+            TopK(2),
+            {"batch_size": 10**15},
+            "batch_size must be a whole number from 1 to 10000000, got 1000000000000000",
+        ),
+        (TopK(2), {"dead_after": 0}, "dead_after must be a whole number from 1 to 10000000, got 0"),
+        (TopK(2), {"dead_after": -200}, "dead_after must be a whole number from 1 to 10000000, got -200"),
+        (TopK(2), {"device": "meta"}, "device must be one that holds numbers, got meta"),
+        (TopK(2), {"device": "xla"}, "device must be one of this machine, xla is not possible here"),
         (TopK(2), {"lr": 1e30}, r"lr must be above 0 and at most 1e6, got 1e\+30"),
     ],
 )
@@ -288,6 +309,8 @@ def test_what_makes_no_sense_is_refused(kind: SaeKind, more: dict[str, float], m
 def test_activations_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"required, got torch.float64 \[600, 8, 1\] on cpu"):
         quick([noise()[..., None]])
+    with pytest.raises(ValueError, match="chunks of one width are required, got 7 after 8"):
+        quick([noise(), noise()[:, :7]])
     with pytest.raises(ValueError, match="at least one vector"):
         quick(noise()[:0])
     with pytest.raises((ValueError, TypeCheckError), match=r"got chunks of str|parameters of"):

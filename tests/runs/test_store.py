@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interp import Batch, HookedTransformer, Stream
@@ -236,6 +239,8 @@ def test_what_cannot_be_read_is_refused(stored: ActivationStore) -> None:
     for size, buffer, epochs in ((0, 8, 1), (9, 8, 1), (4, 8, 0)):
         with pytest.raises(ValueError, match=r"1 <= size <= buffer and epochs >= 1"):
             next(stored.batches(Z, size, buffer=buffer, epochs=epochs))
+    with pytest.raises(ValueError, match=r"device must be one of this machine, xla is not possible here"):
+        next(stored.batches(Z, 4, device="xla"))
 
 
 # -- interruption
@@ -321,7 +326,7 @@ def test_store_has_one_writer_at_a_time_and_killed_ones_block_nothing(tmp_path: 
 def test_a_full_disk_is_said_with_what_to_do_and_the_store_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, tensors: dict[str, Tensor]) -> None:
+    def full(path: Path, tensors: dict[str, Tensor], name: str) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
@@ -410,6 +415,63 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"shard-00001.safetensors is missing"):
         ActivationStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index["shards"][2].update(entries=0), r"00002.*: row is listed as \[0\] I64, got \[8\] I64"),
+        (lambda index: index["shards"][2].update(entries=3), r"00002.*: row is listed as \[3\] I64, got \[8\] I64"),
+        (lambda index: index["shards"].reverse(), r"shard 0 must be shard-00000.*, got shard-00004"),
+        (lambda index: index["shards"].pop(0), r"shard 0 must be shard-00000.*, got shard-00001"),
+        (lambda index: index["shards"].insert(1, index["shards"][0]), r"shard 1 must be shard-00001.*, got shard-0"),
+        (lambda index: index["shards"].clear(), r"is not finished, it holds 0 entries"),
+        (lambda index: index["shapes"].update({POST: [8]}), r"hook_post is listed as \[8, 8\] F32, got \[8, 40\] F32"),
+        (lambda index: index["shapes"].clear(), r"a shape for each of the sites .* got float32 and shapes of none"),
+        (lambda index: index.update(sites=[POST]), r"a shape for each of the sites .* got float32 and shapes of"),
+        (lambda index: index.update(dtype="float16"), r"hook_post is listed as \[8, 40\] F16, got \[8, 40\] F32"),
+        (lambda index: index.update(dtype="int8"), r"a dtype of float16, bfloat16, float32 .* got int8"),
+    ],
+)  # fmt: skip
+def test_an_index_that_does_not_fit_its_shards_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    change(index)
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=message):
+        ActivationStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda post: post.T.contiguous(), r"hook_post is listed as \[8, 40\] F32, got \[40, 8\] F32"),
+        (lambda post: post.flatten(), r"hook_post is listed as \[8, 40\] F32, got \[320\] F32"),
+        (lambda post: post.bfloat16(), r"hook_post is listed as \[8, 40\] F32, got \[8, 40\] BF16"),
+        (lambda post: post[0, 0].clone(), r"hook_post is listed as \[8, 40\] F32, got \[\] F32"),
+    ],
+)
+def test_a_shard_of_other_shapes_is_refused_when_read(
+    change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
+) -> None:
+    found = write(tmp_path)
+    path = tmp_path / "shard-00001.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, POST: change(tensors[POST])}, path)
+    with pytest.raises(ValueError, match=message):
+        found.read(POST)
+
+
+def test_a_shard_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+    found = write(tmp_path)
+    shutil.copy(tmp_path / "shard-00001.safetensors", tmp_path / "shard-00000.safetensors")
+    for read in (lambda: ActivationStore.open(tmp_path), lambda: found.read(POST), lambda: write(tmp_path)):
+        with pytest.raises(
+            ValueError, match=r"shard-00000.safetensors holds what was written as shard-00001"
+        ):
+            read()
 
 
 def loud(factor: float) -> HookedTransformer:

@@ -224,5 +224,7 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         erasure(model(), tokens, scored(torch.rand(3, 9)), [3, 4, 5, 6])
     with pytest.raises(ValueError, match=r"shares in \(0, 1\] are required, at least one, got \(1.5,\)"):
         erasure(model(), tokens, scored(torch.rand(3, 9)), 3, shares=(1.5,))
+    with pytest.raises(ValueError, match="value of attribution must have 27 finite numbers, got 0"):
+        erasure(model(), tokens, scored(torch.full((3, 9), torch.inf)), 3)
     with pytest.raises(ValueError, match="requires an answer to watch"):
         erasure(model(), tokens, scored(torch.rand(3, 9)))

@@ -65,6 +65,8 @@ def test_what_has_no_evidence_is_refused() -> None:
         evidence(result(torch.zeros(2, 3)), torch.ones(2, 4).bool())
     with pytest.raises(ValueError, match="requires evidence among its tokens"):
         evidence(result(torch.zeros(2, 3)), torch.zeros(2, 3).bool())
+    with pytest.raises(ValueError, match="value of attribution must have 6 finite numbers, got 5"):
+        evidence(result(torch.tensor([[0.0, torch.inf, 1.0], [0.0, 1.0, 2.0]])), torch.ones(2, 3).bool())
 
 
 def test_the_token_that_a_model_without_layers_between_reads_is_on_top() -> None:

@@ -265,6 +265,12 @@ def test_a_threshold_that_is_no_share_is_refused(threshold: float) -> None:
         routes(found("gpt2"), threshold=threshold)
 
 
+def test_shares_that_are_no_numbers_lead_nowhere() -> None:
+    shares = found("gpt2")
+    with pytest.raises(ValueError, match=r"value of shares must have .* finite numbers, got 0"):
+        routes(shares.assign(value=shares.value * np.nan))
+
+
 @pytest.mark.parametrize("pos", [N, -N - 1])
 def test_a_position_that_the_prompt_lacks_is_refused(pos: int) -> None:
     with pytest.raises(IndexError, match="a prompt of 5 tokens"):

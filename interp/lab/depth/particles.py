@@ -7,6 +7,7 @@ go to the first token, which never moves; sharp attention keeps them in clusters
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ class Motion:
         Raises:
             ValueError: as `flow`.
         """
-        if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or dt <= 0:
+        if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or not 0 < dt < math.inf:
             raise ValueError(
                 f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"
             )

@@ -151,6 +151,9 @@ def test_ellipsoid_may_be_symmetric_to_rounding_as_a_product_is() -> None:
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="finite tokens other than 0"):
         flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))
+    for dt in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=f"dt > 0 are required.*dt={dt}"):
+            flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(3), dt=dt)
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
         flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(3), ellipsoid=-torch.eye(3))
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
