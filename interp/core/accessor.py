@@ -90,12 +90,12 @@ class Result:
     def __str__(self) -> str:
         sizes = ", ".join(f"{dim} {size}" for dim, size in self._dataset.sizes.items())
         facts = self.facts
-        precision = f" in {facts.pop('dtype')}" if "dtype" in facts else ""
-        lines = [f"{self.analysis} [{sizes}]{precision}", *(f"  note: {text}" for text in self.notes)]
+        dtype = f" ({facts.pop('dtype')})" if "dtype" in facts else ""  # of the model, so their precision
+        lines = [f"{self.analysis} [{sizes}]", *(f"  note: {text}" for text in self.notes)]
         lines += [f"  {name}: {text}" for name, text in facts.items()]
         names = [str(name) for name in self._dataset.data_vars]
         shown = [name for name in names if name == "value" or name not in results.ESTIMATE]
-        lines.append(f"  values: {', '.join(shown)}")
+        lines.append(f"  values{dtype}: {', '.join(shown)}")
         return "\n".join([viewer.fitted(lines), *self._value_lines()])
 
     def _value_lines(self) -> list[str]:
