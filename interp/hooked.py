@@ -9,7 +9,6 @@ import copy
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,14 +19,16 @@ from torch import Tensor, nn
 
 from interp import families, zoo
 from interp.core.boundary import public
+from interp.core.entering import entering
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Device, Precision, as_dtype
+from interp.core.kinds import Device, Precision, as_dtype, require_device
 from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
 from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts, Side
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
+from interp.families.fill import check_dtype
 from interp.families.hub import located
 from interp.families.live import inside
 from interp.families.places import Devices, places_of
@@ -45,6 +46,7 @@ from interp.passes.observe import (
     HookDirection,
     Names,
     as_edits,
+    as_network,
     edits_in_force,
     matching,
     observe,
@@ -260,16 +262,21 @@ class HookedTransformer(Shown):
         )
 
     @public()
-    def to(self, target: torch.device | str | torch.dtype) -> HookedTransformer:
+    def to(self, target: Device | torch.dtype) -> HookedTransformer:
         """Move or cast the parameters in place; returns self.
 
         Raises:
-            ValueError: before any is cast, for a parameter that is too large for the dtype.
+            ValueError: before any is moved or cast, for a device or dtype that parameters cannot have here, or a
+                parameter that is too large for the dtype.
         """
-        if isinstance(target, torch.dtype):
-            for name, weight in self.transformer.named_parameters():
+        network = self.transformer
+        if not isinstance(target, torch.dtype):
+            check_dtype(network.dtype, torch.device(target))
+        else:
+            check_dtype(target, network.device)
+            for name, weight in network.named_parameters():
                 narrowed(weight.detach(), target, name)
-        self.transformer.to(target)
+        network.to(target)
         return self
 
     # text
@@ -410,8 +417,9 @@ class HookedTransformer(Shown):
             ValueError: another `return_type`, or a loss of a model that does not predict the next token.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
-        batch = batch.to(self.transformer.device)
-        logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
+        network = as_network(self)
+        batch = batch.to(network.device)
+        logits = network(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
         if return_type == "logits":
             return logits
         self.cfg.require_next_token("a next-token loss")
@@ -456,10 +464,12 @@ class HookedTransformer(Shown):
             raise ValueError(
                 f"stop_at_layer must be in [0, {self.cfg.n_layers}] or None, got {stop_at_layer}"
             )
+        if device is not None:
+            require_device(device, numbers=False)
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         wanted = matching(names_filter, self.cfg, stop_at_layer)
         reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]
-        seen = observe(self.transformer, batch, reads, stop=stop_at_layer)
+        seen = observe(self, batch, reads, stop=stop_at_layer)
         values = {read.site: value for read, value in seen.trace.items()}
         if device is not None:
             values = {name: value.to(device) for name, value in values.items()}
@@ -496,14 +506,14 @@ class HookedTransformer(Shown):
             return self(prompts, return_type=return_type, prepend_bos=prepend_bos, padding_side=padding_side)
 
     @public(plain_pass=True)
-    @contextmanager
+    @entering
     def hooks(
         self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
     ) -> Iterator[HookedTransformer]:
         """Hooks and edits for every pass inside the `with`, the passes of analyses included.
 
         They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits
-        run after the hooks of the same block.
+        run after the hooks of the same block. What is returned may be entered again after it was left.
 
         Args:
             fwd_hooks: pairs of a site name (or filter) and a function of its value.
@@ -549,7 +559,7 @@ class HookedTransformer(Shown):
         """
         batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return generate(
-            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
             edits=edits,
         )  # fmt: skip
@@ -579,7 +589,7 @@ class HookedTransformer(Shown):
         """
         batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
         steps = stream(
-            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,
         )  # fmt: skip
         return streamed_text(batch, steps, self.text.tokenizer)

@@ -1,5 +1,6 @@
 """HookedTransformer: text, caches, weights and generation as people type them in a notebook (hooks: test_hooks.py)."""
 
+import copy
 import pickle
 import re
 
@@ -358,3 +359,50 @@ def test_whether_texts_begin_with_bos_is_said_of_the_model_or_of_some_data() -> 
     pairs = interp.data.Pairs([text], [other], prepend_bos=False)
     of_pairs = interp.run([interp.causal.Patch("z", metric=metric)], plain, pairs)["patch"]
     assert of_pairs.value.equals(of_ids.value)
+
+
+def test_a_device_that_is_not_here_is_refused_by_name_before_anything_moves() -> None:
+    model = hooked()
+    for refused in (
+        lambda: model.to("privateuseone"),
+        lambda: model.run_with_cache(LINE, POST, device="privateuseone"),
+        lambda: model.run_with_cache(LINE, POST)[1].to("privateuseone"),
+        lambda: interp.run([interp.lenses.LogitLens(top=2)], model, [LINE], devices=["privateuseone"]),
+        lambda: HookedTransformer.from_pretrained("groundtruth-induction", device="privateuseone"),
+    ):
+        with pytest.raises(ValueError, match="privateuseone is not possible here"):
+            refused()
+    with pytest.raises(ValueError, match=r"got 'cpu:7' .*: there is one cpu"):
+        model.to("cpu:7")
+    with pytest.raises(ValueError, match="device must be one that holds numbers, got meta"):
+        interp.run([interp.lenses.LogitLens(top=2)], model, [LINE], devices=["meta"])
+    with pytest.raises(ValueError, match=r"parameters require one of .*, got int64"):
+        model.to(torch.int64)
+
+
+@pytest.mark.parametrize("kind", ["meta", "double"])
+def test_a_model_without_numbers_or_of_two_dtypes_is_refused_by_name(kind: str) -> None:
+    model = HookedTransformer(copy.deepcopy(hooked().transformer), hooked().text.tokenizer)
+    model.to(torch.float32)
+    if kind == "meta":
+        model.transformer.to("meta")
+    else:
+        model.transformer.block(1).double()
+    match = (
+        "model must hold its numbers, got embed.weight on the device meta"
+        if kind == "meta"
+        else r"model must be of one dtype, got blocks.1\.\S+ of torch.float64 where the embedding is of torch.float32"
+    )
+    for asked in (
+        lambda: model(LINE),
+        lambda: model.run_with_cache(LINE),
+        lambda: model.generate(LINE, 2),
+        lambda: next(model.stream(LINE, 2)),
+        lambda: model.verify(),
+        lambda: interp.heads(model),
+        lambda: interp.copying(model),
+        lambda: interp.composition(model, "K"),
+        lambda: interp.logit_lens(model, LINE),
+    ):
+        with pytest.raises(ValueError, match=match):
+            asked()

@@ -49,6 +49,7 @@ from interp.passes.observe import Model, Subject, as_model, deepest, observe
 from interp.passes.question import NotFiniteError
 from interp.passes.sweep import Base, Sweep, Touched, base_run
 from interp.passes.variants import Variant, canonical, layer_of, placed
+from interp.runs.provenance import with_origin
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -189,6 +190,7 @@ def align(
         result = search.answered(
             AlignedRuns.of(subject.transformer, cells, pairs, batch_size), held_out, checks
         )
+    result = with_origin(result, subject.transformer)
     return result if answers is None else noted(result, *answers.notes(pairs.own))
 
 

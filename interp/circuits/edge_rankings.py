@@ -14,7 +14,7 @@ from torch import Tensor
 from interp.causal.effects import EDGE_DIMS
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
-from interp.core.results import Score, check_finite, check_result, labelled, scored
+from interp.core.results import Score, check_finite, check_result, labelled, origin, scored
 from interp.model.parts import Edge
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def edge_stability(
             "null": "share of edges in common",
             "kept": "share of resamples",
         },
-        attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank},
+        attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank, **origin(scores)},
     )
 
 
@@ -180,7 +180,7 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
         ("attribution",),
         coords={"attribution": [table.attrs["method"] for table in tables]},
         others={"p": (("attribution", "score"), numbers[..., 1])},
-        attrs={"planted": len(planted)},
+        attrs={"planted": len(planted), **origin(*tables)},
     )
 
 

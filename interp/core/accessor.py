@@ -28,7 +28,7 @@ AFTER_EACH = ("depth", "pos", "rank")
 """Dims of lens results, which list the predicted next words at each depth and position."""
 BY_DEPTH = ("top_prob", "target_prob", "target_rank", "entropy", "kl")
 """Variables of lens results that are shown by depth."""
-FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement")
+FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement", "dtype")
 """Attributes that say how to read the numbers, in the order in which they are shown."""
 
 
@@ -65,7 +65,7 @@ class Result:
 
     @property
     def facts(self) -> dict[str, str]:
-        """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
+        """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, dtype, ..."""
         main = self._dataset["value"].attrs if "value" in self._dataset else {}
         attrs = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
         return {name: str(attrs[name]) for name in FACTS if name in attrs}
@@ -89,11 +89,13 @@ class Result:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{dim} {size}" for dim, size in self._dataset.sizes.items())
+        facts = self.facts
+        dtype = f" ({facts.pop('dtype')})" if "dtype" in facts else ""  # of the model, so their precision
         lines = [f"{self.analysis} [{sizes}]", *(f"  note: {text}" for text in self.notes)]
-        lines += [f"  {name}: {text}" for name, text in self.facts.items()]
+        lines += [f"  {name}: {text}" for name, text in facts.items()]
         names = [str(name) for name in self._dataset.data_vars]
         shown = [name for name in names if name == "value" or name not in results.ESTIMATE]
-        lines.append(f"  values: {', '.join(shown)}")
+        lines.append(f"  values{dtype}: {', '.join(shown)}")
         return "\n".join([viewer.fitted(lines), *self._value_lines()])
 
     def _value_lines(self) -> list[str]:

@@ -42,9 +42,9 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
     return top
 
 
-def require_device(device: torch.device | str) -> None:
-    """Raises a ValueError unless tensors can be on the device here, with their numbers."""
-    if torch.device(device).type == "meta":
+def require_device(device: torch.device | str, *, numbers: bool = True) -> None:
+    """Raises a ValueError unless tensors can be on the device here, with their numbers (unless `numbers` is False)."""
+    if numbers and torch.device(device).type == "meta":
         raise ValueError("device must be one that holds numbers, got meta")
     try:
         torch.empty(0, device=device)
@@ -56,15 +56,13 @@ def require_device(device: torch.device | str) -> None:
 
 def _device_refusal(value: object) -> str | None:
     """None for a device or the name of one, else ""."""
-    if isinstance(value, torch.device):
-        return None
-    if not isinstance(value, str):
+    if not isinstance(value, str | torch.device):
         return ""
     try:
-        torch.device(value)
+        device = torch.device(value)
     except (RuntimeError, ValueError):
         return ""
-    return None
+    return ": there is one cpu" if device.type == "cpu" and device.index else None
 
 
 def _seed_refusal(value: object) -> str | None:

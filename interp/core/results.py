@@ -102,6 +102,8 @@ ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
 """The variables of an estimate, in the order of a table."""
 NOTES = "notes"
 """The attribute that lists, in sentences, how a result differs from the request."""
+ORIGIN = ("dtype", "device", "threads", "versions")
+"""Attributes that say in what precision, where and by what a result was computed."""
 IDENTIFIED = ("prompt", "example")
 """Dims over rows of the data, whose labels the run adds."""
 
@@ -150,6 +152,16 @@ def labelled(
     counted = {dim: range(size) for dim, size in sizes.items() if dim not in IDENTIFIED}
     about = {**(attrs or {}), viewer.ANALYSIS: analysis}
     return noted(xr.Dataset(variables, coords={**counted, **labels}, attrs=about), *notes)
+
+
+def origin(*results: xr.Dataset) -> dict[str, str]:
+    """The attributes of `ORIGIN` that results have and agree on: those of a result that is computed from them."""
+    first, *others = (result.attrs for result in results)
+    return {
+        name: first[name]
+        for name in ORIGIN
+        if name in first and all(each.get(name) == first[name] for each in others)
+    }
 
 
 def noted(result: xr.Dataset, *notes: str) -> xr.Dataset:

@@ -5,6 +5,8 @@ import inspect
 import reprlib
 from collections.abc import Iterable
 
+import torch
+
 from interp.core.axes import shape_text
 
 _SHORT = reprlib.Repr()
@@ -15,6 +17,17 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """A readable hint, `"nearest: a, b"`, of the known names closest to `name`; empty if none is close."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
     return f"nearest: {', '.join(close)}" if close else "no name is close"
+
+
+def odd_tensor(value: object) -> str | None:
+    """None for anything but a tensor without numbers in rows: on the device meta, sparse, quantised; else its kind."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.is_meta:
+        return "no numbers (device meta)"
+    if value.layout is not torch.strided:
+        return f"layout {value.layout}".replace("torch.", "")
+    return "quantised numbers" if value.is_quantized else None
 
 
 def value_text(value: object) -> str:
@@ -28,7 +41,7 @@ def value_text(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and (shape or hasattr(value, "dim")):
         kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
-        kind = f"no numbers (device meta), {kind}" if getattr(value, "is_meta", False) else kind
+        kind = f"{odd}, {kind}" if (odd := odd_tensor(value)) else kind
         return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
     short = _SHORT.repr(value).partition("\n")[0].removesuffix("(")  # of a network, whose parts follow
     return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short

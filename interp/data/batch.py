@@ -21,11 +21,10 @@ from interp.core.fitting import MOST
 from interp.core.hints import Required
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
-from interp.core.wording import value_text
+from interp.core.wording import odd_tensor, value_text
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, TextTokens, several
-from interp.model.transformer import ID_TYPES
 
 Side = Literal["left", "right"]
 
@@ -67,7 +66,7 @@ class Batch(Brief):
     """
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tokens, Tensor):
+        if not isinstance(self.tokens, Tensor) or odd_tensor(self.tokens) is not None:
             raise ValueError(
                 f"tokens must be ids in a Tensor, shape [batch, pos], got {value_text(self.tokens)}"
             )
@@ -78,8 +77,12 @@ class Batch(Brief):
             )
         if self.tokens.dtype == torch.bool:
             raise ValueError("token ids are required, got a mask of booleans")
-        if self.tokens.dtype not in ID_TYPES:  # no embedding takes other whole numbers
-            object.__setattr__(self, "tokens", self.tokens.long())
+        for name in ("tokens", "answer", "wrong", "documents", "types", "row", "corrupt", "forced"):
+            values = getattr(self, name)
+            if (
+                values is not None and values.dtype != torch.int64
+            ):  # the one kind that embeddings and losses take
+                object.__setattr__(self, name, values.long())
         for name in ("keep", "documents", "types", "corrupt"):
             values, shape = getattr(self, name), self.tokens.shape
             if values is not None and values.shape != shape:
@@ -100,7 +103,11 @@ class Batch(Brief):
         places = np.arange(width)
         real = places < row_lengths if side == "right" else places >= width - row_lengths
         tokens = np.full((len(rows), width), pad_id, np.int64)
-        tokens[real] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
+        try:
+            tokens[real] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
+        except OverflowError as cause:
+            wrong = next(token for token in chain.from_iterable(rows) if not -(2**63) <= token < 2**63)
+            raise ValueError(f"token ids must be in [0, {2**63 - 1}], got {wrong}") from cause
         keep = None if min(lengths) == width else torch.from_numpy(real)
         return cls(torch.from_numpy(tokens), keep, bos)
 
@@ -343,7 +350,7 @@ class Batch(Brief):
         if self.row is not None:
             return self
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
-        return replace(self, row=torch.arange(count))
+        return replace(self, row=torch.arange(count, device="cpu"))
 
     def identities(self) -> Int[Tensor, "n"] | None:
         """Index of the prompt of each row; in packed rows, of each text, row by row from left to right."""

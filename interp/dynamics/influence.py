@@ -33,6 +33,7 @@ from interp.passes.needs import Steps
 from interp.passes.observe import Model, Objective, Subject, as_model
 from interp.passes.question import ByRow, Values
 from interp.runs.over_data import reduced_over
+from interp.runs.provenance import with_origin
 from interp.tasks.examples import Examples
 
 if TYPE_CHECKING:
@@ -123,12 +124,13 @@ def influence(
     scores = setup.over(rows, partial(_scores, setup=setup, examples=rows, multipliers=multipliers), Rows)
     assert isinstance(scores, Rows)
     unit = queries.unit if method != "dot" else f"{queries.unit} per step of length 1"
-    return labelled(
+    result = labelled(
         "influence",
         {"value": (("row", "query"), scores.rows["value"] / setup.tokens(rows))},
         units=unit,
         attrs={"unit": unit, "method": method, "damping": damping, "effect": "without the row - with it"},
     )
+    return with_origin(result, subject.transformer)
 
 
 @dataclass(frozen=True, eq=False)

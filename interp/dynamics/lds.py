@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import check_finite, check_result, labelled
+from interp.core.results import check_finite, check_result, labelled, origin
 from interp.core.stats import t95
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
             "predicted": str(estimate.value.attrs["unit"]),
             "exact": str(exact.value.attrs["unit"]),
         },
-        attrs={"groups": len(truth), "method": str(estimate.attrs.get("method", "estimate"))},
+        attrs={
+            "groups": len(truth),
+            "method": str(estimate.attrs.get("method", "estimate")),
+            **origin(estimate),
+        },
     )
 
 

@@ -28,6 +28,7 @@ from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
 from interp.passes.question import NotFiniteError
+from interp.runs.provenance import with_origin
 from interp.tasks.examples import Examples
 
 if TYPE_CHECKING:
@@ -154,13 +155,14 @@ def learning_coefficient(
 
     if rows_per_step is None or rows_per_step == count:
         full_loss = loss_of(examples)
-        return _sampled_coefficient(lambda generator: full_loss, at, count, sampler)
+        result = _sampled_coefficient(lambda generator: full_loss, at, count, sampler)
+        return with_origin(result, as_network(model))
 
     def minibatch_loss(generator: torch.Generator) -> PointLoss:
         order = torch.randperm(count, generator=generator, device=generator.device)
         return loss_of(examples.rows(order[:rows_per_step]))
 
-    return _sampled_coefficient(minibatch_loss, at, count, sampler)
+    return with_origin(_sampled_coefficient(minibatch_loss, at, count, sampler), as_network(model))
 
 
 @public()

@@ -39,6 +39,7 @@ from interp.passes.observe import Model, Subject, as_model, as_network, text_of
 from interp.passes.question import ByRow, Values
 from interp.passes.sampling import Sampling
 from interp.runs.over_data import reduced_over
+from interp.runs.provenance import with_origin
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -217,7 +218,9 @@ def edit_table(
         return torch.stack(columns, 1)
 
     rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
-    return labelled_scores(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
+    prompts = [case.prompt for case in cases]
+    table = labelled_scores(torch.stack(rows), ["original", *editors], names, prompts)
+    return with_origin(table, subject.transformer)
 
 
 @contextmanager

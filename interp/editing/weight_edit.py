@@ -7,7 +7,6 @@ that holds it: W_Q, W_K and W_V share one parameter, W_gate and W_in another, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.entering import entering
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import upcast
 from interp.core.transfers import to_host
@@ -74,7 +74,7 @@ class WeightEdit(Brief):
         """The change as one tensor."""
         return self.change.AB if isinstance(self.change, FactoredMatrix) else self.change
 
-    @contextmanager
+    @entering
     def applied(self, model: Model) -> Iterator[None]:
         """Context in which the model has the changed weights; on exit, also by an error, it has the old bits back.
 

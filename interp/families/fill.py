@@ -192,7 +192,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         )
     try:
         torch.empty(0, dtype=dtype, device=device)
-    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as cause:
+    except (RuntimeError, TypeError, AssertionError, ImportError) as cause:
         raise ValueError(f"{_dtype_name(dtype)} on {device} is not possible here: {cause}") from cause
 
 

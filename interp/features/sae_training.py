@@ -21,6 +21,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Count, Device, PositiveCount, require_device
 from interp.core.results import labelled
+from interp.core.wording import odd_tensor
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
 
 if TYPE_CHECKING:
@@ -290,10 +291,10 @@ def _check_chunk(chunk: object, width: int | None) -> None:
         raise ValueError(
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
         )
-    if chunk.ndim != 2 or not chunk.is_floating_point() or chunk.is_meta:
-        raise ValueError(
-            f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
-        )
+    odd = odd_tensor(chunk)
+    if chunk.ndim != 2 or not chunk.is_floating_point() or odd:
+        kind = odd or f"{chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
+        raise ValueError(f"activations of shape [n, d] are required, got {kind}")
     if width not in (None, chunk.shape[1]):
         raise ValueError(f"chunks of one width are required, got {chunk.shape[1]} after {width}")
 
@@ -314,6 +315,7 @@ def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int)
     return SAE(kind, weights)
 
 
+@torch.enable_grad()
 def _train(
     sae: SAE,
     batches: Iterable[Tensor],

@@ -218,6 +218,7 @@ def train_tuned_lens(
     return replace(lens, weight=weight, bias=bias, losses=torch.stack(losses))
 
 
+@torch.enable_grad()
 def loss_and_gradients(
     model: Transformer, translators: TunedLens, batch: Batch
 ) -> tuple[Float[Tensor, "l"], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:

@@ -58,15 +58,9 @@ def next_token_loss(
             raise ValueError(
                 f"{name} must have the shape {shape_text(tokens.shape)}, got {shape_text(mask.shape)}"
             )
-    if tokens.device.type == "cpu" and int(tokens[:, 1:].max()) >= logits.shape[-1]:
-        raise ValueError(
-            f"a next-token loss requires a logit for each token, got {logits.shape[-1]} and the token "
-            f"{int(tokens[:, 1:].max())}"
-        )
     wide = torch.promote_types(logits.dtype, torch.float32)
-    target = F.pad(
-        tokens[:, 1:], (0, 1), value=IGNORED
-    )  # the last column predicts nothing: no logits are copied
+    targets = _targets(tokens, logits.shape[-1])
+    target = F.pad(targets, (0, 1), value=IGNORED)  # the last column predicts nothing: no logits are copied
     flat = F.cross_entropy(
         logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none",
         label_smoothing=label_smoothing,
@@ -74,6 +68,19 @@ def next_token_loss(
     loss = flat.view(tokens.shape)[:, :-1]
     counted = predicted(keep, documents)
     return loss if counted is None else loss * counted
+
+
+def _targets(tokens: Int[Tensor, "b p"], logits: int) -> Int[Tensor, "b p-1"]:
+    """The tokens that are predicted, as int64; on a CPU a ValueError for one that has no logit."""
+    targets = tokens[:, 1:].long()
+    if tokens.device.type == "cpu":
+        low, high = map(int, targets.aminmax())
+        if low < 0 or high >= logits:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"a next-token loss requires a logit for each token, got {logits} and the token {wrong}"
+            )
+    return targets
 
 
 @public(plain_pass=True)
@@ -115,7 +122,8 @@ def next_token_loss_of(
     if tokens.shape[1] < 2:
         raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
     x = model.ln_final(stream[:, :-1])
-    loss = model.output.loss(x.flatten(0, 1), tokens[:, 1:].flatten()).unflatten(0, x.shape[:2])
+    targets = _targets(tokens, model.config.d_vocab)
+    loss = model.output.loss(x.flatten(0, 1), targets.flatten()).unflatten(0, x.shape[:2])
     counted = predicted(keep, documents)
     return loss if counted is None else loss * counted
 

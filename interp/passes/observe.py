@@ -91,8 +91,8 @@ def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
         edits: interventions of this question alone, after those.
 
     Raises:
-        ValueError: anything that is no decoder or encoder of ours, or for edits that act after the last block, where
-            analyses read the logits off the stream themselves.
+        ValueError: as `as_network`, or for edits that act after the last block, where analyses read the logits off the
+            stream themselves.
         KeyError, IndexError: parts that the model lacks.
     """
     network, text = as_network(model), text_of(model)
@@ -106,13 +106,31 @@ def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
 
 
 def as_network(model: Model) -> Transformer:
-    """The network of a model, under the interventions that hold here and now. ValueError for anything else."""
+    """The network of a model, under the interventions that hold here and now.
+
+    Raises:
+        ValueError: anything that is no decoder or encoder of ours; parameters on the device meta or of several dtypes.
+    """
     instead = _no_model(model)
     if instead is not None:
         raise ValueError(
             f"a model is required, a HookedTransformer or a Transformer, got {type(model).__name__}{instead}"
         )
-    return model if isinstance(model, Transformer) else model.transformer
+    network = model if isinstance(model, Transformer) else model.transformer
+    _check_parameters(network)
+    return network
+
+
+def _check_parameters(network: Transformer) -> None:
+    """ValueError for parameters without numbers, or of another dtype than the embedding, which no pass can have."""
+    for name, value in network.named_parameters():
+        if value.is_meta:
+            raise ValueError(f"model must hold its numbers, got {name} on the device meta: load it to 'cpu'")
+        if value.is_floating_point() and value.dtype != network.dtype:
+            raise ValueError(
+                f"model must be of one dtype, got {name} of {value.dtype} where the embedding is of {network.dtype}: "
+                "model.to(dtype) casts all of it"
+            )
 
 
 def text_of(model: Model) -> Text:

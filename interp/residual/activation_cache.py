@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.axes import shape_text
+from interp.core.kinds import Device, require_device
 from interp.core.viewer import Shown, fitted
 from interp.core.wording import nearest
 from interp.data.ids import check_contrast
@@ -71,8 +72,9 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         ]
         return fitted([repr(self), *lines])
 
-    def to(self, device: torch.device | str) -> "ActivationCache":
-        """The activations on another device (the model stays where it is)."""
+    def to(self, device: Device) -> "ActivationCache":
+        """The activations on another device (the model stays where it is); ValueError for one that is not here."""
+        require_device(device, numbers=False)
         moved = {name: value.to(device) for name, value in self._values.items()}
         return ActivationCache(moved, self.model, batched=self.batched)
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from interp.core.kinds import Device
+from interp.core.kinds import Device, require_device
 from interp.core.stats import Partial, Rows
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
@@ -65,6 +65,9 @@ class WorkPlace:
             raise ValueError("resume and shard require a folder (out=) where the work is kept")
         if self.devices is not None and not self.devices:
             raise ValueError("devices must be at least one, got none")
+        if self.devices is not None and self.devices != "all":
+            for device in self.devices:
+                require_device(device)
 
     def inside(self, name: str) -> WorkPlace:
         """The place of a later stage of the run, in a subfolder, which an earlier process may have begun."""

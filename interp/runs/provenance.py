@@ -11,13 +11,18 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from interp.core.results import ORIGIN
 from interp.core.transfers import to_host
 from interp.model.config import Json
 from interp.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
 TOGETHER = 2**28
@@ -102,6 +107,18 @@ def provenance(
         "platform": platform.platform(),
         "written": now(),
     }
+
+
+def with_origin(result: "xr.Dataset", network: Transformer) -> "xr.Dataset":
+    """The result with attributes that say in what precision, where and by what it was computed."""
+    installed = versions()
+    values = (
+        str(network.dtype).removeprefix("torch."),
+        str(network.device),
+        torch.get_num_threads(),
+        ", ".join(f"{name} {installed[name]}" for name in ("interp", "torch", "transformers")),
+    )
+    return result.assign_attrs({**dict(zip(ORIGIN, values, strict=True)), **result.attrs})
 
 
 def question_of(file: Path) -> str:

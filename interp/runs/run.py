@@ -42,7 +42,7 @@ from interp.passes.question import (
 from interp.passes.together import writes
 from interp.runs.kept import cached_for_model, looked_at
 from interp.runs.over_data import WorkDevices, WorkPlace
-from interp.runs.provenance import versions
+from interp.runs.provenance import with_origin
 from interp.runs.rounds import Rounds
 from interp.runs.work_folder import Shard, write_results
 
@@ -201,7 +201,7 @@ def _results(
         if name not in over_rows
     }
     results = {**of_rows, **of_model}
-    datasets = {name: _with_origin(results[name], network) for name in bound if name in results}
+    datasets = {name: with_origin(results[name], network) for name in bound if name in results}
     if place.folder is not None and rounds.complete and writes(network):
         write_results(place.folder, datasets, rejected)
     return Results(datasets, tally.rows, tally.tokens, tally.cut, rounds.complete, rejected)
@@ -219,18 +219,6 @@ def _answer_without_data(question: ByRow | Staged | WithoutData, subject: Subjec
     if isinstance(question, WithoutData):
         return question.answer()
     return Rounds(subject, None, WorkPlace()).answered([question])[question.name]
-
-
-def _with_origin(result: xr.Dataset, network: Transformer) -> xr.Dataset:
-    """The result with attributes that say in what precision, where and by what it was computed."""
-    installed = versions()
-    origin = {
-        "dtype": str(network.dtype).removeprefix("torch."),
-        "device": str(network.device),
-        "threads": torch.get_num_threads(),
-        "versions": ", ".join(f"{name} {installed[name]}" for name in ("interp", "torch", "transformers")),
-    }
-    return result.assign_attrs({**origin, **result.attrs})
 
 
 def _check_finite(network: Transformer, names: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.results import Score, check_finite, check_result, scored
+from interp.core.results import Score, check_finite, check_result, origin, scored
 from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, if_at_least, over
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def evidence(
         (),
         others={"each": (("prompt", "score"), torch.stack(list(by_prompt.values()), 1))},
         units={"each": "see the coordinate unit"},
-        attrs={"interval": interval, "null": "a random order of the tokens"},
+        attrs={"interval": interval, "null": "a random order of the tokens", **origin(attribution)},
     )
 
 

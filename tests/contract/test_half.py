@@ -144,3 +144,6 @@ def test_functions_take_models_in_half_precision(
         found = called(name, FUNCTIONS[name], given)
     assert watch.seen == set()
     assert widths(found) == set()
+    if isinstance(found, xr.Dataset):
+        name = str(dtype).removeprefix("torch.")
+        assert found.attrs["dtype"] == name and f"values ({name}): " in str(found.view)

@@ -168,6 +168,11 @@ MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
         "logit_lens: data must be texts, token ids, a Batch, files, a data set or an iterator of rows or Pairs, "
         "got Tensor of no numbers (device meta), torch.int64 and shape [2, 3]",
     ),
+    "sparse ids": (
+        lambda: interp.logit_lens(model(), torch.ones(2, 3, dtype=torch.long).to_sparse()),
+        "logit_lens: data must be texts, token ids, a Batch, files, a data set or an iterator of rows or Pairs, "
+        "got Tensor of layout sparse_coo, torch.int64 and shape [2, 3]",
+    ),
     "a mapping that no tokenizer returns": (
         lambda: interp.logit_lens(model(), {"a": 1}),
         "logit_lens: data must be texts, token ids, a Batch, files, a data set or an iterator of rows or Pairs, "

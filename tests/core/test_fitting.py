@@ -31,6 +31,8 @@ class Letter:
 
 Even = Annotated[int, Required("an even number", lambda given: None if given in (0, 2) else "")]
 META = torch.ones(2, 3, device="meta")
+SPARSE = torch.ones(2, 3).to_sparse()
+QUANTISED = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
 YES: dict[str, tuple[object, object]] = {
     "a whole number for a fraction": (3, float),
     "a truth among truths": ([True], Sequence[bool]),
@@ -72,6 +74,10 @@ NO: dict[str, tuple[object, object]] = {
     "no numbers, for anything": (META, object),
     "no numbers in a list": ([META], Sequence[Tensor]),
     "no numbers in a mapping": ({"a": META}, Mapping[str, Tensor]),
+    "sparse numbers": (SPARSE, Tensor | None),
+    "sparse numbers, row by row": (SPARSE.to_sparse_csr(), object),
+    "sparse numbers in a list": ([SPARSE], Sequence[Tensor]),
+    "quantised numbers": (QUANTISED, Tensor),
     "a closer look": (3, Even | None),
     "closer looks in a list": ([0, 1], Sequence[Even]),
     "closer looks in a mapping": ({"a": 1}, Mapping[str, Even]),

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import interp
 from interp.data.batch import Batch
+from tests.tiny import hooked
 
 ROWS = [[5, 6, 7, 8], [9], [3, 0, 4]]
 SIDES = pytest.mark.parametrize("side", ["left", "right"])
@@ -94,12 +96,24 @@ def test_tokens_of_another_shape_are_refused(tokens: Tensor, message: str) -> No
         Batch(tokens)
 
 
-def test_ids_of_any_whole_kind_become_what_an_embedding_takes() -> None:
-    for kind in (torch.uint8, torch.int8, torch.int16, torch.uint16):
-        assert Batch(torch.tensor([[3, 5]]).to(kind)).tokens.dtype == torch.int64
-    assert Batch(torch.tensor([[3, 5]], dtype=torch.int32)).tokens.dtype == torch.int32
+def test_ids_of_any_whole_kind_become_what_embeddings_and_losses_take() -> None:
+    ids = torch.tensor([[3, 5]])
+    for kind in (torch.uint8, torch.uint16, torch.uint32):
+        assert torch.equal(Batch(ids.to(kind)).tokens, ids)
+    for kind in (torch.int8, torch.int16, torch.int32):
+        narrow = ids.to(kind)
+        batch = Batch(narrow, answer=narrow[:, 0], wrong=narrow[:, 1], row=narrow[0, :1], corrupt=narrow)
+        every = (batch.tokens, batch.answer, batch.wrong, batch.row, batch.corrupt)
+        assert {each.dtype for each in every if each is not None} == {torch.int64}
+        assert torch.equal(batch.tokens, ids)
     with pytest.raises(ValueError, match="token ids are required, got a mask of booleans"):
         Batch(torch.tensor([[True, False]]))
+
+
+def test_ids_that_no_whole_number_of_64_bits_holds_are_refused() -> None:
+    for token in (2**70, -(2**70)):
+        with pytest.raises(ValueError, match=f"token ids must be in \\[0, .*\\], got {token}"):
+            interp.logit_lens(hooked("gpt2"), [[5, token]])
 
 
 def test_a_side_that_is_none_and_a_size_that_is_none_are_refused() -> None:

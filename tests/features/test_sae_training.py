@@ -309,6 +309,8 @@ def test_what_makes_no_sense_is_refused(kind: SaeKind, more: dict[str, float], m
 def test_activations_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"required, got torch.float64 \[600, 8, 1\] on cpu"):
         quick([noise()[..., None]])
+    with pytest.raises(ValueError, match=r"\[n, d\] are required, got layout sparse_coo"):
+        quick([noise().to_sparse()])
     with pytest.raises(ValueError, match="chunks of one width are required, got 7 after 8"):
         quick([noise(), noise()[:, :7]])
     with pytest.raises(ValueError, match="at least one vector"):

@@ -219,6 +219,19 @@ def test_loss_of_half_precision_logits_is_computed_in_float32() -> None:
     assert_close(loss, next_token_loss(logits.float(), tokens))
 
 
+def test_loss_of_ids_of_every_kind_is_that_of_int64() -> None:
+    tokens = some_tokens()
+    logits = build("gpt2")(tokens)
+    for kind in (torch.int32, torch.int16, torch.int8):
+        assert torch.equal(next_token_loss(logits, tokens.to(kind)), next_token_loss(logits, tokens))
+
+
+def test_loss_of_a_token_without_a_logit_is_refused() -> None:
+    for token in (-1, -100, 10):
+        with pytest.raises(ValueError, match=f"a logit for each token, got 10 and the token {token}"):
+            mean_next_token_loss(torch.zeros(1, 3, 10), torch.tensor([[1, 2, token]]))
+
+
 # --- what it refuses ----------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+from interp.runs.provenance import with_origin
 from interp.zoo.planted import generator_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class InterchangeTraining:
 
 
 @public()
+@torch.enable_grad()
 def interchange_trained(compiled: Compiled, training: InterchangeTraining | None = None) -> Compiled:
     """A model trained to compute the program by the same parts, with the circuit of the compiled one.
 
@@ -156,7 +158,7 @@ def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> x
     count = valid.sum(1)
     share = hits.sum(1).double() / count
     low, high = share_interval(share, count)
-    return labelled(
+    result = labelled(
         "interchange_accuracy",
         {
             "value": (("part",), share), "low": (("part",), low), "high": (("part",), high),
@@ -165,6 +167,7 @@ def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> x
         coords={"part": parts, "computes": (("part",), [", ".join(_of(compiled, part)) for part in parts])},
         attrs={"program": compiled.program.name},
     )  # fmt: skip
+    return with_origin(result, compiled.model)
 
 
 def _untrained(compiled: Compiled, training: InterchangeTraining) -> Transformer:

@@ -150,6 +150,7 @@ def _trained(
     return Trained(state.model, log_table(state.log))
 
 
+@torch.enable_grad()
 def update(
     state: TrainingState, examples: Examples, training: Training
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
