@@ -213,7 +213,7 @@ def observe(
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     if logits_at is not None:
         _check_columns(logits_at, batch.tokens.shape)  # before it is moved, so that no device is waited for
-        logits_at = to_device(logits_at, network.device)
+        logits_at = to_device(logits_at.long(), network.device)
     batch = batch.to(network.device)
     follows = batch.forced is not None
     tap = (
