@@ -54,14 +54,15 @@ def entering(function: Callable[P, Iterator[T]]) -> Callable[P, Entering[T]]:
 
     Example:
         >>> @entering
-        ... def lent(name: str) -> Iterator[str]:
+        ... def lent(name: str):
         ...     yield name
         >>> again = lent("a")
-        >>> for _ in range(2):
-        ...     with again as name:
-        ...         print(name)
-        a
-        a
+        >>> with again as first:
+        ...     pass
+        >>> with again as second:
+        ...     pass
+        >>> first, second
+        ('a', 'a')
     """
     begin = contextmanager(function)
 

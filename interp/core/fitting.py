@@ -24,7 +24,7 @@ from typeguard import (
 )
 
 from interp.core.hints import Required, is_asked_of_objects, options
-from interp.core.wording import odd_tensor
+from interp.core.wording import odd_value
 
 MOST = 1000
 """Length up to which every item of a value is checked; of longer values only the first item is."""
@@ -37,7 +37,7 @@ _INSIDE = ContextVar("interp_inside_fits", default=False)
 
 def fits(value: object, hint: object) -> bool:
     """Whether a value fits an annotation."""
-    if type(value) in options(hint) and odd_tensor(value) is None:  # the usual case, ten times as fast
+    if type(value) in options(hint) and odd_value(value) is None:  # the usual case, ten times as fast
         return True
     is_long = isinstance(value, tuple | list | set | Mapping) and len(value) > MOST
     before = _INSIDE.set(True)
@@ -64,7 +64,7 @@ def _checker_of(
 
 
 def _check(rule: "Rule", value: object, kind: object, args: tuple[object, ...], _: TypeCheckMemo) -> None:
-    if odd_tensor(value) is not None or not rule(value, kind, args):
+    if odd_value(value) is not None or not rule(value, kind, args):
         raise TypeCheckError("does not fit")
 
 

@@ -25,6 +25,7 @@ from interp.core.files import write_atomically
 from interp.core.notes import note
 from interp.core.stats import ANYWHERE, FEWEST, Moments
 from interp.core.transfers import to_device, to_host
+from interp.core.visible import harmless
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,6 +125,7 @@ def labelled(
             plot.
         coords: labels by dim; a dim without labels is counted from 0 (prompts are numbered by the run).
         units: unit of every variable of real numbers, or units by name; a variable without one has unit "1".
+        attrs: other attributes; control characters in their texts, which xarray prints raw, become signs (`⟨U+202E⟩`).
         notes: as for `noted`.
     """
     import xarray as xr
@@ -150,7 +152,8 @@ def labelled(
         dim: size for dims, value in values.values() for dim, size in zip(dims, value.shape, strict=True)
     }
     counted = {dim: range(size) for dim, size in sizes.items() if dim not in IDENTIFIED}
-    about = {**(attrs or {}), viewer.ANALYSIS: analysis}
+    about = {name: harmless(x) if isinstance(x, str) else x for name, x in (attrs or {}).items()}
+    about[viewer.ANALYSIS] = analysis
     return noted(xr.Dataset(variables, coords={**counted, **labels}, attrs=about), *notes)
 
 
@@ -180,7 +183,9 @@ def with_notes(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
     """The result with these sentences added to `attrs["notes"]`, without a warning: several results may share them."""
     if not notes:
         return result
-    return result.assign_attrs({NOTES: list(dict.fromkeys([*viewer.notes_of(result), *notes]))})
+    return result.assign_attrs(
+        {NOTES: list(dict.fromkeys([*viewer.notes_of(result), *map(harmless, notes)]))}
+    )
 
 
 def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:

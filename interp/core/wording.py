@@ -19,8 +19,10 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     return f"nearest: {', '.join(close)}" if close else "no name is close"
 
 
-def odd_tensor(value: object) -> str | None:
-    """None for anything but a tensor without numbers in rows: on the device meta, sparse, quantised; else its kind."""
+def odd_value(value: object) -> str | None:
+    """None for a value that can be computed with; else why not: a tensor without numbers in rows, a number too long."""
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else "more than 64 bits"
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_meta:
@@ -41,7 +43,8 @@ def value_text(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and (shape or hasattr(value, "dim")):
         kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
-        kind = f"{odd}, {kind}" if (odd := odd_tensor(value)) else kind
+        kind = f"{odd}, {kind}" if (odd := odd_value(value)) else kind
         return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
     short = _SHORT.repr(value).partition("\n")[0].removesuffix("(")  # of a network, whose parts follow
-    return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short
+    kind = ", ".join(filter(None, (type(value).__name__, odd_value(value))))
+    return f"{short} ({kind})" if type(value).__name__ not in short else short

@@ -21,7 +21,7 @@ from interp.core.fitting import MOST
 from interp.core.hints import Required
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
-from interp.core.wording import odd_tensor, value_text
+from interp.core.wording import value_text
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, TextTokens, several
@@ -66,7 +66,7 @@ class Batch(Brief):
     """
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tokens, Tensor) or odd_tensor(self.tokens) is not None:
+        if not isinstance(self.tokens, Tensor) or self.tokens.layout is not torch.strided:
             raise ValueError(
                 f"tokens must be ids in a Tensor, shape [batch, pos], got {value_text(self.tokens)}"
             )

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.wording import nearest, odd_tensor, value_text
+from interp.core.wording import nearest, odd_value, value_text
 
 IDS = "input_ids"
 MASK = "attention_mask"
@@ -26,7 +26,7 @@ def no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
         if isinstance(value, np.ndarray)
         else not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     )
-    return None if is_integer and value.ndim in axes and odd_tensor(value) is None else ""
+    return None if is_integer and value.ndim in axes and odd_value(value) is None else ""
 
 
 def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.notes import note
+from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
 from interp.data.ids import check_contrast, described, is_id, is_row, sorted_out
 from interp.data.tokenizers import (
@@ -354,6 +355,8 @@ class Text:
 
     def _checked_batch(self, batch: Batch) -> Batch:
         """The batch with numbered rows; ValueError for prompts or answers that the model cannot take."""
+        if odd := odd_value(batch.tokens):
+            raise ValueError(f"token ids are required, got a batch of {odd}")
         n = batch.tokens.shape[1]
         if n > self.n_ctx:
             raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")

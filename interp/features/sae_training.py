@@ -21,7 +21,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Count, Device, PositiveCount, require_device
 from interp.core.results import labelled
-from interp.core.wording import odd_tensor
+from interp.core.wording import odd_value
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _check_chunk(chunk: object, width: int | None) -> None:
         raise ValueError(
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
         )
-    odd = odd_tensor(chunk)
+    odd = odd_value(chunk)
     if chunk.ndim != 2 or not chunk.is_floating_point() or odd:
         kind = odd or f"{chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
         raise ValueError(f"activations of shape [n, d] are required, got {kind}")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.wording import value_text
+from interp.core.wording import odd_value, value_text
 
 New = Literal["new"]
 NEW: New = "new"
@@ -49,7 +49,8 @@ class PerRow:
 
     def __post_init__(self) -> None:
         several = isinstance(self.places, Sequence) and not isinstance(self.places, str)
-        places = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else self.places
+        is_array = isinstance(self.places, Tensor | np.ndarray) and odd_value(self.places) is None
+        places = self.places.tolist() if is_array else self.places  # type: ignore[attr-defined]
         places = list(places) if several or isinstance(places, list) else []
         if not places or not all(place is None or _is_place(place) for place in places):
             raise ValueError(

@@ -140,8 +140,9 @@ def by_layer(parts: Iterable[L]) -> list[list[L]]:
 
 
 def array(rows: Iterable[Iterable[float]]) -> Float[np.ndarray, "rows columns"]:
-    """Numbers by row as an array."""
-    return np.array([list(row) for row in rows], dtype=float)
+    """Numbers by row as an array; of no rows `[0 0]`."""
+    every = [list(row) for row in rows]
+    return np.array(every, dtype=float).reshape(len(every), len(every[0]) if every else 0)
 
 
 def packed(values: NDArray[np.generic]) -> str:

@@ -214,7 +214,7 @@ def observe(
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     if logits_at is not None:
         _check_columns(logits_at, batch.tokens.shape)  # before it is moved, so that no device is waited for
-        logits_at = to_device(logits_at, network.device)
+        logits_at = to_device(logits_at.long(), network.device)
     kept_whole = [read.site for read in reads if read.via is None and read.pos is None]
     check_recorded(kept_whole, network, *batch.tokens.shape, logits=stop is None and logits_at is None)
     batch = batch.to(network.device)

@@ -173,6 +173,10 @@ MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
         "logit_lens: data must be texts, token ids, a Batch, files, a data set or an iterator of rows or Pairs, "
         "got Tensor of layout sparse_coo, torch.int64 and shape [2, 3]",
     ),
+    "a batch without numbers": (
+        lambda: interp.logit_lens(model(), interp.Batch(torch.ones(2, 3, dtype=torch.long, device="meta"))),
+        "token ids are required, got a batch of no numbers (device meta)",
+    ),
     "a mapping that no tokenizer returns": (
         lambda: interp.logit_lens(model(), {"a": 1}),
         "logit_lens: data must be texts, token ids, a Batch, files, a data set or an iterator of rows or Pairs, "

@@ -35,6 +35,7 @@ SPARSE = torch.ones(2, 3).to_sparse()
 QUANTISED = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
 YES: dict[str, tuple[object, object]] = {
     "a whole number for a fraction": (3, float),
+    "a number of 64 bits": (2**64 - 1, int),
     "a truth among truths": ([True], Sequence[bool]),
     "a word of numpy": (np.str_("b"), Literal["a", "b"]),
     "a text beside several": ("ab", str | Sequence[str]),
@@ -78,6 +79,9 @@ NO: dict[str, tuple[object, object]] = {
     "sparse numbers, row by row": (SPARSE.to_sparse_csr(), object),
     "sparse numbers in a list": ([SPARSE], Sequence[Tensor]),
     "quantised numbers": (QUANTISED, Tensor),
+    "a number of 65 bits": (2**64, int),
+    "a negative number of 65 bits": (-(2**63) - 1, Sequence[int] | int),
+    "a number of 65 bits among others": ([0, 2**64], Sequence[int]),
     "a closer look": (3, Even | None),
     "closer looks in a list": ([0, 1], Sequence[Even]),
     "closer looks in a mapping": ({"a": 1}, Mapping[str, Even]),

@@ -49,7 +49,7 @@ WRONG: Mapping[str, Made] = {
 DOUBTFUL: Mapping[str, Made] = {
     **{
         str(number): lambda number=number: number
-        for number in (0, 1, 10**9, 10**18, -(10**9), 0.0, -0.5, 1e-300, 1e300, math.inf, -math.inf)
+        for number in (0, 1, 10**9, 10**18, 2**70, -(10**9), 0.0, -0.5, 1e-300, 1e300, math.inf, -math.inf)
     },
     "a numpy number": lambda: np.int64(3),
     **{
@@ -61,7 +61,7 @@ DOUBTFUL: Mapping[str, Made] = {
     **{
         f"the list {each!r}": lambda each=each: each
         for each in (
-            [0], [-1], [10**9], [10**18], [-(10**9)], [1.5], [math.nan], [True], [""], [[]], [[], []], [[1, 2],
+            [0], [-1], [10**9], [10**18], [2**70], [-(10**9)], [1.5], [math.nan], [True], [""], [[]], [[], []], [[1, 2],
             [3]], [[[1]]],
             [[10**9]], [["a"]], [None], [0, 0], ["a"], ["a", "a"], ["L0H1", "L0H1"], ["L9H9"],
         )
@@ -83,6 +83,8 @@ DOUBTFUL: Mapping[str, Made] = {
     "no numbers": lambda: torch.empty(0),
     "complex numbers": lambda: torch.ones(2, 9, dtype=torch.complex64),
     "small whole numbers": lambda: torch.ones(2, 9, dtype=torch.uint8),
+    "ids of 32 bits": lambda: torch.ones(2, 9, dtype=torch.int32),
+    "sparse ids": lambda: torch.ones(2, 9, dtype=torch.long).to_sparse(),
     "an array of ids": lambda: np.ones((2, 9), dtype=np.int64),
     "an array of objects": lambda: np.array([None, "a"], dtype=object),
     "an array of words": lambda: np.array(["a", "b"]),
@@ -135,6 +137,7 @@ def _near_tensor(usual: torch.Tensor) -> Iterator[tuple[str, Made]]:
     yield "in one more axis", lambda: usual[None]
     yield "turned", lambda: usual.mT if usual.ndim > 1 else usual[:, None]
     yield "without memory", lambda: usual.to("meta")
+    yield "sparse", lambda: usual.to_sparse()
     if usual.is_floating_point():
         yield "with NaN", lambda: usual * math.nan
         yield "infinite", lambda: usual * math.inf

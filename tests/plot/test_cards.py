@@ -324,3 +324,20 @@ def test_a_notebook_shows_our_objects_by_their_cards(shell: object) -> None:
 def test_a_picture_is_a_png() -> None:
     data, width = cards.png(lambda ax: ax.plot([0, 1]))
     assert data.startswith(PNG) and 0 < width <= cards.WIDEST
+
+
+def test_no_control_character_of_a_prompt_is_in_a_text_of_a_result() -> None:
+    model, odd = interp.HookedTransformer.from_pretrained("demo-4l"), "When\x00 Mary\u202e and\u2066 John\x9b"
+    found = interp.lenses.patchscope(model, "When Mary and John", target=odd)
+    noted = interp.core.results.noted(found, f"of {odd}")
+    texts = (
+        found._repr_html_(),
+        str(found),
+        str(noted.view),
+        accessor.dataset_html(noted),
+        noted._repr_html_(),
+    )
+    assert all(
+        not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", each) for each in texts
+    )
+    assert "␀" in found.attrs["target"] and "␀" in texts[2]
