@@ -378,9 +378,12 @@ def test_every_model_command_loads_the_named_checkpoint_and_dtype() -> None:
 # --- early ends ---------------------------------------------------------------------------------------------------
 
 HANGING = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from interp import HookedTransformer, cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background and nohup start without these
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def stopped(*given, **options):
     print(sorted(path.name[:5] for path in Path(sys.argv[1]).iterdir()), flush=True)
