@@ -18,7 +18,7 @@ _GROUPS = (
 """Files of a control group's limit and use, in its versions 2 and 1."""
 
 
-def check_memory(what: str, size: float, device: torch.device, fewer: str) -> None:
+def check_memory(what: str, size: int | float, device: torch.device, fewer: str) -> None:
     """Refuse a call that will hold more memory than is free, and show a `Note` for one that will hold much.
 
     Args:
@@ -67,5 +67,5 @@ def _left_on_host() -> Iterator[int]:
             yield limit_of_process - page * int(Path("/proc/self/statm").read_text().split()[0])
 
 
-def _gigabytes(size: float) -> str:
+def _gigabytes(size: int | float) -> str:
     return f"{float(f'{size / 1e9:.2g}'):g} GB"

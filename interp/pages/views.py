@@ -7,7 +7,7 @@ import base64
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -120,6 +120,7 @@ def _whole(column: pd.Series) -> pd.Series:
     return column.astype(object).where(column.notna(), None) if absent else column
 
 
+@runtime_checkable
 class HasLayer(Protocol):
     """A record of something in a layer."""
 

@@ -9,13 +9,13 @@ A_MINUTE, A_MINUTE_ON_GPU = 2e12, 3e14
 them. Machines differ by several times: what is said of it is a size, not a time."""
 
 
-def minutes(products: float, device: torch.device) -> float:
+def minutes(products: int | float, device: torch.device) -> float:
     """Estimated minutes that `products` multiplications take on this device."""
     minute = A_MINUTE * torch.get_num_threads() if device.type == "cpu" else A_MINUTE_ON_GPU
     return products / minute
 
 
-def announce(what: str, products: float, device: torch.device, fewer: str) -> None:
+def announce(what: str, products: int | float, device: torch.device, fewer: str) -> None:
     """Show a `Note` with the expected minutes of a computation, and how to reduce it, if it takes a minute or more."""
     if (time := minutes(products, device)) >= 1:
         note(f"{what}: about {float(f'{time:.1g}'):g} min on such a device; {fewer}")
