@@ -462,9 +462,10 @@ def _restoring_effects(
     """Effects of restoring in each prompt, by token and by role, and the metric of its clean and corrupted runs."""
     sweep, device = _unchanged_before_subject(sweep, noised), sweep.base.device
     value = upcast(clean.value(metric, clean.final_at(metric)))
-    if not bool(value.isfinite().all()):
+    clean_fine, noised_fine = torch.stack([x.isfinite().all() for x in (value, sweep.base)]).tolist()
+    if not clean_fine:
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
-    if not bool(sweep.base.isfinite().all()):
+    if not noised_fine:
         raise NotFiniteError(
             f"{metric.name} is NaN or infinite in a corrupted run: noise={question.noise:g} times "
             f"sigma={question.sigma:g} is too large"

@@ -217,11 +217,13 @@ class Mend(Brief):
 
     def check(self, model: Transformer) -> None:
         """ValueError unless this is the model that it was made for, in its dtype or a narrower one, and finite."""
-        if not bool(sample_of(model).isfinite().all()):
+        numbers = [sample_of(model), *self.numbers.values()]
+        fine, *each = torch.stack([some.isfinite().all().to(model.device) for some in numbers]).tolist()
+        if not fine:
             raise NotFiniteError(
                 "a model of finite parameters is required, some of this one's are NaN or infinite"
             )
-        if wrong := [name for name, numbers in self.numbers.items() if not bool(numbers.isfinite().all())]:
+        if wrong := [name for name, is_finite in zip(self.numbers, each, strict=True) if not is_finite]:
             raise NotFiniteError(
                 f"a MEND of finite numbers is required, {wrong[0]} has some that are NaN or infinite"
             )
