@@ -34,7 +34,7 @@ from interp.opening import OfModel
 from interp.plot.canvas import annotate, heat_map, name_cells
 from interp.runs.record import Record
 from interp.tasks.indirect_objects import NameCorruption
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 ROLES = ("IO", "S1", "S1+1", "S2", "end")
 INPUTS = {"q": "queries", "k": "keys", "v": "values"}
@@ -209,7 +209,7 @@ def figure(
 def draw_roles(ax: Axes, streams: xr.DataArray) -> None:
     """The stream's share of the answer by block and word."""
     values = streams.to_numpy()
-    scale = Scale.signed(values, "share of the logit difference brought back")
+    scale = ColourScale.signed(values, "share of the logit difference brought back")
     image = heat_map(ax, values, scale, title="clean stream into the corrupted run")
     annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
     name_cells(ax, rows=[str(layer) for layer in streams.layer.values], columns=ROLES)

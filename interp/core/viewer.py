@@ -10,7 +10,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Literal, get_args
 
 from interp.core import late
-from interp.core.visible import harmless
 
 WIDTH = 80
 """Width, in characters, of the text of a result."""
@@ -167,4 +166,4 @@ def drawn(
 def card(result: object) -> str:
     """HTML with a small picture of a result, its name and its numbers."""
     late.fill("pictures")
-    return harmless(PICTURES.card(result))
+    return PICTURES.card(result)

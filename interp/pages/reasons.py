@@ -93,8 +93,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace:
     of_head = batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2
     sides = {layer: sides_of(config, layer, heads=True) for layer in splitting(config)}
     pairs = {layer: of_head * len(x["query_part"]) * len(x["key_part"]) for layer, x in sides.items()}
-    too_many = len(heads) * of_head > MOST_SCORES or sum(pairs[layer] for layer, _ in heads) > MOST_PAIRS
-    if too_many and written is not None:
+    if written is not None:
         size = {
             str(name): abs(float(x)) for name, x in zip(written.part.values, written.value[0], strict=True)
         }

@@ -6,7 +6,6 @@ where replacing a part lowers the metric, the part speaks for the answer, and th
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from interp.pages.views import CellRows, array, by_layer, cells, records
@@ -87,17 +86,17 @@ def place(value: float, reach: float) -> float:
 def _one(change: str, table: pd.DataFrame, reach: float) -> Ablation:
     parts = records(Replaced, table)
     rows = by_layer(parts)
-    tips = [[_tip(part) for part in row] for row in rows]
-    changed = np.array([[part.changed for part in row] for row in rows], dtype=bool)
-    direct = ablation_map(array((part.direct for part in row) for row in rows), None, "", reach=reach)
-    total = ablation_map(array((part.value for part in row) for row in rows), changed, "", reach=reach)
+    direct = ablation_map(array(rows, "direct"), None, "", reach=reach)
+    total = ablation_map(array(rows, "value"), array(rows, "changed", bool), "", reach=reach)
     order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))
     dots = [
         Dot(part, place(part.direct, reach), SIDE - place(part.value, reach), _tip(part))
         for part in reversed(order[:MOST_DOTS])  # the largest are drawn last, above the others
     ]
     label, meaning = CHANGES[change]
-    return Ablation(label, meaning, cells(direct, tips), cells(total, tips), reach, order[:LARGEST], dots)
+    return Ablation(
+        label, meaning, cells(direct, rows, _tip), cells(total, rows, _tip), reach, order[:LARGEST], dots
+    )
 
 
 def _tip(one: Replaced) -> str:

@@ -133,12 +133,12 @@ def attribution(table: pd.DataFrame) -> Attribution:
     placed = [part for part in parts if part.kind in ("head", *MLPS)]
     heads_first = sorted(placed, key=lambda part: part.kind != "head")
     rows = by_layer(heads_first)
-    view = contribution_map(array((part.value for part in row) for row in rows), "logits")
+    view = contribution_map(array(rows, "value"), "logits")
     unplaced = sum((part.value for part in parts if part.kind not in ("head", *MLPS)), 0.0)
     by_part = sorted(_largest(parts, MOST_STEPS), key=lambda part: part.order)
     falls = {"part": _waterfall([[part] for part in by_part]), "sublayer": _waterfall(_sublayers(parts))}
     goal = 100 * (float(ends[-1]) - low) / span
-    maps = cells(view, [[_tip(part) for part in row] for row in rows])
+    maps = cells(view, rows, _tip)
     return Attribution(falls, len(parts), bars, maps, view.scale.high, unplaced, -100 * low / span, goal)
 
 

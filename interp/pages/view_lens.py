@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-import numpy as np
 import pandas as pd
 
 from interp.core.visible import visible
@@ -23,7 +23,7 @@ from interp.views.lenses import (
     telling_layers,
     word_of,
 )
-from interp.views.maps import Map
+from interp.views.maps import CellMap
 from interp.views.writing import number, probability
 
 FEW_LAYERS = 6
@@ -131,11 +131,9 @@ def _depths(ranked: Sequence[LensRow], answer: str) -> list[Depth]:
         places.setdefault(depth, []).append(list(rows))
     best = [[cell[0] for cell in row] for row in places.values()]
     labels, shown = depth_labels(list(places)), shown_depths(len(places))
-    view = lens_map(
-        [[cell.word for cell in row] for row in best], array((cell.top_prob for cell in row) for row in best),
-        labels, [cell.token for cell in best[0]],
-    )  # fmt: skip
-    every = cells(view, [[_tip(cell, answer) for cell in row] for row in places.values()])
+    words, tokens = [[cell.word for cell in row] for row in best], [cell.token for cell in best[0]]
+    view = lens_map(words, array(best, "top_prob"), labels, tokens)
+    every = cells(view, list(places.values()), partial(_tip, answer=answer))
     return [
         Depth(name, labels[i], row, folded=i not in shown)
         for i, (name, row) in enumerate(zip(places, every, strict=True))
@@ -178,9 +176,8 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
             places.setdefault(layer, []).append(list(each))
         view = _view(places, writes, n_vocab)
-        rows = cells(
-            view, [[_backward_tip(cell, answer, view, writes) for cell in row] for row in places.values()]
-        )
+        tip = partial(_backward_tip, answer=answer, view=view, writes=writes)
+        rows = cells(view, list(places.values()), tip)
         assert view.marked is not None
         order = telling_layers(view.values, view.marked)
         opens = order[: FEW_LAYERS if len(rows) > MANY_LAYERS else MOST_DEPTHS]
@@ -194,7 +191,7 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPa
     return panels
 
 
-def _view(places: Mapping[int, list[list[BackwardRow]]], writes: bool, n_vocab: int) -> Map:
+def _view(places: Mapping[int, list[list[BackwardRow]]], writes: bool, n_vocab: int) -> CellMap:
     """The map of one matrix; cells are marked that name the answer first."""
     extreme = n_vocab - 1 if writes else 0
 
@@ -202,14 +199,13 @@ def _view(places: Mapping[int, list[list[BackwardRow]]], writes: bool, n_vocab: 
         if cell[0].answer_rank < 0:
             return NO_UPDATE
         words = [row.bottom_word if writes else row.top_word for row in cell]
-        return visible(words[0] if cell[0].answer_rank == extreme else word_of(words))
+        return visible(word_of(words, names_answer=cell[0].answer_rank == extreme))
 
     rows = list(places.values())
-    return backward_map(
-        [[word(cell) for cell in row] for row in rows], array((cell[0].delta for cell in row) for row in rows),
-        np.array([[cell[0].answer_rank == extreme for cell in row] for row in rows], dtype=bool),
-        list(places), [cell[0].token for cell in rows[0]], "",
-    )  # fmt: skip
+    first = [[cell[0] for cell in row] for row in rows]
+    marked = array(first, "answer_rank", int) == extreme
+    words, tokens = [[word(cell) for cell in row] for row in rows], [cell.token for cell in first[0]]
+    return backward_map(words, array(first, "delta"), marked, list(places), tokens, "")
 
 
 def _largest_step(ranked: list[BackwardRow], rows: dict[int, list[MapCell]]) -> str:
@@ -225,7 +221,7 @@ def _largest_step(ranked: list[BackwardRow], rows: dict[int, list[MapCell]]) -> 
     )
 
 
-def _backward_tip(ranked: list[BackwardRow], answer: str, view: Map, writes: bool) -> str:
+def _backward_tip(ranked: list[BackwardRow], answer: str, view: CellMap, writes: bool) -> str:
     """The explanation of one layer and position, from the rows of its tokens, the extreme ones first."""
     first = ranked[0]
     lines = [

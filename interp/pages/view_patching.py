@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from interp.causal.contrast import Direction
 from interp.core.visible import visible
 from interp.pages.views import CellRows, array, by_layer, cells, records
 from interp.views.patching import patching_map, patching_scale
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 from interp.views.writing import number
 
 DIRECTIONS: dict[Direction, str] = {
@@ -84,12 +83,10 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     return found
 
 
-def _map(rows: list[list[PatchCell]], scale: Scale) -> CellRows:
+def _map(rows: list[list[PatchCell]], scale: ColourScale) -> CellRows:
     """Coloured by how far the prompt's value in the cell speaks for the answer: brings it back, or takes it along."""
-    values = array((patch.normalised for patch in row) for row in rows)
-    changed = np.array([[patch.changed for patch in row] for row in rows], dtype=bool)
-    view = patching_map(values, changed, "normalised", scale)
-    return cells(view, [[_tip(patch) for patch in row] for row in rows])
+    view = patching_map(array(rows, "normalised"), array(rows, "changed", bool), "normalised", scale)
+    return cells(view, rows, _tip)
 
 
 def _tip(patch: PatchCell) -> str:

@@ -5,19 +5,19 @@ What the views share stands first: rows of a table as records, cells by layer, n
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 
 from interp.core.visible import visible
 from interp.model.parts import Part
 from interp.views.heads import MASS_UNIT, score_map
-from interp.views.maps import MOST_ON_PAGE, Map
+from interp.views.maps import MOST_ON_PAGE, CellMap
 from interp.views.writing import count, number
 
 SCORES = {
@@ -75,14 +75,15 @@ CellRows = list[list[MapCell]]
 """A map: its cells, row by row."""
 
 
-def cells(view: Map, tips: Sequence[Sequence[str]]) -> CellRows:
-    """The cells of a map for the template, each with its explanation."""
+def cells(view: CellMap, rows: Sequence[Sequence[R]], tip: Callable[[R], str]) -> CellRows:
+    """The cells of a map for the template, each with the explanation of its record."""
     n_rows, n_columns = view.values.shape
     none = np.zeros((n_rows, n_columns), dtype=bool)
     marked, idle = (none if mask is None else mask for mask in (view.marked, view.idle))
     levels, marks, idles, values = (x.tolist() for x in (view.levels, marked, idle, view.values))
-    rows = zip(view.texts, levels, tips, marks, idles, values, strict=True)
-    return [[MapCell(*cell) for cell in zip(*row, strict=True)] for row in rows]
+    tips = [[tip(record) for record in row] for row in rows]
+    columns = zip(view.texts, levels, tips, marks, idles, values, strict=True)
+    return [[MapCell(*cell) for cell in zip(*row, strict=True)] for row in columns]
 
 
 def is_painted(cells: CellRows) -> bool:
@@ -140,10 +141,12 @@ def by_layer(parts: Iterable[L]) -> list[list[L]]:
     return list(rows.values())
 
 
-def array(rows: Iterable[Iterable[float]]) -> Float[np.ndarray, "rows columns"]:
-    """Numbers by row as an array; of no rows `[0 0]`."""
-    every = [list(row) for row in rows]
-    return np.array(every, dtype=float).reshape(len(every), len(every[0]) if every else 0)
+def array(
+    rows: Sequence[Sequence[object]], name: str, kind: type = float
+) -> Shaped[np.ndarray, "rows columns"]:
+    """One field of the records of a map as an array; of no rows `[0 0]`."""
+    every = [[getattr(record, name) for record in row] for row in rows]
+    return np.array(every, dtype=kind).reshape(len(every), len(every[0]) if every else 0)
 
 
 def packed(values: NDArray[np.generic]) -> str:
@@ -197,11 +200,8 @@ def head_map(table: pd.DataFrame, score: str) -> CellRows:
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
 
-    values = array((one.value for one in row) for row in rows)
-    induction = np.array([[one.is_induction_head for one in row] for row in rows], dtype=bool)
-    marked = induction if score == "induction" else None
-    view = score_map(score, values, MASS_UNIT, math.nan, marked)
-    return cells(view, [[tip(one) for one in row] for row in rows])
+    marked = array(rows, "is_induction_head", bool) if score == "induction" else None
+    return cells(score_map(score, array(rows, "value"), MASS_UNIT, math.nan, marked), rows, tip)
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,7 @@ def circuit_map(table: pd.DataFrame, score: str) -> CellRows:
     def tip(one: _OfCircuit) -> str:
         return f"{one.part}\n{name} {'not defined' if math.isnan(one.value) else number(one.value, 3, sign=True)}"
 
-    view = score_map(score, array((one.value for one in row) for row in rows), "", math.nan)
-    return cells(view, [[tip(one) for one in row] for row in rows])
+    return cells(score_map(score, array(rows, "value"), "", math.nan), rows, tip)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from interp.core.axes import shape_text
@@ -123,6 +123,8 @@ def as_network(model: Model) -> Transformer:
 
 def _check_parameters(network: Transformer) -> None:
     """ValueError for parameters without numbers, or of another dtype than the embedding, which no pass can have."""
+    if _is_of_one_kind(network):
+        return
     for name, value in network.named_parameters():
         if value.is_meta:
             raise ValueError(f"model must hold its numbers, got {name} on the device meta: load it to 'cpu'")
@@ -131,6 +133,18 @@ def _check_parameters(network: Transformer) -> None:
                 f"model must be of one dtype, got {name} of {value.dtype} where the embedding is of {network.dtype}: "
                 "model.to(dtype) casts all of it"
             )
+
+
+def _is_of_one_kind(network: Transformer) -> bool:
+    """Whether all parameters hold numbers of one dtype: every pass asks, and their names take eight times as long."""
+    modules: list[nn.Module] = [network]
+    while modules:
+        module = modules.pop()
+        for value in module._parameters.values():
+            if value is not None and (value.is_meta or value.dtype != network.dtype):
+                return False
+        modules += [child for child in module._modules.values() if child is not None]
+    return True
 
 
 def text_of(model: Model) -> Text:

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import annotate, axes, draw, heat_map, name_cells, numbers, score_of
+from interp.plot.canvas import annotate, axes, draw, heat_map, name_cells, score_of
 from interp.views.ablation import ablation_map
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
+from interp.views.writing import numbers
 
 BAR = "#2166ac"
 """Colour of the bars."""
@@ -117,8 +118,8 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         values[place] = value
     unit = str(some.unit.item())
     label = f"{score.replace('_', ' ')} ({unit})"
-    scale = Scale("plain", 0.0, float(np.nanmax(values)), label)
-    scale = Scale.mass(label) if unit.startswith("share") else scale
+    scale = ColourScale("plain", 0.0, float(np.nanmax(values)), label)
+    scale = ColourScale.mass(label) if unit.startswith("share") else scale
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
     image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
     annotate(ax, image, numbers(values))

@@ -18,7 +18,7 @@ from interp.plot.canvas import (
     printable,
     score_of,
 )
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 from interp.views.writing import number
 
 CEILING = ("found", "whole state")
@@ -63,7 +63,7 @@ def alignment(
         columns = [printable(token) for token in tokens]
     values = found.to_numpy()
     ax = axes(ax, 2.2 + 0.6 * values.shape[1], 1.8 + 0.5 * values.shape[0])
-    scale = Scale.mass(label) if score == "iia" else Scale.signed(values, label)
+    scale = ColourScale.mass(label) if score == "iia" else ColourScale.signed(values, label)
     image = heat_map(ax, values, scale, title=title)
     annotate(ax, image, _texts(cells, score), size=7.0)
     name_cells(ax, rows=[str(i) for i in found[dims[0]].values], columns=columns, turned=tokens is not None)

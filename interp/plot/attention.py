@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.plot.canvas import axes, heat_map, name_cells, printable
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 
 @public()
@@ -43,7 +43,7 @@ def attention(
     heat_map(
         ax,
         pattern_qk.detach().float().cpu().numpy(),
-        Scale.mass("attention (rows sum to 1)"),
+        ColourScale.mass("attention (rows sum to 1)"),
         title="attention",
     )
     if tokens is not None:

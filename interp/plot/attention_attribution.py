@@ -7,9 +7,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.plot.canvas import annotate, axes, heat_map, name_cells, numbers
-from interp.views.scale import Scale
-from interp.views.writing import number
+from interp.plot.canvas import annotate, axes, heat_map, name_cells
+from interp.views.scale import ColourScale
+from interp.views.writing import number, numbers
 
 
 @public()
@@ -37,7 +37,7 @@ def attention_attribution(
     ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
     score = number(float(one["total"]), sign=True)
     title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {score}"
-    image = heat_map(ax, shown, Scale.signed(shown, "part of the score"), title=title)
+    image = heat_map(ax, shown, ColourScale.signed(shown, "part of the score"), title=title)
     annotate(ax, image, numbers(shown, sign=True), size=7.0)
     names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
     name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)

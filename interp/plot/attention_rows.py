@@ -12,8 +12,8 @@ from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.model.parts import Part, PartName
 from interp.plot.canvas import axes, curve, draw_heads, legend
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 REST = "#bbbbbb"
 """Colour of heads that are not named."""
@@ -48,7 +48,7 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
     values = result["value"].sel(score=score).transpose("layer", "head").to_numpy()
     top = float(values.max()) if score == "entropy" else 1.0
-    return draw_heads(ax, Map(values, Scale.mass(known[score], top), "attention entropy by head"))
+    return draw_heads(ax, CellMap(values, ColourScale.mass(known[score], top), "attention entropy by head"))
 
 
 @public()

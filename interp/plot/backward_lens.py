@@ -11,7 +11,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from interp.core.boundary import public
 from interp.core.visible import visible
@@ -23,12 +22,12 @@ from interp.plot.canvas import (
     heat_map,
     legend,
     name_cells,
-    numbers,
     printable,
     token_names,
 )
 from interp.views.lenses import MOST_DEPTHS, backward_map, telling_layers, word_of
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
+from interp.views.writing import numbers
 
 _VALUES = {
     "delta": "norm of delta", "x": "norm of x", "relative_update": "share of the largest update",
@@ -90,8 +89,6 @@ def backward_lens(
         names or (), title,
     )  # fmt: skip
     ax = draw(ax, view, cell=(0.8, 0.4), room=(2.0, 1.8), turned=True, size=7.0)
-    for row, column in np.argwhere(marked[layers]):
-        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.5))
     if names is None:
         ax.set_xlabel("position")
     return ax
@@ -118,7 +115,7 @@ def _words(
         if not update[layer, pos] > threshold or ids[layer, pos, 0] < 0:
             return ""
         own = texts[layer, pos].tolist() if pieces is None else pieces(ids[layer, pos].tolist())
-        return visible(own[0] if marked[layer, pos] else word_of(own))
+        return visible(word_of(own, names_answer=bool(marked[layer, pos])))
 
     n_layers, n = delta.shape
     return [[word(layer, pos) for pos in range(n)] for layer in range(n_layers)], marked
@@ -156,7 +153,7 @@ def backward_lens_grid(
     ax = axes(ax, 2.2 + 1.05 * n, 1.8 + 0.4 * n_layers)
     token = str(cells.token.values) if "token" in cells.coords else str(pos)
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
-    scale = Scale("mass", low - 0.15 * (high - low), high, "log10 of |x| |delta|")
+    scale = ColourScale("mass", low - 0.15 * (high - low), high, "log10 of |x| |delta|")
     image = heat_map(ax, logs, scale, title=f"backward lens at {printable(token)!r}")
     words = np.where(shown, np.vectorize(lambda word: printable(str(word)), otypes=[object])(labels), "")
     annotate(ax, image, words.tolist(), size=7.0)
@@ -232,7 +229,7 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax = axes(ax, 2.4 + 0.6 * mean.shape[1], 1.6 + 0.42 * mean.shape[0])
     most = float(result.tokens.mean())
     image = heat_map(
-        ax, mean, Scale.mass("rank, of the number of tokens", most), title="rank of the gradient"
+        ax, mean, ColourScale.mass("rank, of the number of tokens", most), title="rank of the gradient"
     )
     annotate(ax, image, numbers(mean, 1 if result.sizes["prompt"] > 1 else 0))
     name_cells(
@@ -261,7 +258,9 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     mean = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer").to_numpy()
     n = len(mean)
     ax = axes(ax, 2.2 + 0.5 * n, 1.6 + 0.42 * n)
-    image = heat_map(ax, mean, Scale.signed(1.0, "cosine"), title=f"gradients of {which} at the last token")
+    image = heat_map(
+        ax, mean, ColourScale.signed(1.0, "cosine"), title=f"gradients of {which} at the last token"
+    )
     annotate(ax, image, numbers(mean))
     layers = [str(i) for i in result["layer"].values]
     name_cells(ax, rows=layers, columns=layers)

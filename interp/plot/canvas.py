@@ -1,6 +1,6 @@
 """Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 import numpy as np
@@ -10,13 +10,13 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 
 from interp.core.axes import shape_text
 from interp.core.visible import visible
 from interp.core.wording import nearest
-from interp.views.maps import MOST_IN_FIGURE, Map
-from interp.views.scale import Kind, Scale
-from interp.views.writing import number
+from interp.views.maps import MOST_IN_FIGURE, CellMap
+from interp.views.scale import ColourScale, Kind
 
 COLOURS: dict[Kind, str] = {"mass": "Blues", "signed": "RdBu", "removal": "RdBu_r", "plain": "viridis"}
 """matplotlib's colour map of each kind of scale."""
@@ -42,7 +42,9 @@ def axes(ax: Axes | None, width: float, height: float) -> Axes:
     return new
 
 
-def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, *, title: str) -> AxesImage:
+def heat_map(
+    ax: Axes, values: Float[np.ndarray, "rows columns"], scale: ColourScale, *, title: str
+) -> AxesImage:
     """The values as coloured cells, row 0 on top, with a colour bar that names the number and its unit."""
     image = ax.imshow(
         values, cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
@@ -90,9 +92,15 @@ def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned:
     ax.tick_params(length=0)
 
 
+def frame_cells(ax: Axes, places: Iterable[tuple[int, int]]) -> None:
+    """Draw a frame around cells of a heat map, by row and column."""
+    for row, column in places:
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.5))
+
+
 def draw(
     ax: Axes | None,
-    view: Map,
+    view: CellMap,
     *,
     cell: tuple[float, float],
     room: tuple[float, float] = (1.8, 1.2),
@@ -100,7 +108,7 @@ def draw(
     numbers: bool | None = None,
     size: float = 8.0,
 ) -> Axes:
-    """A map as its spec says, with a text on each cell where they fit.
+    """A map as its spec says: frames around marked cells, and a text on each cell where they fit.
 
     Args:
         cell: width and height of a cell on a new figure, in inches.
@@ -113,6 +121,8 @@ def draw(
     ax = axes(ax, room[0] + cell[0] * columns, room[1] + cell[1] * rows)
     values = view.values if view.idle is None else np.where(view.idle, np.nan, view.values)
     image = heat_map(ax, values, view.scale, title=view.title)
+    if view.marked is not None:
+        frame_cells(ax, zip(*np.nonzero(view.marked), strict=True))
     if values.size <= MOST_IN_FIGURE if numbers is None else numbers:
         annotate(ax, image, [[text.replace("$", r"\$") for text in row] for row in view.texts], size=size)
     row_names, column_names = view.names
@@ -122,7 +132,7 @@ def draw(
     return ax
 
 
-def draw_heads(ax: Axes | None, view: Map) -> Axes:
+def draw_heads(ax: Axes | None, view: CellMap) -> Axes:
     """A map of layers and heads."""
     return draw(ax, view, cell=(0.55, 0.42))
 
@@ -132,16 +142,6 @@ def name_heads(ax: Axes, layers: int, heads: int) -> None:
     name_cells(ax, rows=[str(i) for i in range(layers)], columns=[str(i) for i in range(heads)])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-
-
-def numbers(
-    values: Float[np.ndarray, "rows columns"], digits: int = 2, *, sign: bool = False
-) -> list[list[str]]:
-    """The values as the texts of their cells, empty where there is none."""
-    return [
-        ["" if np.isnan(value) else number(value, digits, sign=sign) for value in row]
-        for row in values.tolist()
-    ]
 
 
 def score_of(result: xr.Dataset, name: str) -> xr.Dataset:

@@ -18,6 +18,7 @@ from interp.core import viewer
 from interp.core.accessor import Result
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.visible import harmless
 from interp.plot.canvas import Sheet
 from interp.runs.run import Results
 
@@ -74,7 +75,7 @@ def picture(result: object) -> Markup:
     try:
         data, width = png(lambda ax: viewer.drawn(result, ax=ax))
     except Exception as error:  # a display must not end in a traceback: it says why there is no picture
-        return MUTED.format(f"no picture: {type(error).__name__}: {error}")
+        return MUTED.format(harmless(f"no picture: {type(error).__name__}: {error}"))
     image = Markup('<img src="data:image/png;base64,{}" width="{}" alt="{}" style="max-width:100%">')
     return image.format(base64.b64encode(data).decode(), width, viewer.described(result))
 
@@ -88,7 +89,7 @@ def words(result: object) -> Markup:
     """A result in words: how to read the numbers of a Dataset, or the text of an object."""
     if isinstance(result, xr.Dataset):
         return dataset_line(result)
-    text = PLAIN.format(str(result))
+    text = PLAIN.format(harmless(str(result)))
     if not isinstance(result, Results):
         return text
     return text + Markup("").join(BOX.format(picture(each) + dataset_line(each)) for each in result.values())
@@ -97,6 +98,6 @@ def words(result: object) -> Markup:
 def dataset_line(result: xr.Dataset) -> Markup:
     """The analysis, its dims, and how to read its numbers."""
     sizes = " × ".join(f"{dim} {size}" for dim, size in result.sizes.items())
-    facts = " · ".join(f"{name}: {text}" for name, text in Result(result).facts.items())
-    notes = Markup("").join(NOTE.format(text) for text in viewer.notes_of(result))
-    return TITLE.format(f"{viewer.named(result)} ({sizes})") + notes + MUTED.format(facts)
+    facts = harmless(" · ".join(f"{name}: {text}" for name, text in Result(result).facts.items()))
+    notes = Markup("").join(NOTE.format(harmless(text)) for text in viewer.notes_of(result))
+    return TITLE.format(harmless(f"{viewer.named(result)} ({sizes})")) + notes + MUTED.format(facts)

@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.plot.canvas import annotate, axes, curve, heat_map, legend, name_cells, printable
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 from interp.views.writing import number
 
 ANNOTATED = 12
@@ -114,7 +114,7 @@ def _of_one(cell: xr.Dataset, ax: Axes | None) -> Axes:
 
 def _map(ax: Axes, result: xr.Dataset, values: np.ndarray, names: Sequence[str], about: str) -> AxesImage:
     """Tokens from top to bottom, layers from left to right."""
-    scale = Scale.signed(values, f"indirect effect ({result.attrs['unit']})")
+    scale = ColourScale.signed(values, f"indirect effect ({result.attrs['unit']})")
     image = heat_map(ax, values, scale, title=_title(result, about))
     layers = [str(layer) for layer in result.layer.values]
     name_cells(ax, rows=names, columns=layers)

@@ -8,12 +8,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from interp.core.boundary import public
 from interp.core.wording import nearest
-from interp.plot.canvas import axes, heat_map, name_cells
-from interp.views.scale import Scale
+from interp.plot.canvas import axes, frame_cells, heat_map, name_cells
+from interp.views.scale import ColourScale
 
 UNITS = {
     "excess": "ratio above the null",
@@ -71,10 +70,10 @@ def composition(
     return ax
 
 
-def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> Scale:
+def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> ColourScale:
     if value == "excess":
-        return Scale.signed(cells, UNITS[value])
-    return Scale.mass(UNITS[value], float(np.nanmax(cells, initial=0.0)) or 1.0)
+        return ColourScale.signed(cells, UNITS[value])
+    return ColourScale.mass(UNITS[value], float(np.nanmax(cells, initial=0.0)) or 1.0)
 
 
 def _title(kind: str, value: str, pairs: Sequence[str]) -> str:
@@ -116,6 +115,5 @@ def _frame_largest(
     known = np.flatnonzero(np.isfinite(cells))
     largest = known[np.argsort(cells.ravel()[known])[::-1][:count]]
     places = [divmod(int(place), cells.shape[1]) for place in largest]
-    for row, column in places:
-        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.5))
+    frame_cells(ax, places)
     return places

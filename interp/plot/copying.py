@@ -15,7 +15,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.plot.canvas import COLOURS, axes, draw_heads, score_of
 from interp.views.heads import score_map
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 CLOSE, PER_LINE = 0.15, 3
 """Points that share a text, in units of the axes, and names on a line of it."""
@@ -136,7 +136,7 @@ def copying_plane(
         line(0, color=GREY, linewidth=0.6)
     if heads is not None:
         shown = _score(heads, "induction").value.to_numpy().ravel()
-        shade = Scale.mass("induction score (attention mass)")
+        shade = ColourScale.mass("induction score (attention mass)")
         dots = ax.scatter(
             across, up, c=shown, cmap=COLOURS[shade.kind], vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )

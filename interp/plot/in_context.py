@@ -12,7 +12,7 @@ from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.model.parts import Part
 from interp.plot.canvas import COLOURS, axes, curve, legend
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 from interp.views.writing import number
 
 REST = "#999999"
@@ -71,7 +71,9 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     values = cells.transpose("step", "index").to_numpy()
     index, steps = result["index"].to_numpy(), [str(step) for step in result.step.values]
     ax = axes(ax, 6.8, 1.6 + min(0.36 * len(steps), 5.0))
-    scale = _loss_scale(values) if value == "loss" else Scale.signed(values, "d loss / d log index (nats)")
+    scale = (
+        _loss_scale(values) if value == "loss" else ColourScale.signed(values, "d loss / d log index (nats)")
+    )
     edges = np.append(index - 0.5, index[-1] + 0.5)
     mesh = ax.pcolormesh(
         edges,
@@ -143,9 +145,9 @@ def heads_over_training(
     return ax
 
 
-def _loss_scale(values: Float[np.ndarray, "s n"]) -> Scale:
+def _loss_scale(values: Float[np.ndarray, "s n"]) -> ColourScale:
     """From the smallest loss to the largest."""
-    return Scale("plain", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
+    return ColourScale("plain", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
 
 
 def _score_line(result: xr.Dataset) -> str:

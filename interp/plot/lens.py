@@ -20,7 +20,7 @@ from interp.plot.canvas import (
     token_names,
 )
 from interp.views.lenses import MOST_DEPTHS, depth_labels, lens_map, shown_depths
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 
 @public()
@@ -50,11 +50,11 @@ def logit_lens(
     Example:
         >>> plot.logit_lens(interp.logit_lens(model, prompt))
     """
+    if most < 2:
+        raise ValueError(f"most must be 2 or more depths, got {most}")
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
-    labels, shown = (
-        depth_labels([str(depth) for depth in best.depth.values]),
-        shown_depths(best.sizes["depth"], most),
-    )
+    labels = depth_labels([str(depth) for depth in best.depth.values])
+    shown = shown_depths(best.sizes["depth"], most)
     best = best.isel(depth=shown)
     names = token_names(best, tokens)
     words = [[str(word) for word in row] for row in _words(best, pieces)]
@@ -89,7 +89,7 @@ def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     values = result.value.transpose("depth", "target_depth").to_numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
     ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
-    scale = Scale.mass("share: answer comes first")
+    scale = ColourScale.mass("share: answer comes first")
     image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
     annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
     name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)

@@ -40,9 +40,8 @@ def same_scale(*axes: Axes | Sequence[Axes] | np.ndarray) -> None:
     for ax in _each(axes, "same_scale"):
         for image in (*ax.images, *ax.collections):
             if image.colorbar is not None:
-                label = " ".join(
-                    image.colorbar.ax.get_ylabel().split()
-                )  # broken into lines by each map's height
+                # broken into lines by each map's height
+                label = " ".join(image.colorbar.ax.get_ylabel().split())
                 groups.setdefault(label, []).append(image)
     if all(len(group) < 2 for group in groups.values()):
         found = ", ".join(repr(label) for label in groups) or "no map"

@@ -12,8 +12,9 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.wording import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import annotate, axes, heat_map, legend, name_cells, numbers
-from interp.views.scale import Scale
+from interp.plot.canvas import annotate, axes, heat_map, legend, name_cells
+from interp.views.scale import ColourScale
+from interp.views.writing import numbers
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -125,7 +126,7 @@ def spectra_map(
     image = heat_map(
         ax,
         grid,
-        Scale.mass(label, top),
+        ColourScale.mass(label, top),
         title=f"{label}{'' if kind is None else f' of {kind}'}",
     )
     annotate(ax, image, numbers(grid, 2 if value == "top_share" else 1))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.plot.canvas import annotate, axes, heat_map, name_cells, printable
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 
 @public()
@@ -51,7 +51,7 @@ def token_attribution(
     reach = np.abs(scores).max(1, keepdims=True)
     relative = np.divide(scores, reach, out=np.zeros_like(scores), where=reach > 0)
     ax = axes(ax, 2.4 + 0.5 * len(tokens), 1.6 + 0.36 * len(rows))
-    scale = Scale.signed(np.ones(1), "value / largest of its row")
+    scale = ColourScale.signed(np.ones(1), "value / largest of its row")
     image = heat_map(ax, relative, scale, title="token attribution")
     annotate(ax, image, [[f"{score:.2f}" for score in row] for row in scores], size=7.0)
     name_cells(ax, rows=list(rows), columns=tokens, turned=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 
 def ablation_map(
@@ -15,11 +15,10 @@ def ablation_map(
     label: str,
     *,
     reach: float | None = None,
-    title: str = "",
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
     axes: tuple[str, str] = ("layer", "head"),
-) -> Map:
+) -> CellMap:
     """Metric with the part replaced minus without: blue where it falls, so where the part speaks for the metric.
 
     Args:
@@ -28,6 +27,6 @@ def ablation_map(
         reach: size of an effect that has the full colour; None: the largest.
     """
     shown = values if changed is None else np.where(changed, values, np.nan)
-    scale = Scale.removal(shown if reach is None else reach, label)
+    scale = ColourScale.removal(shown if reach is None else reach, label)
     idle = None if changed is None else ~changed
-    return Map(values, scale, title, rows, columns, axes, sign=True, idle=idle)
+    return CellMap(values, scale, "", rows, columns, axes, sign=True, idle=idle)

@@ -5,19 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 MOST_STEPS = 16
 """Parts with a bar of their own in a waterfall; all others are one bar."""
 
 
-def contribution_map(
-    values: Float[np.ndarray, "layers parts"], unit: str, columns: Sequence[str] = ()
-) -> Map:
+def contribution_map(values: Float[np.ndarray, "layers parts"], unit: str) -> CellMap:
     """What each head adds to the logit (difference), signed: blue for the answer."""
-    scale = Scale.signed(values, f"contribution ({unit})")
-    return Map(values, scale, "direct logit attribution", columns=columns, sign=True)
+    scale = ColourScale.signed(values, f"contribution ({unit})")
+    return CellMap(values, scale, "direct logit attribution", sign=True)
 
 
 def largest(values: Sequence[float], most: int) -> tuple[list[int], list[int]]:

@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 MASS_UNIT = "attention mass"
 EIGENVALUES = ("eigenvalue", "matching")
@@ -17,7 +17,7 @@ def score_map(
     unit: str,
     chance: float,
     marked: Bool[np.ndarray, "layers heads"] | None = None,
-) -> Map:
+) -> CellMap:
     """One score of every head.
 
     Attention mass is coloured from 0 to 1, a score of eigenvalues from -1 to 1, and any other as far above chance as
@@ -29,6 +29,8 @@ def score_map(
     """
     title, idle = f"{score.replace('_', ' ')} score", np.isnan(values)
     if unit == MASS_UNIT:
-        return Map(values, Scale.mass(unit), title, idle=idle, marked=marked)
-    scale = Scale.signed(1.0, unit) if score in EIGENVALUES else Scale.around(chance, values, unit)
-    return Map(values, scale, title, sign=score in EIGENVALUES, idle=idle, marked=marked)
+        return CellMap(values, ColourScale.mass(unit), title, idle=idle, marked=marked)
+    scale = (
+        ColourScale.signed(1.0, unit) if score in EIGENVALUES else ColourScale.around(chance, values, unit)
+    )
+    return CellMap(values, scale, title, sign=score in EIGENVALUES, idle=idle, marked=marked)

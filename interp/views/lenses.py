@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 
 from interp.core.visible import visible
 from interp.model.parts import Part
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 MOST_DEPTHS = 16
 """Depths of a lens, and layers of the backward lens, that are shown; of more a choice."""
@@ -23,12 +23,12 @@ def lens_map(
     probabilities: Float[np.ndarray, "depths pos"],
     depths: Sequence[str],
     tokens: Sequence[str],
-) -> Map:
+) -> CellMap:
     """The most probable token at every depth and position, coloured by its probability."""
-    scale = Scale.mass("probability of the top token")
+    scale = ColourScale.mass("probability of the top token")
     shown = [[visible(word) for word in row] for row in words]
     title, axes = "logit lens: top token at each depth", ("depth", "token read last")
-    return Map(probabilities, scale, title, depths, tokens, axes, words=shown)
+    return CellMap(probabilities, scale, title, depths, tokens, axes, words=shown)
 
 
 def shown_depths(count: int, most: int = MOST_DEPTHS) -> list[int]:
@@ -53,9 +53,10 @@ def _in_words(part: Part) -> str:
     return f"after layer {part.layer}" if part.kind in ("hook_resid_post", "block") else str(part)
 
 
-def word_of(words: Sequence[str]) -> str:
-    """The first of some tokens that is a whole word; the first one where none is."""
-    return next((word for word in words if WHOLE_WORD.fullmatch(word)), words[0])
+def word_of(words: Sequence[str], *, names_answer: bool = False) -> str:
+    """The first of some tokens if it is the answer, or none is a whole word; else the first that is one."""
+    whole = (word for word in words if WHOLE_WORD.fullmatch(word))
+    return words[0] if names_answer else next(whole, words[0])
 
 
 def backward_map(
@@ -65,11 +66,11 @@ def backward_map(
     layers: Sequence[int],
     tokens: Sequence[str],
     title: str,
-) -> Map:
+) -> CellMap:
     """The norm of delta, the gradient at a matrix's output, in each layer and position, with a word that it writes."""
-    scale = Scale.mass("norm of δ", float(np.nanmax(delta, initial=0.0)) or 1.0)
+    scale = ColourScale.mass("norm of δ", float(np.nanmax(delta, initial=0.0)) or 1.0)
     rows = [str(layer) for layer in layers]
-    return Map(delta, scale, title, rows, tokens, ("layer", "token"), words=words, marked=marked)
+    return CellMap(delta, scale, title, rows, tokens, ("layer", "token"), words=words, marked=marked)
 
 
 def telling_layers(

@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 
 HOW: Mapping[str, str] = {"denoise": "clean into corrupted", "noise": "corrupted into clean"}
 """The directions in words."""
@@ -21,28 +21,28 @@ def patching_map(
     values: Float[np.ndarray, "rows columns"],
     changed: Bool[np.ndarray, "rows columns"] | None,
     effect: Effect,
-    scale: Scale,
+    scale: ColourScale,
     *,
     title: str = "",
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
     axes: tuple[str, str] = ("layer", "pos"),
-) -> Map:
+) -> CellMap:
     """One site's cells: blue where the clean cell speaks for the metric; `changed`: where the two runs differ."""
     wide = WIDE if effect == "normalised" else np.inf
     idle = None if changed is None else ~changed
-    return Map(values, scale, title, rows, columns, axes, idle=idle, wide=wide)
+    return CellMap(values, scale, title, rows, columns, axes, idle=idle, wide=wide)
 
 
 def patching_scale(
     effect: Effect, direction: str, label: str, values: Float[np.ndarray, "..."] | float
-) -> Scale:
+) -> ColourScale:
     """The scale of effects: clean cells add to the corrupted run, corrupted cells take away from the clean one.
 
     Args:
         values: the effects, or how far from no effect the colours end.
     """
     if direction != "noise":
-        return Scale.signed(values, label)
+        return ColourScale.signed(values, label)
     intact = float(effect == "normalised")
-    return Scale.removal(values if isinstance(values, np.ndarray) else intact + values, label, intact)
+    return ColourScale.removal(values if isinstance(values, np.ndarray) else intact + values, label, intact)

@@ -11,7 +11,7 @@ Kind = Literal["mass", "signed", "removal", "plain"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """How numbers become colours: from one end to the other, and what the colour bar says."""
 
     kind: Kind
@@ -21,18 +21,20 @@ class Scale:
     """Name of the number, with its unit."""
 
     @classmethod
-    def mass(cls, label: str, high: float = 1.0) -> "Scale":
+    def mass(cls, label: str, high: float = 1.0) -> "ColourScale":
         """The scale of numbers in [0, high]: attention, probabilities, norms."""
         return cls("mass", 0.0, high, label)
 
     @classmethod
-    def signed(cls, values: Float[np.ndarray, "..."] | float, label: str) -> "Scale":
+    def signed(cls, values: Float[np.ndarray, "..."] | float, label: str) -> "ColourScale":
         """The scale of signed numbers, which reaches as far below 0 as above: to the largest, or to a number given."""
         reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
         return cls("signed", -reach, reach, label)
 
     @classmethod
-    def removal(cls, values: Float[np.ndarray, "..."] | float, label: str, intact: float = 0.0) -> "Scale":
+    def removal(
+        cls, values: Float[np.ndarray, "..."] | float, label: str, intact: float = 0.0
+    ) -> "ColourScale":
         """The scale of a metric with something taken away: blue where it falls, so where that speaks for the metric.
 
         Args:
@@ -42,7 +44,7 @@ class Scale:
         return replace(signed, kind="removal", low=intact + signed.low, high=intact + signed.high)
 
     @classmethod
-    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "Scale":
+    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
         """The scale of scores on both sides of chance, the neutral colour; of 0 where no chance level is known."""
         chance = 0.0 if np.isnan(chance) else chance
         signed = cls.signed(values - chance, label if chance == 0 else f"{label} (neutral: chance)")

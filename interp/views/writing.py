@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+from jaxtyping import Float
+
 
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
     """A number with a real minus sign and fixed digits; an en dash where there is none.
@@ -47,3 +50,13 @@ def count(value: int) -> str:
         ['50', '257']
     """
     return f"{value:,}".replace(",", "\u202f")
+
+
+def numbers(
+    values: Float[np.ndarray, "rows columns"], digits: int = 2, *, sign: bool = False, wide: float = math.inf
+) -> list[list[str]]:
+    """The numbers of a map, empty where there is none; those of size `wide` and more without decimals."""
+    return [
+        ["" if math.isnan(x) else number(x, digits if abs(x) < wide else 0, sign=sign) for x in row]
+        for row in values.tolist()
+    ]

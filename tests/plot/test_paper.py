@@ -15,8 +15,8 @@ import interp
 from interp import plot
 from interp.core.viewer import PICTURES
 from interp.plot.canvas import draw_heads
-from interp.views.maps import Map
-from interp.views.scale import Scale
+from interp.views.maps import CellMap
+from interp.views.scale import ColourScale
 from tests.contract.cases import CASES
 
 SMALLEST = 6.0
@@ -125,7 +125,7 @@ def test_numbers_stay_where_all_of_them_fit(demo: interp.HookedTransformer) -> N
 @pytest.mark.slow
 def test_a_deep_map_keeps_its_rows_apart() -> None:
     values = np.random.default_rng(0).normal(size=(80, 64))
-    ax = plot.paper(draw_heads(None, Map(values, Scale.signed(values, "logits"), "x " * 60)))
+    ax = plot.paper(draw_heads(None, CellMap(values, ColourScale.signed(values, "logits"), "x " * 60)))
     check(ax)
     assert ax.figure.get_size_inches()[1] <= 8.5
     assert ax.figure.axes[1].get_ylabel() == "logits"

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 import interp
 from interp import plot
 from interp.plot.canvas import annotate, heat_map
-from interp.views.scale import Scale
+from interp.views.scale import ColourScale
 
 PROMPT = "abcdefabcdefabc"
 
@@ -147,7 +147,7 @@ def test_a_map_without_any_signal_is_still_centred() -> None:
 
 def test_text_is_dark_on_light_and_light_on_dark() -> None:
     _, ax = plt.subplots()
-    image = heat_map(ax, np.array([[0.0, 1.0]]), Scale.mass("x"), title="t")
+    image = heat_map(ax, np.array([[0.0, 1.0]]), ColourScale.mass("x"), title="t")
     annotate(ax, image, [["a", "b"]])
     assert [text.get_color() for text in ax.texts] == ["black", "white"]
 
@@ -166,6 +166,6 @@ def test_errors_say_what_was_required_and_what_arrived(
     with pytest.raises(ValueError, match="one token per position"):
         plot.logit_lens(interp.logit_lens(model, "abc"), model.text.pieces, tokens=["a"])
     _, ax = plt.subplots()
-    image = heat_map(ax, np.eye(2), Scale.mass("x"), title="t")
+    image = heat_map(ax, np.eye(2), ColourScale.mass("x"), title="t")
     with pytest.raises(ValueError, match="one text per cell"):
         annotate(ax, image, [["a", "b"]])

@@ -18,8 +18,8 @@ from interp.plot.canvas import COLOURS, ON_CELL
 from interp.views.attribution import largest
 from interp.views.heads import score_map
 from interp.views.lenses import depth_labels, shown_depths, telling_layers, word_of
-from interp.views.maps import MOST_IN_FIGURE, UNCHANGED, Map
-from interp.views.scale import Scale
+from interp.views.maps import MOST_IN_FIGURE, UNCHANGED, CellMap
+from interp.views.scale import ColourScale
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
@@ -41,11 +41,11 @@ def closed() -> Iterator[None]:
 @pytest.mark.parametrize(
     "scale",
     [
-        Scale.signed(VALUES, "x"), Scale.removal(VALUES, "x"), Scale.removal(VALUES, "x", intact=1.0),
-        Scale.around(0.3, VALUES, "x"), Scale.signed(1.0, "x"), Scale.mass("x", 2.5),
+        ColourScale.signed(VALUES, "x"), ColourScale.removal(VALUES, "x"), ColourScale.removal(VALUES, "x", intact=1.0),
+        ColourScale.around(0.3, VALUES, "x"), ColourScale.signed(1.0, "x"), ColourScale.mass("x", 2.5),
     ],
 )  # fmt: skip
-def test_a_level_is_the_place_on_the_colour_map(scale: Scale) -> None:
+def test_a_level_is_the_place_on_the_colour_map(scale: ColourScale) -> None:
     _, ax = plt.subplots()
     image = ax.imshow(VALUES[None], cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high)
     levels = scale.levels(VALUES)
@@ -57,8 +57,8 @@ def test_a_level_is_the_place_on_the_colour_map(scale: Scale) -> None:
 
 
 def test_a_removed_part_that_speaks_for_the_metric_is_blue() -> None:
-    assert Scale.removal(VALUES, "x").levels(np.array([-3.0]))[0] == 1.0
-    assert Scale.signed(VALUES, "x").levels(np.array([-3.0]))[0] == -1.0
+    assert ColourScale.removal(VALUES, "x").levels(np.array([-3.0]))[0] == 1.0
+    assert ColourScale.signed(VALUES, "x").levels(np.array([-3.0]))[0] == -1.0
 
 
 def drawn(ax: Axes) -> tuple[list[str], np.ndarray]:
@@ -194,8 +194,8 @@ def test_a_word_is_preferred_to_a_piece() -> None:
 
 
 def test_what_a_map_writes() -> None:
-    view = Map(
-        np.array([[1.0, -0.001], [np.nan, 12.3]]), Scale.signed(1.0, "x"), sign=True, wide=10.0,
+    view = CellMap(
+        np.array([[1.0, -0.001], [np.nan, 12.3]]), ColourScale.signed(1.0, "x"), sign=True, wide=10.0,
         idle=np.array([[True, False], [False, False]]),
     )  # fmt: skip
     assert view.texts == [[UNCHANGED, "0.00"], ["", "+12"]]
@@ -204,7 +204,7 @@ def test_what_a_map_writes() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda n: score_map("induction", np.zeros((n, 10)), "attention mass", 0.0)])
-def test_a_figure_has_texts_while_they_fit(make: Callable[[int], Map]) -> None:
+def test_a_figure_has_texts_while_they_fit(make: Callable[[int], CellMap]) -> None:
     few = plot.canvas.draw_heads(None, make(MOST_IN_FIGURE // 10))
     many = plot.canvas.draw_heads(None, make(MOST_IN_FIGURE // 10 + 1))
     assert len(few.texts) == MOST_IN_FIGURE and not many.texts
@@ -229,3 +229,8 @@ def test_a_result_of_no_name_keeps_its_tokens(model: interp.HookedTransformer) -
     bare: xr.Dataset = found.drop_vars("token")
     ax = plot.logit_lens(bare, most=2)
     assert ax.get_xlabel() == "position" and len(ax.get_yticklabels()) == 2
+
+
+def test_fewer_than_two_depths_are_refused(model: interp.HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="most must be 2 or more depths, got 1"):
+        plot.logit_lens(interp.logit_lens(model, "When Mary and"), most=1)
