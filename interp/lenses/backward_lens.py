@@ -41,6 +41,7 @@ from interp.lenses.factors import (
 from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.duration import announce_logits
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
@@ -229,6 +230,8 @@ class BackwardLens(_OfGradients):
         self, factors: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """Lengths of x and delta, the answer's rank, and the most and least probable tokens, `[b layer p ...]`."""
+        read = len(factors.recorded()) * len(layers) * factors.batch.tokens.numel()
+        announce_logits(self.name, read, factors.model.config, factors.model.device)
         values = norms(factors, matrix, layers)
         rounding = torch.finfo(factors.model.dtype).eps / 4  # above the default threshold in half precision
         updated = values["relative_update"] > max(self.threshold, rounding)

@@ -35,6 +35,7 @@ from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer, called, unembedded
+from interp.passes.duration import announce_logits
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Reading
 from interp.runs.functions import of_data
@@ -377,6 +378,7 @@ def _compute(
     )
     columns, real = to_device(columns, device), to_device(real, device)
     target = targets(batch, model.config)[row, column]
+    announce_logits("a lens", len(cells) * len(sites), model.config, device)
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))
     for at_row, at_column, chunk_target in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):

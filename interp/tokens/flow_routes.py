@@ -32,7 +32,7 @@ from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
 from interp.runs.functions import of_data
-from interp.tokens.mixing import SourceSplit, check_stream, closer_, split_reads
+from interp.tokens.mixing import SourceSplit, announce_pairs, check_stream, closer_, split_reads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,6 +269,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
     for layer in range(config.n_layers):
         mlp = None if config.mlp is None else upcast(trace[_mlp_read(layer)])
         parts = SourceSplit.of(model, layer, trace, "res")
+        announce_pairs("flow_routes", parts, model)
         blocks.append(BlockShares.of(parts, mlp, parallel=config.parallel, causal=config.causal))
     shares = {
         name: torch.stack([getattr(block, name) for block in blocks], 1)

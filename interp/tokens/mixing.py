@@ -25,6 +25,7 @@ from interp.model.sites import attention_input
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.duration import ELEMENTWISE, announce
 from interp.passes.edited import STREAM, after_pattern, edits_at, inner_site, layer_of
 from interp.passes.frozen import SUM_NORMS, FrozenNorm, output_norm, sum_norm
 from interp.residual.edited_sums import head_shares, multiple
@@ -277,10 +278,24 @@ def contributions(
         matrix = own_if_nobody(lengths)
         return matrix, _share_of_others(matrix)
     if kernel == "alti":
-        matrix = own_if_nobody(SourceSplit.of(model, layer, trace).alti())
+        split = SourceSplit.of(model, layer, trace)
+        announce_pairs("ALTI", split, model)
+        matrix = own_if_nobody(split.alti())
         return matrix, _share_of_others(matrix)
     parts = SourceSplit.of(model, layer, trace, EXTENTS.get(kernel, "block"))
     return own_if_nobody(parts.norms()), parts.ratio()
+
+
+def announce_pairs(name: str, split: SourceSplit, model: Transformer) -> None:
+    """Show a `Note`, once, where a vector for every head and pair of tokens takes minutes over all layers."""
+    rows, n, heads = split.value.shape[:3]
+    width, layers = split.out.shape[-1], model.config.n_layers
+    announce(
+        f"{name} of {rows} rows of {n} tokens, with a vector for every pair of them and head in {layers} layers",
+        ELEMENTWISE * layers * heads * rows * n * n * width,
+        model.device,
+        "shorter prompts take less, by their length squared",
+    )
 
 
 def shares(x: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
