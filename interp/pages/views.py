@@ -96,15 +96,20 @@ def painted(cells: CellRows) -> dict[str, str]:
 
     Returns:
         - `levels`: int8, 127 = full colour, negative = that of negative numbers, -128 = nothing was measured.
-        - `values`: float32, little-endian; NaN where there is no number.
+        - `values`: thousandths, as they are shown, in little-endian integers; the smallest where there is no number.
+        - `bytes`: of each of them, 2 or 4.
         - `marked`: the numbers of the marked cells, counted row by row from 0, with spaces between.
     """
     every = [cell for row in cells for cell in row]
     levels = np.array([-128 if cell.idle else round(127 * max(-1.0, min(1.0, cell.level))) for cell in every])
-    values = np.array([cell.value for cell in every], "<f4")
+    shown = [math.nan if math.isnan(cell.value) else 1000 * float(f"{cell.value:.3f}") for cell in every]
+    size = 2 if np.nanmax(np.abs(shown), initial=0.0) < 2**15 - 1 else 4
+    nothing = -(2 ** (8 * size - 1))
+    values = np.rint(np.nan_to_num(shown, nan=nothing)).astype(f"<i{size}")
     return {
         "levels": packed(levels.astype(np.int8)),
         "values": packed(values),
+        "bytes": str(size),
         "marked": " ".join(str(i) for i, cell in enumerate(every) if cell.marked),
     }
 

@@ -1,6 +1,7 @@
 """The page of a model with 30 layers of 9 heads: maps are painted, lists short, and it stays light on every screen."""
 
 import base64
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,11 +42,15 @@ def test_what_is_painted_is_every_cell_of_the_map() -> None:
     assert not views.is_painted(cells) and views.is_painted(cells * 5)
     packed = views.painted(cells)
     levels = np.frombuffer(base64.b64decode(packed["levels"]), np.int8)
-    values = np.frombuffer(base64.b64decode(packed["values"]), "<f4")
+    values = np.frombuffer(base64.b64decode(packed["values"]), "<i2")
     full = [min(127, round(12.7 * x)) for x in range(50)]
     assert levels.tolist() == [-128 if x == 3 else full[x] for x in range(50)]
-    np.testing.assert_array_equal(values, np.arange(50) / 4)
-    assert packed["marked"] == "7"
+    np.testing.assert_array_equal(values, np.arange(50) * 250)
+    assert packed["marked"] == "7" and packed["bytes"] == "2"
+    wide = [views.MapCell("", 1.0, "", value=x) for x in (-32.767, 0.0004996, math.nan)]
+    packed = views.painted([wide])
+    assert np.frombuffer(base64.b64decode(packed["values"]), "<i4").tolist() == [-32767, 0, -(2**31)]
+    assert packed["bytes"] == "4"
 
 
 @pytest.mark.parametrize("parts", [5, 90])

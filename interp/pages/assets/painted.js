@@ -101,7 +101,8 @@ const columnNames = (context, frame, names, turned) => {
 const paintedMap = (canvas) => {
   const { over, mlps, unit, marked } = canvas.dataset;
   const levels = unpacked(canvas.dataset.levels, Int8Array);
-  const values = unpacked(canvas.dataset.values, Float32Array);
+  const thousandths = unpacked(canvas.dataset.values, canvas.dataset.bytes === "2" ? Int16Array : Int32Array);
+  const nothing = -(2 ** (8 * thousandths.BYTES_PER_ELEMENT - 1));
   const columns = +canvas.dataset.columns;
   const rows = levels.length / columns;
   const marks = new Set(marked.split(" ").filter(Boolean).map(Number));
@@ -114,9 +115,9 @@ const paintedMap = (canvas) => {
   const cellName = (row, column) =>
     ofTokens ? `layer ${row} at ${data.names[column]} (${column})` : column < heads ? headName(row, column) : `L${row}.${extra[column - heads]}`;
   const told = ({ row, column }) => {
-    const [level, value] = [levels, values].map((each) => each[row * columns + column]);
-    const what = Number.isNaN(value) || level === -128 ? "nothing was measured or changed here"
-      : `${value > 0 && !sequential ? "+" : ""}${number(value, 3)} ${unit}`;
+    const [level, value] = [levels, thousandths].map((each) => each[row * columns + column]);
+    const what = value === nothing || level === -128 ? "nothing was measured or changed here"
+      : `${value > 0 && !sequential ? "+" : ""}${number(value / 1000, 3)} ${unit}`;
     return `${cellName(row, column)}\n${what}${marks.has(row * columns + column) ? "\ncounts as an induction head" : ""}`;
   };
 
