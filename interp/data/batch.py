@@ -463,21 +463,33 @@ class Batch(Brief):
 
 
 def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; unnumbered rows are numbered, starting after the unnumbered rows of the batches before."""
-    seen = 0
+    """The batches with every row numbered; those made separately, each from 0 on, are counted on from batch to batch.
+
+    A batch that holds other numbers, such as a part of a larger one, keeps them.
+    """
+    following, begun = 0, False
     for batch in batches:
         if not isinstance(batch, Batch):
             raise ValueError(
                 f"batches are required, such as model.text.batch(texts).split(32), got {batch!r:.60}"
             )
-        if batch.row is None:
-            fresh = batch.numbered().row
-            assert fresh is not None
-            batch = replace(batch, row=fresh + seen)
-            seen += len(fresh)
+        unnumbered, batch = batch.row is None, batch.numbered()
+        row = batch.row
+        assert row is not None
+        if begun and (unnumbered or _is_of_its_own(batch)):
+            row = row + following
+            batch = replace(batch, row=row)
+        begun = begun or bool((row == 0).any())
+        following = max(following, int(row.max()) + 1)
         if batch.answer is not None and batch.wrong is not None:
             check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row)
         yield batch
+
+
+def _is_of_its_own(batch: Batch) -> bool:
+    """Whether the rows are numbered 0, 1, ... as those of a batch that was made by itself."""
+    row = batch.row
+    return batch.documents is None and row is not None and row.tolist() == list(range(len(row)))
 
 
 def no_prompts(value: object) -> str | None:

@@ -372,11 +372,8 @@ class Transformer(nn.Module):
             columns: tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed. With
                 another output layer than the full softmax it saves nothing.
         """
-        if tap is None and (late := [e.name for e in self.edits if sites.is_late(e.site)]):
-            raise ValueError(
-                f"this model is edited after its last block ({', '.join(late)}); what reads the logits off a residual "
-                "stream by itself would miss that: edit inside the blocks, or look at a whole pass"
-            )
+        if tap is None:
+            self.check_read_out()
         logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
         if not self.config.unembed:
             return logits
@@ -388,6 +385,14 @@ class Transformer(nn.Module):
             logits = logits.tanh()
             logits = logits * cap
         return at(tap, "unembed.hook_out", logits)
+
+    def check_read_out(self) -> None:
+        """ValueError if edits after the last block change the logits, which the stream alone does not tell."""
+        if late := [e.name for e in self.edits if sites.is_late(e.site)]:
+            raise ValueError(
+                f"this model is edited after its last block ({', '.join(late)}); what reads the logits off a residual "
+                "stream by itself would miss that: edit inside the blocks, or look at a whole pass"
+            )
 
     def uncapped(
         self,

@@ -41,10 +41,10 @@ def ablation(
         here, there: what each part adds to the answer's logits (`interp.residual.attribute`) after the prompt and
             after the corrupted one. change: "zero", and with a corrupted prompt "resample", the part's value there at
             every position. value = the answer's logits with the part replaced - those of the same run without that
-            (`interp.ablate`); `changed` is false where nothing was changed that can reach the answer. direct = what
-            of it goes straight to the logits, the final norm held: minus what the part adds by itself (zero), or what
-            it adds after the corrupted prompt minus what it adds after the prompt (resample; each run with its own
-            norm scale).
+            (`interp.ablate`), before the soft cap of a model that has one; `changed` is false where nothing was
+            changed that can reach the answer. direct = what of it goes straight to the logits, the final norm held:
+            minus what the part adds by itself (zero), or what it adds after the corrupted prompt minus what it adds
+            after the prompt (resample; each run with its own norm scale).
     """
     added, every = _added(after_prompt), []
     direct = {"zero": -added} | (

@@ -22,6 +22,7 @@ from interp.attention.shares import with_pattern
 from interp.circuits import EdgeAttribution
 from interp.core.boundary import public
 from interp.core.results import frame
+from interp.core.stats import upcast
 from interp.core.transfers import to_host
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
@@ -41,7 +42,7 @@ from interp.pages.absent import FAILURES, Absences, why_absent, why_unsplit
 from interp.pages.corrupted import METHOD, PromptPair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
-from interp.passes.metrics import logit_difference
+from interp.passes.metrics import logit_difference, uncapped_difference
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.passes.question import Askable
 from interp.residual import Attribute, attribute
@@ -165,9 +166,11 @@ class TokenContrast:
     chosen_by_model: bool
     """Whether the model's own first two tokens were taken because the question named none."""
     total: float
-    """The answer's logit, minus the wrong answer's where there is one."""
+    """The answer's logit, minus the wrong answer's where there is one, as the model gives them."""
+    explained: float
+    """The same before the soft cap of a model that has one: the sum of what the parts add."""
     completeness_error: float
-    """Rounding error of the pass in `total`, relative to the largest part; not a number without an attribution."""
+    """Rounding error of the pass in `explained`, relative to the largest part; not a number without an attribution."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class _Answered:
 
     def asked_of(self, logits: Float[Tensor, "v"]) -> float:
         """The answer's logit, minus that of the wrong answer if there is one, of any logits."""
-        last = logits.float()
+        last = upcast(logits)
         return float(last[self.answer] - (0.0 if self.wrong is None else last[self.wrong]))
 
 
@@ -406,13 +409,14 @@ def _questions_of_sections(
     """The questions of every section about the prompt, by their names: about edges only with a corrupted prompt."""
     answer, wrong = answered.answer, answered.wrong
     metric, compares = logit_difference(answer, wrong), question.corrupt is not None
+    split = metric if config.logit_softcap is None else uncapped_difference(answer, wrong)
     parts: Grain = "source" if any(mixer.traits.additive for mixer in config.mixers) else "head"
     sections: dict[str, dict[str, Askable]] = {
         "attribution": {"attribution": Attribute(answer, wrong, parts=parts)},
         "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer=answer)},
         "flow_routes": {"flow_routes": FlowRoutes()},
         "backward_lens": {"backward_lens": BackwardLens(answer, matrices=_lens_matrices(config))},
-        "ablation": {**ablations(config, metric, corrupt=compares)} if config.n_layers else {},
+        "ablation": {**ablations(config, split, corrupt=compares)} if config.n_layers else {},
     }
     if compares:
         sections["patching"] = {**patches(config, metric)}
@@ -502,14 +506,15 @@ def _corrupted(
 def _contrast(
     model: Subject, question: ReportQuestion, answered: _Answered, attributed: xr.Dataset | None
 ) -> TokenContrast:
-    """The two tokens, and their logits: before a soft cap, if they were attributed."""
+    """The two tokens, and their logits after the soft cap of a model that has one and, if attributed, before it."""
     answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
-    total = answered.asked_of(answered.logits_pv[-1]) if attributed is None else float(attributed.total[0])
+    total = answered.asked_of(answered.logits_pv[-1])
     return TokenContrast(
         answer=answer,
         wrong=wrong,
         chosen_by_model=question.answer is None,
         total=total,
+        explained=total if attributed is None else float(attributed.total[0]),
         completeness_error=float("nan" if attributed is None else attributed.attrs["completeness_error"]),
     )
 

@@ -65,10 +65,18 @@ class Outcome:
         reader = self.model if self.reference_model is None else self.reference_model
         return upcast(reader.read_out(upcast(self.reference)))
 
-    def logits_of(self, tokens: Int[Tensor, "r *k"]) -> Float[Tensor, "r n *k"]:
-        """The logits of one token per row, or of several, in float32 at least; no others are computed."""
+    def logits_of(self, tokens: Int[Tensor, "r *k"], *, capped: bool = True) -> Float[Tensor, "r n *k"]:
+        """The logits of one token per row, or of several, in float32 at least; no others are computed.
+
+        Args:
+            capped: whether after the soft cap of a model that has one.
+        """
         columns = tokens.reshape(len(tokens), 1, -1).expand(-1, self.stream.shape[1], -1)
-        logits = upcast(self.model.read_out(upcast(self.stream), columns=columns))
+        if capped:
+            logits = upcast(self.model.read_out(upcast(self.stream), columns=columns))
+        else:
+            self.model.check_read_out()
+            logits = upcast(self.model.uncapped(upcast(self.stream), columns=columns))
         return logits.reshape(*logits.shape[:2], *tokens.shape[1:])
 
 
@@ -180,6 +188,11 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
     """
     name = "logit" if wrong is None and answer is not None else "logit difference"
     return Metric(name, "logits", _logit_difference, answer, wrong, of_answer=True)
+
+
+def uncapped_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
+    """`logit_difference` before the soft cap of a model that has one: what direct attribution splits into parts."""
+    return replace(logit_difference(answer, wrong), value=partial(_logit_difference, capped=False))
 
 
 @public()
@@ -362,15 +375,15 @@ def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
     return outcome.batch.answer.to(outcome.stream.device)
 
 
-def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
+def _logit_difference(outcome: Outcome, *, capped: bool = True) -> Float[Tensor, "r"]:
     right, wrong = _answers(outcome), outcome.batch.wrong
     if wrong is None:
         if outcome.batch.forced is not None:
             raise ValueError(
                 "a logit is of one token, the answers are of several: metric=interp.metrics.answer_log_probability()"
             )
-        return outcome.logits_of(right)[:, -1]
-    logits = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1))[:, -1]
+        return outcome.logits_of(right, capped=capped)[:, -1]
+    logits = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1), capped=capped)[:, -1]
     return logits[:, 0] - logits[:, 1]
 
 

@@ -1,13 +1,17 @@
 """Rows of tokens and their padding: which tokens are real, where a row ends, how a batch is cut and aligned."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import interp
-from interp.data.batch import Batch
+from interp.data.batch import Batch, counted
+from tests.configs import some_tokens
+from tests.loops import over
 from tests.tiny import hooked
 
 ROWS = [[5, 6, 7, 8], [9], [3, 0, 4]]
@@ -166,3 +170,39 @@ def test_values_by_text_begin_in_column_0_in_the_order_of_identities() -> None:
     assert packed.identities().tolist() == [1, 2, 0]  # type: ignore[union-attr]
     assert found.tolist() == [[3, 4, 5], [6, -1, -1], [1, 2, -1]]
     assert packed.text_numbers.tolist() == [[0, 0, 0, 1], [2, 2, -1, -1]]
+
+
+def made(*lengths: int) -> list[Batch]:
+    """Batches made separately, as `model.to_batch` makes them, of so many rows each."""
+    return [Batch(torch.ones(n, 3, dtype=torch.int64)).numbered() for n in lengths]
+
+
+SIX = Batch(torch.ones(6, 3, dtype=torch.int64)).numbered()
+GIVEN: dict[str, tuple[list[Batch], list[list[int]]]] = {
+    "made separately": (made(2, 1, 3), [[0, 1], [2], [3, 4, 5]]),
+    "one twice": (made(2) * 2, [[0, 1], [2, 3]]),
+    "parts of one": (list(SIX.split(4)), [[0, 1, 2, 3], [4, 5]]),
+    "parts in another order": (list(SIX.split(4))[::-1], [[4, 5], [0, 1, 2, 3]]),
+    "rows drawn again": ([SIX.rows(torch.tensor(x)) for x in ([0, 4], [4, 0])], [[0, 4], [4, 0]]),
+    "unnumbered": ([replace(x, row=None) for x in made(2, 2)], [[0, 1], [2, 3]]),
+    "packed": (list(Batch.packed([[1, 2], [3, 4, 5], [6]], 4).numbered().split(1)), [[0, 1, 2]] * 2),
+}
+
+
+@over("how", GIVEN)
+def test_rows_of_separate_batches_are_counted_on(how: str) -> None:
+    batches, numbers = GIVEN[how]
+    rows = [batch.row for batch in counted(batches)]
+    assert [row.tolist() for row in rows if row is not None] == numbers
+
+
+def test_separate_batches_have_the_answers_of_their_own_prompts() -> None:
+    model = hooked()
+    rows = some_tokens(2, 6)
+    ids, answers, wrong = rows.tolist(), [3, 5], [4, 8]
+    together = interp.attribute(model, rows, answers, wrong)
+    separate = interp.attribute(model, [model.to_batch([row]) for row in ids], answers, wrong)
+    arriving = interp.attribute(model, (model.to_batch([row]) for row in ids), answers, wrong)
+    for found in (separate, arriving):
+        assert found.prompt.values.tolist() == [0, 1]
+        np.testing.assert_allclose(found.value.values, together.value.values, atol=1e-12)

@@ -80,6 +80,32 @@ def test_direct_effects_are_those_of_attribution_and_of_prompt_differences(name:
     assert set(known.index) == set(replaced(found, "zero").part)
 
 
+def test_a_page_says_the_models_logits_and_splits_those_before_its_cap() -> None:
+    """Of a model with a soft cap: totals after it; parts, direct and total effects before it, from whole passes."""
+    found, model = compared("gemma2"), hooked("gemma2")
+    right, wrong = (model.to_single_token(text) for text in (ANSWER, WRONG))
+    cap = found.config.logit_softcap
+    assert cap is not None
+
+    def difference(logits: torch.Tensor) -> tuple[float, float]:
+        """After the cap, and before it."""
+        last = logits[0, -1, [right, wrong]]
+        return tuple(float(x[0] - x[1]) for x in (last, cap * torch.atanh(last / cap)))
+
+    (after, before), (other, _) = difference(model(PROMPT)), difference(model(CORRUPTED))
+    assert found.contrast is not None and found.corrupted is not None
+    assert (found.contrast.total, found.contrast.explained) == pytest.approx((after, before), rel=1e-9)
+    assert found.corrupted.total == pytest.approx(other, rel=1e-9)
+    assert found.tables["attribution"].value.sum() == pytest.approx(before, rel=1e-9)
+    silent = [("blocks.1.hook_mlp_out", lambda x, hook: torch.zeros_like(x))]
+    _, without = difference(model.run_with_hooks(PROMPT, fwd_hooks=silent))
+    row = replaced(found, "zero").set_index("part").loc["L1.mlp"]
+    assert row.value == pytest.approx(without - before, rel=1e-8)
+    text = page_of(found)
+    assert f"attribution and ablation are before it ({writing.number(before, 2, sign=True)})" in text
+    assert f"difference before its soft cap is {writing.number(before, 3, sign=True)}" in text
+
+
 def test_last_mlp_without_a_norm_has_no_effect_but_its_direct_one() -> None:
     """Nothing comes after it, and no norm rescales the stream: total and direct are one number."""
     table = replaced(compared("no-norm"), "zero")
