@@ -46,9 +46,10 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
     }
     if score not in known:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
-    values = result["value"].sel(score=score).transpose("layer", "head").to_numpy()
-    top = float(values.max()) if score == "entropy" else 1.0
-    return draw_heads(ax, CellMap(values, ColourScale.mass(known[score], top), "attention entropy by head"))
+    cells = result["value"].sel(score=score).transpose("layer", "head")
+    top = float(cells.max()) if score == "entropy" else 1.0
+    view = CellMap(cells.to_numpy(), ColourScale.mass(known[score], top), "attention entropy by head")
+    return draw_heads(ax, view, cells)
 
 
 @public()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
 
@@ -14,6 +15,8 @@ from interp.views.writing import number
 
 FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 """Colours of a part that raises the logit (difference), of one that lowers it, and of everything not shown singly."""
+LEFT_OUT = 1e-4
+"""Share of the largest number by which parts miss the total at least where some of them are not in the result."""
 
 
 @public()
@@ -43,12 +46,18 @@ def attribution(
     if others:
         names.append(f"{len(others)} others")
         steps = np.append(steps, values[others].sum())
+    total = float(result.total[prompt])
+    missing = total - values.sum()
+    size = max(abs(total), np.abs(values).max(initial=0.0))
+    left_out = bool(abs(missing) > size * max(LEFT_OUT, 2 * result.attrs.get("completeness_error", 0.0)))
+    if left_out:
+        names.append(f"{dim}s not in this result")
+        steps = np.append(steps, missing)
     ax = axes(ax, 6.4, 1.2 + 0.24 * len(names))
     colours = [FOR if step >= 0 else AGAINST for step in steps]
-    if others:
-        colours[-1] = REST
+    rest = bool(others) + left_out
+    colours[len(colours) - rest :] = [REST] * rest
     ax.barh(names, steps, left=np.cumsum(steps) - steps, color=colours, height=0.7)
-    total = float(result.total[prompt])
     ax.axvline(0, color=REST, linewidth=0.8)
     ax.axvline(total, color=REST, linewidth=0.8, linestyle="--")
     ax.invert_yaxis()
@@ -78,8 +87,11 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
             f"attribution with parts='head' is required for a map of heads, got parts={result.attrs.get('parts')!r}"
         )
     every = [Part.of(str(name)) for name in result.part.values]
-    heads = {(part.layer, part.index): i for i, part in enumerate(every) if part.kind == "head"}
+    heads = {i: (part.layer, part.index) for i, part in enumerate(every) if part.kind == "head"}
+    if not heads:
+        raise ValueError("a map of heads requires parts that are heads, this result holds none")
     row = result.value.transpose("prompt", "part").to_numpy()[prompt]
-    n_layers, n_heads = (1 + max(place[axis] or 0 for place in heads) for axis in (0, 1))
-    values = row[[heads[place] for place in np.ndindex(n_layers, n_heads)]].reshape(n_layers, n_heads)
-    return draw_heads(ax, contribution_map(values, str(result.value.attrs.get("unit", "logits"))))
+    added = pd.Series(row[list(heads)], pd.MultiIndex.from_tuples(heads.values(), names=["layer", "head"]))
+    cells = xr.DataArray.from_series(added).sortby(["layer", "head"])
+    view = contribution_map(cells.to_numpy(), str(result.value.attrs.get("unit", "logits")))
+    return draw_heads(ax, view, cells)

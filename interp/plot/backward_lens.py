@@ -46,13 +46,13 @@ def backward_lens(
     matrix: str | None = None,
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
-    threshold: float = 0.01,
+    threshold: float = 0.0,
     most: int = MOST_DEPTHS,
     ax: Axes | None = None,
 ) -> Axes:
-    """The norm of delta at every layer and token of a matrix, with a word where the update is large.
+    """The norm of delta at every layer and token of a matrix, with the word that it writes.
 
-    A frame marks cells that name the answer first. A delta of exactly zero says "no update".
+    A frame marks cells that name the answer first. Cells without words in the result say "no update".
 
     Args:
         result: what `interp.backward_lens` returned.
@@ -62,7 +62,8 @@ def backward_lens(
             not the first of these, a whole word if there is one.
         tokens: the prompt's tokens; None: those that the result brings along.
         prompt: place among the prompts of the result.
-        threshold: share of the prompt's largest update above which a word is written.
+        threshold: share of the prompt's largest update above which a word is written; 0: wherever the result has
+            words, as on the page.
         most: of more layers so many are drawn, those with the largest norms and those that name the answer.
         ax: the Axes to draw on; None: a new figure.
 
@@ -105,19 +106,19 @@ def _words(
     ranked = cells.transpose("layer", "pos", "rank")
     ids = ranked[f"{end}_token"].to_numpy()
     texts = ranked[f"{end}_word"].to_numpy()
-    update, delta, target = (ranked[name].to_numpy() for name in ("relative_update", "delta", "target_rank"))
+    update, target = (ranked[name].to_numpy() for name in ("relative_update", "target_rank"))
     extreme = 0 if end == "top" else result.attrs["n_vocab"] - 1
     marked = target == extreme
 
     def word(layer: int, pos: int) -> str:
-        if not delta[layer, pos]:
+        if ids[layer, pos, 0] < 0:
             return NO_UPDATE.replace(" ", "\n")
-        if not update[layer, pos] > threshold or ids[layer, pos, 0] < 0:
+        if not update[layer, pos] > threshold:
             return ""
         own = texts[layer, pos].tolist() if pieces is None else pieces(ids[layer, pos].tolist())
         return visible(word_of(own, names_answer=bool(marked[layer, pos])))
 
-    n_layers, n = delta.shape
+    n_layers, n = update.shape
     return [[word(layer, pos) for pos in range(n)] for layer in range(n_layers)], marked
 
 

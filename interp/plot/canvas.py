@@ -1,6 +1,7 @@
 """Shared parts of pictures: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from textwrap import fill
 
 import numpy as np
@@ -132,14 +133,20 @@ def draw(
     return ax
 
 
-def draw_heads(ax: Axes | None, view: CellMap) -> Axes:
-    """A map of layers and heads."""
+def draw_heads(ax: Axes | None, view: CellMap, cells: xr.DataArray) -> Axes:
+    """A map of the layers and heads that the cells have, which may be a selection."""
+    view = replace(view, rows=names_along(cells, "layer"), columns=names_along(cells, "head"))
     return draw(ax, view, cell=(0.55, 0.42))
 
 
-def name_heads(ax: Axes, layers: int, heads: int) -> None:
+def names_along(cells: xr.DataArray | xr.Dataset, dim: str) -> list[str]:
+    """The coordinates of a dimension as names; the places along it where it has none."""
+    return [str(i) for i in (cells[dim].to_numpy() if dim in cells.coords else range(cells.sizes[dim]))]
+
+
+def name_heads(ax: Axes, cells: xr.DataArray) -> None:
     """Label a layer x head map."""
-    name_cells(ax, rows=[str(i) for i in range(layers)], columns=[str(i) for i in range(heads)])
+    name_cells(ax, rows=names_along(cells, "layer"), columns=names_along(cells, "head"))
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
 

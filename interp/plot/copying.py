@@ -103,7 +103,9 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
     cells = _score(table, score)
     values, unit = cells.value.to_numpy(), str(cells.unit.values)
     view = score_map(score, values, unit, float(cells.null.mean()))
-    return draw_heads(ax, replace(view, title=f"copying by the weights: {score.replace('_', ' ')}"))
+    return draw_heads(
+        ax, replace(view, title=f"copying by the weights: {score.replace('_', ' ')}"), cells.value
+    )
 
 
 @public()

@@ -42,7 +42,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     cells = score_of(result, score).transpose("layer", "head", ...)
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
     chance = float(cells["null"].mean())
-    return draw_heads(ax, score_map(score, values, unit, chance))
+    return draw_heads(ax, score_map(score, values, unit, chance), cells.value)
 
 
 @public()
@@ -61,7 +61,8 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """
     if "label" not in result:
         raise KeyError("no labels in this result: the table of interp.heads is required")
-    cells = result["label"].transpose("layer", "head").to_numpy()
+    labels = result["label"].transpose("layer", "head")
+    cells = labels.to_numpy()
     ax = axes(ax, 1.2 + 0.8 * cells.shape[1], 1.0 + 0.5 * cells.shape[0])
     colours = colormaps["Set3"]
     filled = np.ones((*cells.shape, 3))
@@ -84,5 +85,5 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         fontsize="small", frameon=False,
     )  # fmt: skip
     ax.set_title("what each head does (white: no label)")
-    name_heads(ax, *cells.shape)
+    name_heads(ax, labels)
     return ax

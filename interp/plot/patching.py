@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import draw, printable
+from interp.plot.canvas import draw, names_along, printable
 from interp.views.patching import HOW, Effect, patching_map, patching_scale
 
 _COLUMNS = ("pos", "query", "key", "source")
@@ -65,9 +65,9 @@ def patching(
     changed = (
         result["changed"].transpose(rows, columns).to_numpy().astype(bool) if "changed" in result else None
     )
-    shown = [printable(token) for token in tokens] if tokens is not None else _names(table, columns)
+    shown = [printable(token) for token in tokens] if tokens is not None else names_along(table, columns)
     view = patching_map(
-        values, changed, value, scale, rows=_names(table, rows), columns=shown,
+        values, changed, value, scale, rows=names_along(table, rows), columns=shown,
         title=f"{result.attrs.get('site', 'patching')}: {HOW.get(direction, '')}".rstrip(": "),
         axes=(rows, "token" if tokens is not None else columns),
     )  # fmt: skip
@@ -101,7 +101,3 @@ def _label(result: xr.Dataset, value: str) -> str:
     if value == "normalised":
         return f"{result.attrs['metric']} (0 = corrupted, 1 = clean)"
     return f"change of {result.attrs['metric']}\n({result.attrs['unit']})"
-
-
-def _names(table: xr.DataArray, dim: str) -> list[str]:
-    return [str(i) for i in (table[dim].to_numpy() if dim in table.coords else range(table.sizes[dim]))]

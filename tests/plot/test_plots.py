@@ -9,6 +9,7 @@ import pytest
 import torch
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 import interp
 from interp import plot
@@ -114,6 +115,41 @@ def test_the_waterfall_ends_at_the_total(by_head: xr.Dataset) -> None:
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert labels[0] == "L1H2"
     assert labels[-1] == f"{by_head.sizes['part'] - 4} others"
+
+
+def test_the_waterfall_of_a_selection_ends_at_the_total_too(by_head: xr.Dataset) -> None:
+    some = by_head.isel(part=[0, 3, 4])
+    ax = plot.attribution(some)
+    total, shown = float(some.total[0]), float(some.value[0].sum())
+    *_, last = [(bar.get_x(), bar.get_width()) for bar in ax.patches if isinstance(bar, Rectangle)]
+    assert last == pytest.approx((shown, total - shown), rel=1e-5)
+    assert [tick.get_text() for tick in ax.get_yticklabels()][-1] == "parts not in this result"
+    assert "parts not in this result" not in [
+        tick.get_text() for tick in plot.attribution(by_head).get_yticklabels()
+    ]
+
+
+def test_maps_of_a_selection_are_named_by_its_layers_and_heads(
+    model: interp.HookedTransformer, by_head: xr.Dataset
+) -> None:
+    """In another order, and with some left out: the names and numbers are those of the selection."""
+    layers, heads = [1, 0], [2, 0]
+    scores = interp.heads(model).sel(layer=layers, head=heads)
+    entropy = interp.attention.attention_entropy(model, PROMPT).sel(layer=layers, head=heads)
+    copies = interp.copying(model).sel(layer=layers, head=heads)
+    for ax in (
+        plot.heads(scores, "previous_token"), plot.head_labels(scores), plot.attention_entropy(entropy),
+        plot.copying_map(copies),
+    ):  # fmt: skip
+        assert [tick.get_text() for tick in ax.get_yticklabels()] == ["1", "0"]
+        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["2", "0"]
+    ax = plot.attribution_map(by_head.sel(part=["L1H2", "L0H2", "L1H0"]))
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["0", "1"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "2"]
+    value = by_head.value[0]
+    drawn = np.ma.filled(ax.images[0].get_array(), np.nan)
+    expected = [[np.nan, value.sel(part="L0H2")], [value.sel(part="L1H0"), value.sel(part="L1H2")]]
+    np.testing.assert_array_equal(drawn, np.array(expected, dtype=float))
 
 
 def test_the_pattern_is_drawn_query_down_key_across(model: interp.HookedTransformer) -> None:

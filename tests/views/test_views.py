@@ -147,7 +147,7 @@ def test_lenses(model: interp.HookedTransformer) -> None:
     panels = view_lens.backward_lens(tables.backward_lens(back), " Mary", model.cfg.d_vocab)
     assert {panel.matrix for panel in panels} <= set(map(str, back.matrix.values)) and panels
     for panel in panels:
-        ax = plot.backward_lens(back, matrix=panel.matrix, threshold=0.0)
+        ax = plot.backward_lens(back, matrix=panel.matrix)
         agree(ax, [depth.cells for depth in panel.rows])
         framed = {(int(p.get_y() + 0.5), int(p.get_x() + 0.5)) for p in ax.patches}
         marks = [[cell.marked for cell in depth.cells] for depth in panel.rows]
@@ -205,8 +205,8 @@ def test_what_a_map_writes() -> None:
 
 @pytest.mark.parametrize("make", [lambda n: score_map("induction", np.zeros((n, 10)), "attention mass", 0.0)])
 def test_a_figure_has_texts_while_they_fit(make: Callable[[int], CellMap]) -> None:
-    few = plot.canvas.draw_heads(None, make(MOST_IN_FIGURE // 10))
-    many = plot.canvas.draw_heads(None, make(MOST_IN_FIGURE // 10 + 1))
+    few = plot.canvas.draw(None, make(MOST_IN_FIGURE // 10), cell=(0.5, 0.4))
+    many = plot.canvas.draw(None, make(MOST_IN_FIGURE // 10 + 1), cell=(0.5, 0.4))
     assert len(few.texts) == MOST_IN_FIGURE and not many.texts
 
 
