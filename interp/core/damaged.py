@@ -35,15 +35,17 @@ def lacking(error: Exception, given: Mapping[str, object]) -> str | None:
     if not found or not _by_chance(error.__traceback__):
         return None
     name = next((one or other for one, other in _LOOKED_UP.findall(str(error))), "")
+    whole = "{} must be a whole result, got one {}".format
     for argument, result in found:
         if name and name not in {*result.variables, *result.sizes, *result.attrs}:
-            flaw = f"without {name!r}; it has {', '.join(map(str, result.variables)) or 'nothing'}"
-        else:
-            lost = f"without the attribute, or some labels, of the name {name!r}" if name else ""
-            flaw = next(_flaws(result), lost)
-        if flaw:
-            return f"{argument} must be a whole result, got one {flaw}"
-    return None
+            return whole(
+                argument, f"without {name!r}; it has {', '.join(map(str, result.variables)) or 'nothing'}"
+            )
+    flaws = (whole(argument, flaw) for argument, result in found for flaw in _flaws(result))
+    lost = (
+        whole(found[0][0], f"without the attribute, or some labels, of the name {name!r}") if name else None
+    )
+    return next(flaws, lost)
 
 
 def _results(value: object) -> "list[xr.Dataset]":

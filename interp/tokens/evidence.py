@@ -77,7 +77,7 @@ def evidence(
     """
     check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")
     real = attribution["token"] != "" if "token" in attribution.coords else attribution["value"].notnull()
-    check_finite("value of attribution at its tokens", attribution["value"].where(real, 0.0))
+    check_finite("value of attribution", attribution["value"].where(real, 0.0))
     value = torch.tensor(attribution["value"].transpose("prompt", "pos").to_numpy()).double()
     for name, mask in (("known", known), ("among", among)):
         if mask is not None and mask.shape != value.shape:

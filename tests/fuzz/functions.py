@@ -127,11 +127,13 @@ def _found() -> Iterator[tuple[str, Callable[..., object]]]:
 
 
 FUNCTIONS = dict(_found())
+NEW = [name for name in FUNCTIONS if name not in {**dict(public_names()), **dict(public_methods())}]
+"""Records and methods that are in no other table of calls."""
 KINDS, DOUBTS = "wrong kinds", "doubtful values"
 OTHER_WORDS = {
     **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts"),
-    "prompt|row|token|batch|examples|vector|folder"),
-    **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
+    "prompt|row|token|batch|examples|vector|folder|query"),
+    **dict.fromkeys(("answer", "wrong", "sources", "source", "target"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
@@ -143,7 +145,7 @@ OTHER_WORDS = {
     "tokenizer": "is no file|is a folder",
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
-    "layers": "variant", "state": "checkpoint", "tokens": "stream must",
+    "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
     "truth": "directions", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
@@ -191,19 +193,28 @@ def case(name: str, argument: str, what: str, make: Callable[[], object], family
 NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("low", "high"), "an interval takes more rows than there are"),
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
+    **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
 }
 """Variables in which NaN says that there is no such number, in any result; others, where the valid call has NaN too."""
-MEANT: Mapping[str, str] = {}
+MEANT: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
+    ),
+    "Batch tokens": "on the device meta they are counted for what memory takes",
+    "lab.rasp.Constant value": "a symbol: anything that can be told from others",
+    "lab.training.Training clip": "no gradient is clipped",
+    "lab.training.Training keep_seconds": "nothing is kept on the way",
+}
 """Arguments that may be infinite or beyond 64 bits, by `function argument`, and why."""
 
 
 def _wrong(name: str, argument: str, value: object, found: object) -> Ending | None:
     """What is wrong with an answer: to a value that may not be asked, or NaN that nothing finite can give."""
-    hint = _hint(name, argument)
-    if hint is not None and not fits(value, hint):
+    hint, meant = _hint(name, argument), f"{name} {argument}" in MEANT
+    if hint is not None and not meant and not fits(value, hint):
         return Ending("let in", f"{argument} is annotated {hint}")
     endless = isinstance(value, float) and not math.isfinite(value)
-    if (endless or (type(value) is int and abs(value) >= 2**63)) and f"{name} {argument}" not in MEANT:
+    if (endless or (type(value) is int and abs(value) >= 2**63)) and not meant:
         return Ending("let in", f"{argument} = {value} is answered")
     odd = set(unfinite(found)) - {f"nothing finite in {place}" for place in NOT_THERE}
     odd -= {f"NaN in {place}" for place in NOT_THERE}
