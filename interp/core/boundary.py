@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar, cast, get_origin, overload, run
 
 import torch
 
-from interp.core.damaged import lacking
+from interp.core.damaged import check_whole
 from interp.core.fitting import fits
 from interp.core.hints import annotation_text, hints_of, is_asked_of_objects, options, required, words
 from interp.core.kinds import Precision
@@ -111,9 +111,8 @@ def public(
                 with guarded():
                     return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
             except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError) as error:
-                if (flaw := lacking(error, bound.arguments)) is None:
-                    raise
-                raise ValueError(f"{name}: {flaw}") from error
+                check_whole(name, error, bound.arguments)
+                raise
 
         checked.__dict__["public"] = True
         return checked

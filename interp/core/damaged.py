@@ -26,11 +26,16 @@ _LOOKED_UP = re.compile(
 """How xarray and Python say which name was looked up and is not there."""
 
 
-def lacking(error: Exception, given: Mapping[str, object]) -> str | None:
-    """The sentence that names the damaged result among these arguments and what it lacks.
+def check_whole(function: str, error: Exception, given: Mapping[str, object]) -> None:
+    """Raises a ValueError that names the damaged result among the arguments of a function, and what it lacks.
 
-    None where no result is damaged, and for an error that was raised on purpose, which says it itself.
+    Nothing where no result is damaged, and for an error that was raised on purpose, which says it itself.
     """
+    if flaw := _flaw(error, given):
+        raise ValueError(f"{function}: {flaw}") from error
+
+
+def _flaw(error: Exception, given: Mapping[str, object]) -> str | None:
     found = [(argument, result) for argument, value in given.items() for result in _results(value)]
     if not found or not _by_chance(error.__traceback__):
         return None
@@ -58,7 +63,7 @@ def _results(value: object) -> "list[xr.Dataset]":
 
 
 def _by_chance(trace: TracebackType | None) -> bool:
-    """Whether an error arose in this package or below it: in no `raise` statement of ours, in no function of the user."""
+    """Whether an error arose in this package or below it: in no `raise` of ours, in no function of the user."""
     assert trace is not None
     while trace.tb_next is not None:
         trace = trace.tb_next

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PADDED = 1000
-"""Length up to which lists have k places, the last ones empty where there is less; longer ones end with what there is."""
+"""Length up to which lists have k places, some of them empty; longer ones end with what there is."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class TopRows:
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """The list of every cell, best first; with fewer entries than k, rows and positions end in -1 (or, `PADDED`, end)."""
+    """The list of every cell, best first; with fewer entries than k, rows and positions end in -1 (long lists end)."""
 
     rule: TopRows
     scores: Float[Tensor, "*cells k"]

@@ -341,7 +341,8 @@ def _finish(
         scores,
         (dim,),
         coords={
-            dim: chosen, "rank": range(top.rows.shape[-1]), "offset": range(-rule.before, rule.after + 1), "q": QUANTILES,
+            dim: chosen, "rank": range(top.rows.shape[-1]), "offset": range(-rule.before, rule.after + 1),
+            "q": QUANTILES,
             **({} if parts is None else {"part": ((dim,), parts)}),
         },
         others=values,

@@ -25,20 +25,23 @@ def lds(exact: xr.Dataset) -> object:
 
 
 READ: Mapping[str, tuple[Callable[[], object], str]] = {
-    "a variable": (lambda: shown("heads", lambda x: x.drop_vars("value")), "heads: result .* without 'value'; it has low,"),
+    "a variable": (lambda: shown("heads", lambda x: x.drop_vars("value")), 
+                   "heads: result .* without 'value'; it has low,"),
     "an attribute": (lambda: shown("patch", lambda x: x.drop_attrs(deep=False).assign_attrs(
         interp_analysis="patch")), "patching: result .* without 'metric'"),
     "a dim": (lambda: shown("attention.attention_entropy", lambda x: x.isel(head=0)),
               r"result .* with one head and without that dim: keep it, isel\(head=\[0\]\)"),
     "all entries": (lambda: shown("weights.spectra", lambda x: x.isel(matrix=[])), "without entries along matrix"),
     "labels": (lambda: shown("editing.diff", lambda x: x.drop_vars("what")), "without the labels of what"),
-    "some labels": (lambda: shown("circuits.circuit_curve", lambda x: x.isel(score=[0])), "some labels, of the name 'score'"),
+    "some labels": (lambda: shown("circuits.circuit_curve", lambda x: x.isel(score=[0])),
+                    "some labels, of the name 'score'"),
     "all numbers": (lambda: shown("causal.steering_curve", lambda x: x.where(False)), "without a finite number"),
     "attributes of scores": (lambda: interp.circuits.edge_stability(edges().drop_attrs(), top=2, resamples=2),
                              "edge_stability: scores must be a whole result, got one without 'edges'"),
     "one of several": (lambda: interp.circuits.recovery([edges(), edges().drop_attrs()], ["L0H0->logits"]),
                        "recovery: tables must be a whole result, got one without 'edges'"),
-    "attributes of effects": (lambda: lds(left_out().drop_attrs()), "lds: exact must be a whole result, got one without 'unit'"),
+    "attributes of effects": (lambda: lds(left_out().drop_attrs()),
+                              "lds: exact must be a whole result, got one without 'unit'"),
     "the prompts": (lambda: interp.tokens.routes(result_of("tokens.flow_routes").isel(prompt=0)),  # type: ignore[attr-defined]
                     "routes: shares must be a whole result, got one with one prompt and without that dim"),
 }  # fmt: skip

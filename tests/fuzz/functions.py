@@ -47,11 +47,11 @@ MADE_BY_US: Mapping[str, str] = {
     "names of places, which all that takes a part or a place checks": "Part tasks.Place model.Site",
     "records without a field": "features.ReLU tokens.AltiLogit edits.Detach edits.Zero",
     "what a protocol asks of the user's own class": """
-        tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow passes.Question
-        passes.Reading passes.Staged passes.WithoutData""",
+        tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow
+        passes.Question passes.Reading passes.Staged passes.WithoutData""",
     "opened by methods, of which `loaders` damages the files": """
-        HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer families.StoredTokenizer
-        lab.training.PackedTexts lab.training.Vocabulary""",
+        HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
+        families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary""",
     "made by functions of a config": "model.EncoderDecoder model.Transformer lab.rasp.Compiled",
     "changes what is imported": "compat.install compat.uninstall",
 }  # fmt: skip
@@ -73,9 +73,10 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
 }  # fmt: skip
 """Valid calls of records and methods, beside those of the contract."""
 FIELDS: Mapping[str, Callable[[], object]] = {
-    **dict.fromkeys(("size", "rank", "content", "key_heads", "value_heads", "d_key", "d_value", "step", "n_experts", "top_k",
-    "block", "width", "chunk", "n_buckets", "stride", "n_layers", "n_heads"), lambda: 2),
-    **dict.fromkeys(("d_mlp", "original_n_ctx", "length", "train_length", "hidden", "d_model", "n_ctx", "d_vocab"), lambda: 8),
+    **dict.fromkeys(("size", "rank", "content", "key_heads", "value_heads", "d_key", "d_value", "step",
+    "n_experts", "top_k",     "block", "width", "chunk", "n_buckets", "stride", "n_layers", "n_heads"), lambda: 2),
+    **dict.fromkeys(("d_mlp", "original_n_ctx", "length", "train_length", "hidden", "d_model", "n_ctx",
+    "d_vocab"), lambda: 8),
     **dict.fromkeys(("factor", "low_freq_factor", "attention_factor", "weight"), lambda: 1.5),
     "high_freq_factor": lambda: 4.0, "short": lambda: (1.0,), "long": lambda: (2.0,), "cutoffs": lambda: (3,),
     "prompt": lambda: TEXT, **WORDS,

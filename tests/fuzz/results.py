@@ -77,6 +77,7 @@ def _call(show: Shown, make: Made) -> object:
 def _words(name: str) -> list[str]:
     """What a refusal may name: what was damaged, a dim, or that the undamaged result has no picture either."""
     return [
-        rf"\b{re.escape(name)}\b", "is not a result of interp", r"\bNaN\b", "without entries along", "without that dim",
-        "with variables is required", "must be a whole result, got one without", "two or three dimensions", "select from the others", "over one or two dims", "no part .0.", "rows and queries",
+        rf"\b{re.escape(name)}\b", "must be a whole result, got one without", "is not a result of interp", r"\bNaN\b",
+        "with variables is required", "without that dim", "two or three dimensions", "select from the others",
+        "over one or two dims", "no part .0.", "rows and queries",
     ]  # fmt: skip
