@@ -132,9 +132,9 @@ NEW = [name for name in FUNCTIONS if name not in {**dict(public_names()), **dict
 """Records and methods that are in no other table of calls."""
 KINDS, DOUBTS = "wrong kinds", "doubtful values"
 OTHER_WORDS = {
-    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts"),
+    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts", "source", "target"),
     "prompt|row|token|batch|examples|vector|folder|query"),
-    **dict.fromkeys(("answer", "wrong", "sources", "source", "target"), "token|answers"),
+    **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
