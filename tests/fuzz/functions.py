@@ -195,8 +195,12 @@ NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("low", "high"), "an interval takes more rows than there are"),
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
+    **{
+        f"features.{name} value": "vectors that are all alike have no variance to explain"
+        for name in ("reconstruction", "reconstruction_quality", "sae_quality")
+    },
 }
-"""Variables in which NaN says that there is no such number, in any result; others, where the valid call has NaN too."""
+"""Variables in which NaN says that there is no number, of one function or any; else where its valid call has NaN."""
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
@@ -217,8 +221,7 @@ def _wrong(name: str, argument: str, value: object, found: object) -> Ending | N
     endless = isinstance(value, float) and not math.isfinite(value)
     if (endless or (type(value) is int and abs(value) >= 2**63)) and not meant:
         return Ending("let in", f"{argument} = {value} is answered")
-    odd = set(unfinite(found)) - {f"nothing finite in {place}" for place in NOT_THERE}
-    odd -= {f"NaN in {place}" for place in NOT_THERE}
+    odd = {each for each in unfinite(found) if not _says_absent(name, each)}
     if endless or any(unfinite(value)):
         gone = (
             isinstance(value, torch.Tensor | xr.Dataset)
@@ -228,6 +231,12 @@ def _wrong(name: str, argument: str, value: object, found: object) -> Ending | N
         return Ending("let in", f"NaN or infinity of {argument} is nowhere in the answer") if gone else None
     odd -= _usual_odd(name)
     return Ending("nan", ", ".join(sorted(odd))) if odd else None
+
+
+def _says_absent(name: str, odd: str) -> bool:
+    """Whether this is NaN in a variable that says so that there is no number."""
+    what, _, place = odd.partition(" in ")
+    return what != "infinity" and not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))
 
 
 def _hint(name: str, argument: str) -> object:

@@ -36,7 +36,7 @@ def drawn(cases: Iterator[Case], count: int) -> list[Case]:
 
 def _of_functions() -> list[Case]:
     draw = random.Random(SEED)
-    return [case for name in functions.FUNCTIONS for case in functions.cases_of(name, draw, 20)]
+    return [case for name in functions.FUNCTIONS for case in functions.cases_of(name, draw, 12)]
 
 
 FAMILIES: dict[str, tuple[Callable[[], list[Case]], int]] = {
