@@ -364,7 +364,7 @@ def cells_table(result: xr.Dataset, names: Sequence[str], places: Mapping[str, n
     """A row per cell at these indices (by dim), with its coordinates and the variables of these names."""
     import xarray as xr
 
-    points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
+    points = {dim: xr.DataArray(place, dims="listed") for dim, place in places.items()}
     return with_edge_names(result[list(names)].isel(points).to_dataframe().reset_index(drop=True))
 
 

@@ -110,6 +110,8 @@ class Batch(Brief):
         except OverflowError as cause:
             wrong = next(token for token in chain.from_iterable(rows) if not -(2**63) <= token < 2**63)
             raise ValueError(f"token ids must be in [0, {2**63 - 1}], got {wrong}") from cause
+        except (TypeError, ValueError) as cause:
+            raise ValueError(f"rows must be sequences of token ids, got {value_text(rows)}") from cause
         keep = None if min(lengths) == width else torch.from_numpy(real)
         return cls(torch.from_numpy(tokens), keep, bos)
 

@@ -147,7 +147,7 @@ OTHER_WORDS = {
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
     "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
-    "truth": "directions", "W_dec": "directions",
+    "truth": "directions", "edge": "no part", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 WHOLE = {("papers", "None"), ("programs", "None")}
@@ -194,6 +194,7 @@ def case(name: str, argument: str, what: str, make: Callable[[], object], family
 NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("low", "high"), "an interval takes more rows than there are"),
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
+    **dict.fromkeys(("entropy", "kl", "top_prob", "target_prob"), "no token is there: padding, or no answer"),
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
     **{
         f"features.{name} value": "vectors that are all alike have no variance to explain"

@@ -79,5 +79,5 @@ def _words(name: str) -> list[str]:
     return [
         rf"\b{re.escape(name)}\b", "must be a whole result, got one without", "is not a result of interp", r"\bNaN\b",
         "with variables is required", "without that dim", "two or three dimensions", "select from the others",
-        "over one or two dims", "no part .0.", "rows and queries",
+        "over one or two dims", "no part .0.", "rows and queries", "matrices of layers",
     ]  # fmt: skip
