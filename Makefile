@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-strict test-device test-all test-drawn test-smoke test-lowest lint format bench clean
+.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-strict test-device test-all test-drawn test-fuzz test-smoke test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,10 @@ CHANGED ?=
 test-drawn: $(READY) ## run a tenth of what the test suite leaves out, drawn by SEED: the commit unless said
 	$(BIN)/python -m pytest -m 'more or slow or books or browser or real' --draw "$(SEED)" --changed "$(CHANGED)"
 	$(STRICT) $(BIN)/python -m pytest --draw "$(SEED)"
+
+MINUTES ?= 5
+test-fuzz: $(READY) ## odd values, damaged files and results, for so many minutes, drawn by SEED: MINUTES=60
+	$(BIN)/python -m tests.fuzz --minutes "$(MINUTES)" --seed "$(SEED)"
 
 test-smoke: $(READY) ## open a page and the live page in Chromium, once each
 	$(BIN)/python -m pytest -n 0 -m browser $(SMOKE)

@@ -366,7 +366,7 @@ class HookedTransformer(Shown):
         return self.text.tokenizer.decode(ids)
 
     @public(unchecked=("prompt",))
-    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool | None = None) -> list[str]:
+    def to_str_tokens(self, prompt: Prompts, *, prepend_bos: bool | None = None) -> list[str]:
         """The text of each token of one prompt.
 
         Args:

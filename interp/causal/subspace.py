@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "interp subspace 1"
 
 
-@public(unchecked=("at", "about"))
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Subspace(Brief):
     """Directions at one site, to add, to remove, or to swap between two runs.

@@ -428,7 +428,7 @@ def _result_columns(
 
 def _spaced_nodes(circuit: Circuit, nodes: Sequence[str], count: int | None) -> tuple[int, ...]:
     """Indices of `count` nodes, evenly spaced in the order of the summed |score| of the edges out of each node."""
-    if count is None or count >= len(nodes):
+    if count is None or _count("nodes", count) >= len(nodes):
         return tuple(range(len(nodes)))
     size = dict.fromkeys(nodes, 0.0)
     for edge, score in circuit.scores.items():

@@ -82,6 +82,8 @@ class EdgeEffects(Question):
         metric, graph = as_metric(self.metric, model.text), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
         attrs = {"method": "exact", "direction": self.direction}
+        if self.edges is not None and not self.edges:
+            raise ValueError("edges must name at least one edge, or be None for all, got none")
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)
         table = EffectTable.of_edges(self.name, graph, metric, model.text, attrs, changed)
         measure = partial(_effects, graph=graph, measured=changed, metric=metric, direction=self.direction)

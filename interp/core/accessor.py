@@ -132,7 +132,11 @@ class Result:
     def _next_word_lines(self) -> list[str]:
         """Lines with the predicted next word at the first prompt's last token, by depth; none unless it is a lens."""
         dataset = self._dataset
-        if not set(AFTER_EACH) <= set(dataset.sizes) or not {"word", "top_prob"} <= set(dataset.data_vars):
+        if (
+            0 in dataset.sizes.values()
+            or not set(AFTER_EACH) <= set(dataset.sizes)
+            or not {"word", "top_prob"} <= set(dataset.data_vars)
+        ):
             return []
         first = dataset.isel({dim: 0 for dim in ("prompt", "rank") if dim in dataset.dims})
         filled = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)

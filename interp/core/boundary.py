@@ -16,6 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar, cast, get_origin, overload, run
 
 import torch
 
+from interp.core.damaged import check_whole
 from interp.core.fitting import fits
 from interp.core.hints import annotation_text, hints_of, is_asked_of_objects, options, required, words
 from interp.core.kinds import Precision
@@ -106,8 +107,12 @@ def public(
                     plain = False
                 for item in _argument_values(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", item, hints[argument])
-            with guarded():
-                return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
+            try:
+                with guarded():
+                    return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
+            except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError) as error:
+                check_whole(name, error, bound.arguments)
+                raise
 
         checked.__dict__["public"] = True
         return checked

@@ -71,8 +71,12 @@ class ContextExamples:
 
     def merge(self, other: "ContextExamples") -> "ContextExamples":
         """The lists over both parts."""
-        number = torch.arange(2 * self.top.rule.k, device=self.top.rows.device)
-        first, second = (x.expand_as(self.top.rows)[..., None] for x in number.chunk(2))
+        lists = (self.top.rows, other.top.rows)
+        number = torch.arange(sum(x.shape[-1] for x in lists), device=self.top.rows.device)
+        first, second = (
+            x.expand_as(rows)[..., None]
+            for x, rows in zip(number.split([rows.shape[-1] for rows in lists]), lists, strict=True)
+        )
         top = replace(self.top, context=first).merge(replace(other.top, context=second))
         assert top.context is not None
         candidates = {name: torch.cat((x, other.along[name]), 1) for name, x in self.along.items()}

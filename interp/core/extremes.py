@@ -5,6 +5,7 @@ Entries are ordered by value, then row, then position, so the list is the same b
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,13 @@ from interp.core.axes import shape_text
 from interp.core.memory import check_memory
 from interp.core.named import named
 from interp.core.transfers import to_device
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+PADDED = 1000
+"""Length up to which lists have k places, some of them empty; longer ones end with what there is."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,7 @@ class TopRows:
         if rows is None:
             raise ValueError("a list of rows requires rows with identities: number the batch (`Batch.row`)")
         cells = value.shape[2:]
-        numbers = 3 + (0 if self.context is None else self.before + self.after + 1)
-        check_memory(
-            f"lists of {self.k} entries (top) of each of {cells.numel()} cells", 8 * cells.numel() * self.k * numbers,
-            value.device, "a smaller top and fewer cells take less",
-        )  # fmt: skip
+        self._check_memory(cells, len(rows) * (1 if self.once_per_row else value.shape[1]), value.device)
         if len(rows) == 0:
             return self._empty_list(cells, value.device)
         rows = to_device(rows, value.device).long()
@@ -114,12 +118,27 @@ class TopRows:
             at = order[at // p] * p + at % p
             scores = score_cnp.flatten(1).gather(1, at)
         # Adding 0 turns -0 into 0, so that all sorts order equal numbers alike.
-        missing = (0, max(0, self.k - at.shape[1]))
+        missing = (0, max(0, self._length(at.shape[1]) - at.shape[1]))
         return F.pad(scores.double() + 0.0, missing, value=-torch.inf), F.pad(at, missing)
+
+    def _length(self, there: int) -> int:
+        """Length of the lists where so many entries may be: k, or of long lists what there is."""
+        return self.k if self.k <= PADDED else min(self.k, there)
+
+    def _check_memory(self, cells: torch.Size, there: int, device: torch.device) -> None:
+        """ValueError unless lists of so many entries fit into what is free."""
+        length, numbers = (
+            self._length(there),
+            3 + (0 if self.context is None else self.before + self.after + 1),
+        )
+        check_memory(
+            f"lists of {length} entries (top) of each of {cells.numel()} cells", 8 * cells.numel() * length * numbers,
+            device, "a smaller top and fewer cells take less",
+        )  # fmt: skip
 
     def _empty_list(self, cells: torch.Size, device: torch.device) -> "Extremes":
         """The list of no rows."""
-        empty = torch.full((*cells, self.k), -1, device=device)
+        empty = torch.full((*cells, self._length(0)), -1, device=device)
         width = self.before + self.after + 1
         context = None if self.context is None else empty[..., None].expand(*empty.shape, width)
         return Extremes(self, torch.full_like(empty, -torch.inf, dtype=torch.float64), empty, empty, context)
@@ -135,7 +154,7 @@ class TopRows:
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """The list of every cell, best first, of length k; with fewer entries, rows and positions end in -1."""
+    """The list of every cell, best first; with fewer entries than k, rows and positions end in -1 (long lists end)."""
 
     rule: TopRows
     scores: Float[Tensor, "*cells k"]
@@ -157,17 +176,20 @@ class Extremes:
         fewest = int((self.rows >= 0).sum(-1).min())
         if fewest == self.rule.k:
             return ()
+        others = "the others are NaN" if self.rule.k <= PADDED else "the lists end there"
         why = (
             "a text is listed at its best token alone (once_per_row)"
             if self.rule.once_per_row
             else "no more tokens count"
         )
-        return (f"{fewest} places where {self.rule.k} were asked for: {why}; the others are NaN",)
+        return (f"{fewest} places where {self.rule.k} were asked for: {why}; {others}",)
 
     def merge(self, other: "Extremes") -> "Extremes":
         """The list over both parts; ValueError if they were made by different rules."""
         if self.rule != other.rule:
             raise ValueError(f"lists made by one rule are required, got {self.rule} and {other.rule}")
+        there = self.rows.shape[-1] + other.rows.shape[-1]
+        self.rule._check_memory(self.rows.shape[:-1], there, self.rows.device)
         mine, theirs = self.tensors(), other.tensors()
         candidates = {name: torch.cat((x, theirs[name]), self.rows.ndim - 1) for name, x in mine.items()}
         best, scores = _best_entries(
@@ -192,6 +214,13 @@ class Extremes:
         context = None if self.context is None else self.context.masked_fill(empty[..., None], -1)
         rows, positions = (x.masked_fill(empty, -1) for x in (self.rows, self.positions))
         return Extremes(self.rule, self.scores, rows, positions, context)
+
+
+def without_empty_ranks(result: "xr.Dataset", rule: TopRows) -> "xr.Dataset":
+    """The Dataset of the lists without the ranks of a long list that are empty in every cell."""
+    if rule.k <= PADDED:
+        return result
+    return result.isel(rank=slice(int((result["row"] >= 0).sum("rank").max())))
 
 
 def _best_entries(

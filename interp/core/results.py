@@ -21,6 +21,7 @@ from torch import Tensor
 
 from interp.core import late, viewer
 from interp.core.boundary import public
+from interp.core.damaged import IDENTIFIED
 from interp.core.files import write_atomically
 from interp.core.notes import note
 from interp.core.stats import ANYWHERE, FEWEST, Moments
@@ -105,8 +106,6 @@ NOTES = "notes"
 """The attribute that lists, in sentences, how a result differs from the request."""
 ORIGIN = ("dtype", "device", "threads", "versions")
 """Attributes that say in what precision, where and by what a result was computed."""
-IDENTIFIED = ("prompt", "example")
-"""Dims over rows of the data, whose labels the run adds."""
 
 
 def labelled(
@@ -365,7 +364,7 @@ def cells_table(result: xr.Dataset, names: Sequence[str], places: Mapping[str, n
     """A row per cell at these indices (by dim), with its coordinates and the variables of these names."""
     import xarray as xr
 
-    points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
+    points = {dim: xr.DataArray(place, dims="listed") for dim, place in places.items()}
     return with_edge_names(result[list(names)].isel(points).to_dataframe().reset_index(drop=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -96,6 +96,8 @@ class Batch(Brief):
         cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
     ) -> Batch:
         """Rows of any lengths, padded to the longest; `keep` is None when they are all equally long."""
+        if not isinstance(rows, Sequence) or not all(isinstance(row, Sized) for row in rows):
+            raise ValueError(f"rows must be a sequence of sequences of token ids, got {value_text(rows)}")
         lengths = [len(row) for row in rows]
         if not rows or min(lengths) == 0:
             raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
@@ -108,6 +110,8 @@ class Batch(Brief):
         except OverflowError as cause:
             wrong = next(token for token in chain.from_iterable(rows) if not -(2**63) <= token < 2**63)
             raise ValueError(f"token ids must be in [0, {2**63 - 1}], got {wrong}") from cause
+        except (TypeError, ValueError) as cause:
+            raise ValueError(f"rows must be sequences of token ids, got {value_text(rows)}") from cause
         keep = None if min(lengths) == width else torch.from_numpy(real)
         return cls(torch.from_numpy(tokens), keep, bos)
 

@@ -29,7 +29,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import check, public
 from interp.core.files import regular
 from interp.core.hints import Required
-from interp.core.wording import nearest, value_text
+from interp.core.wording import nearest, odd_value, value_text
 from interp.data.batch import Batch, Prompts, encoded, no_prompts
 from interp.data.ids import IDS
 
@@ -616,6 +616,8 @@ class InMemory:
         """The rows of a text, of several, of token ids, or of batches; ValueError for none."""
         items: Sequence[object] | Tensor
         if isinstance(data, Tensor):
+            if odd := odd_value(data):
+                raise ValueError(f"data must be rows of token ids, got {odd}")
             if data.is_floating_point() or data.ndim not in (1, 2):
                 raise ValueError(
                     f"token ids [row, pos] are required, got {data.dtype} of shape {shape_text(data.shape)}"

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.contexts import ContextExamples, TopInContext, absent
-from interp.core.extremes import TopRows
+from interp.core.extremes import TopRows, without_empty_ranks
 from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
@@ -186,7 +186,7 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
         name,
         {score: _mean(sums, score) for score in SCORES},
         (),
-        coords={"rank": range(rule.k), "offset": range(-rule.before, rule.after + 1)},
+        coords={"rank": range(top.rows.shape[-1]), "offset": range(-rule.before, rule.after + 1)},
         others=values,
         units=dict.fromkeys(("peak", *ALONG[1:]), "nats"),
         attrs={
@@ -196,7 +196,7 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
         },
         notes=top.notes(),
     )  # fmt: skip
-    return text.worded(result, piece="tokens")
+    return text.worded(without_empty_ranks(result, rule), piece="tokens")
 
 
 def _mean(sums: Means, name: str) -> Score:

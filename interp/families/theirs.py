@@ -174,13 +174,9 @@ def _network_and_notes(
     try:
         with quiet():
             network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
-    except (
-        KeyError,
-        AttributeError,
-        TypeError,
-        IndexError,
-        RuntimeError,
-    ) as cause:  # what it cannot do
+    except (ValueError, OSError):
+        raise
+    except Exception as cause:  # what it cannot do, in errors of many libraries
         raise ValueError(
             f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
         ) from cause

@@ -261,11 +261,11 @@ class Fit:
     def scores(self) -> dict[str, Score]:
         """The scores of the reconstruction, without intervals; n counts vectors, and of `dead_fraction` features."""
         n, d_in, d_sae = int(self.vectors), len(self.mean), len(self.active)
-        density = self.active.double() / n
+        density, spread = self.active.double() / n, self.spread.where(self.spread > 0, torch.nan)
         return {
             "l0": _bare_score(density.sum(), n, "active features per vector"),
             "mse": _bare_score(self.error / (n * d_in), n, "squared units of the site per coordinate"),
-            "explained_variance": _bare_score(1 - self.error / self.spread, n, "share of the variance", 0.0),
+            "explained_variance": _bare_score(1 - self.error / spread, n, "share of the variance", 0.0),
             "dead_fraction": _bare_score((self.active == 0).double().mean(), d_sae, "share of features"),
         }
 
@@ -321,7 +321,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
     Returns:
         Dataset[score] with the coordinate `unit`. The scores are `l0`, active features per vector; `mse`, mean squared
         error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean over all
-        vectors (null: 0); `dead_fraction`, the share of features active on none.
+        vectors (null: 0; NaN of vectors that are all alike); `dead_fraction`, the share of features active on none.
 
         - `value`, `n`: the score and the number of vectors (of features for `dead_fraction`). They have no interval:
           `low` and `high` are NaN.

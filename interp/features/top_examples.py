@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.contexts import ContextExamples, TopInContext, absent
-from interp.core.extremes import TopRows
+from interp.core.extremes import TopRows, without_empty_ranks
 from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
@@ -85,7 +85,7 @@ class TopExamples(Question):
 
         - `peak` [neuron, rank]: the value there.
         - `row`, `pos` [neuron, rank]: row of the data and position of the token, counted in its text with BOS as 0; -1
-          where there are fewer than `top`.
+          where there are fewer than `top`; a `top` above 1000 is cut to what there is.
         - `text` [neuron, rank]: the context with the token between «».
         - `tokens`, `piece` [neuron, rank, offset]: ids and texts of the context; -1 beyond the ends of the text.
         - `activation` [neuron, rank, offset]: the value at each token; NaN where it does not count.
@@ -341,7 +341,8 @@ def _finish(
         scores,
         (dim,),
         coords={
-            dim: chosen, "rank": range(rule.k), "offset": range(-rule.before, rule.after + 1), "q": QUANTILES,
+            dim: chosen, "rank": range(top.rows.shape[-1]), "offset": range(-rule.before, rule.after + 1),
+            "q": QUANTILES,
             **({} if parts is None else {"part": ((dim,), parts)}),
         },
         others=values,
@@ -356,7 +357,7 @@ def _finish(
         },
         notes=top.notes(),
     )  # fmt: skip
-    return _with_texts(result, text)
+    return _with_texts(without_empty_ranks(result, rule), text)
 
 
 def _part_names(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:

@@ -11,6 +11,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.kinds import NotNegative
 from interp.model.attention import (
     Attention,
     Mask,
@@ -44,7 +45,7 @@ class Differential(Mixer):
     half, so that parameters are those of softmax attention of the same heads.
     """
 
-    eps: float = 1e-5
+    eps: NotNegative = 1e-5
 
     traits = Traits(additive=False, beside="a norm of each head's z follows it")
     own_sites = (

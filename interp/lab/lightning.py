@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.kinds import NotNegative
 from interp.lab.linear import Decay, LinearMixer, OfSums, sums_flops
 from interp.model.attention import Attention, PassState
 from interp.model.config import ModelConfig, RMSNorm
@@ -37,7 +38,7 @@ class Lightning(OfSums):
     """
     gate: bool = False
     """Whether the normed output is multiplied by a sigmoid gate, made from what the block reads (MiniMax-01)."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Eps of the norm."""
     chunk: int = 64
     """Positions of a tile: within it (q k^T) v, between tiles q (k^T v)."""

@@ -48,7 +48,7 @@ class PerRow:
     places: Sequence[int | None]
 
     def __post_init__(self) -> None:
-        several = isinstance(self.places, Sequence) and not isinstance(self.places, str)
+        several = isinstance(self.places, Sequence) and not isinstance(self.places, str | bytes)
         is_array = isinstance(self.places, Tensor | np.ndarray) and odd_value(self.places) is None
         places = self.places.tolist() if is_array else self.places  # type: ignore[attr-defined]
         places = list(places) if several or isinstance(places, list) else []

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.kinds import Finite, Positive
 from interp.model.records import ConfigRecord, not_negative, positive
 
 
@@ -68,14 +69,14 @@ class NoPosition(ConfigRecord):
 class LinearScaling(ConfigRecord):
     """Position interpolation: every rotary frequency is divided by `factor` (Chen et al. 2023)."""
 
-    factor: float
+    factor: Positive
 
 
 @dataclass(frozen=True)
 class DynamicScaling(ConfigRecord):
     """Dynamic NTK scaling: beyond the original context the base grows with the length of the pass."""
 
-    factor: float
+    factor: Positive
     original_n_ctx: int
 
 
@@ -83,9 +84,9 @@ class DynamicScaling(ConfigRecord):
 class Llama3Scaling(ConfigRecord):
     """Llama 3.1's scaling: low frequencies divided by `factor`, high ones kept, a ramp in between."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    factor: Positive
+    low_freq_factor: Finite
+    high_freq_factor: Finite
     original_n_ctx: int
 
 
@@ -93,12 +94,12 @@ class Llama3Scaling(ConfigRecord):
 class YarnScaling(ConfigRecord):
     """YaRN scaling (Peng et al. 2023): interpolated by wavelength, and sines and cosines multiplied by a factor."""
 
-    factor: float
+    factor: Positive
     original_n_ctx: int
-    attention_factor: float
+    attention_factor: Positive
     """Factor on sines and cosines; 0.1 ln(factor) + 1 in the paper."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: Finite = 32.0
+    beta_slow: Finite = 1.0
     truncate: bool = True
     """Whether the ends of the ramp are rounded to whole dimensions."""
 
@@ -113,7 +114,7 @@ class LongScaling(ConfigRecord):
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_n_ctx: int
-    attention_factor: float
+    attention_factor: Positive
     """Factor on sines and cosines, at any length."""
 
 

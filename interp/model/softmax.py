@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from interp.core.kinds import Finite
 from interp.model.attention import (
     Attention,
     Mask,
@@ -66,7 +67,7 @@ class LogSteps(Temperature):
     """
 
     step: int
-    weight: float
+    weight: Finite
 
     by_count = True
 

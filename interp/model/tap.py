@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 
+@public()
 @dataclass(frozen=True)
 class Read:
     """A request to record `via(value)` at a site of a pass, or the metric's gradient there.

@@ -10,8 +10,8 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
+from interp.core.results import check_result
 from interp.core.visible import harmless
-from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.pages.templates import environment, own
@@ -68,8 +68,9 @@ def influence_page(
         >>> influence_page(found, model, rows, queries).startswith("<!doctype html>")
         True
     """
-    if "value" not in result or result.value.dims != ("row", "query"):
-        raise ValueError(f"a result of interp.dynamics.influence is required, got {value_text(result)}")
+    check_result("result", result, ("value",), "interp.dynamics.influence")
+    if result["value"].dims != ("row", "query"):
+        raise ValueError(f"result must have values over row and query, got {result['value'].dims}")
     sizes = (len(rows.batch), len(queries.batch))
     if result.value.shape != sizes:
         raise ValueError(f"values of {sizes} rows and queries are required, got {result.value.shape}")

@@ -66,6 +66,7 @@ MOST_WEIGHTS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
 
+@public()
 @dataclass(frozen=True)
 class ReportQuestion:
     """The prompt and the answers that a page is about."""

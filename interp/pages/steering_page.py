@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.wording import value_text
+from interp.core.results import check_result
 from interp.pages.templates import environment, own
 from interp.views.writing import number, short
 
@@ -23,7 +23,7 @@ SAYS: Final = {
     "loss": "Price: change of the loss on other texts",
 }
 """Names of the scores."""
-NEEDED: Final = ("value", "low", "high", "null", "band", "p", "norm")
+NEEDED: Final = ("value", "low", "high", "null", "band", "p", "norm", "strength")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ def steering_page(result: xr.Dataset) -> str:
         >>> steering_page(found).startswith("<!doctype html>")
         True
     """
-    if any(name not in result for name in NEEDED) or "strength" not in result.dims:
-        raise ValueError(f"a result of interp.causal.steering_curve is required, got {value_text(result)}")
+    check_result("result", result, NEEDED, "interp.causal.steering_curve")
     some = result.sortby("strength")
     names = [str(name) for name in some.score.values]
     strengths = some.strength.to_numpy().astype(float)
@@ -120,7 +119,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
     for layer in mine.layer.values:
         one = mine.sel(layer=layer)
         value = one.value.to_numpy()
-        band = one.band.transpose("end", "strength").to_numpy()
+        band = one.band.sel(end=["low", "high"]).transpose("end", "strength").to_numpy()
         ends = [np.where(np.isnan(one[end]), value, one[end]) for end in ("low", "high")]
         outline = [*zip(along, up(band[0]), strict=True), *zip(along[::-1], up(band[1])[::-1], strict=True)]
         dots = np.stack((along, up(value), *map(up, ends)), 1).round(1).tolist()
@@ -133,7 +132,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
             )
         )
         rows += [_row(str(layer), one.isel(strength=i)) for i in range(len(strengths))]
-    unit, title = str(mine.unit.item()), SAYS.get(name, name)
+    unit, title = str(mine["unit"].item()), SAYS.get(name, name)
     return SteeringScore(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
 
 

@@ -101,7 +101,7 @@ def _cell(one: xr.Dataset, dim: str) -> TopCell:
         ("active on", f"{100 * value['density']:.3g} % of tokens"),
         ("mean", short(value["mean"])),
     ]
-    facts += [(f"{100 * float(q):g} % up to", short(float(one.quantiles.sel(q=q)))) for q in one.q]
+    facts += [(f"{100 * float(q):g} % up to", short(float(one["quantiles"].sel(q=q)))) for q in one.q]
     facts.append((end, short(value[end])))
     return TopCell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, short(largest))
 

@@ -85,7 +85,7 @@ def recall_curve(
     ax.errorbar(range(len(names)), value, yerr=ends, fmt="o", capsize=3, label=label, color=line.get_color())
     ax.set_xticks(range(len(names)), names)
     ax.set_xlabel("short-circuited part")
-    ax.set_ylabel(f"{score.replace('_', ' ')} ({some.unit.item()})")
+    ax.set_ylabel(f"{score.replace('_', ' ')} ({some['unit'].item()})")
     ax.grid(alpha=0.3)
     return ax
 
@@ -116,7 +116,7 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
     values = np.full((size, size), np.nan)
     for place, value in found.items():
         values[place] = value
-    unit = str(some.unit.item())
+    unit = str(some["unit"].item())
     label = f"{score.replace('_', ' ')} ({unit})"
     scale = ColourScale("plain", 0.0, float(np.nanmax(values)), label)
     scale = ColourScale.mass(label) if unit.startswith("share") else scale

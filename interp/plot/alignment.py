@@ -49,7 +49,7 @@ def alignment(
     """
     cells = score_of(result, score)
     dims = [str(dim) for dim in cells.value.dims if dim != "swapped"]
-    label = f"{score} ({cells.unit.item()})"
+    label = f"{score} ({cells['unit'].item()})"
     title = f"{result.attrs['site']}, rank {result.attrs['rank']}, {result.attrs['method']}"
     if len(dims) == 1:
         return _curves(cells, label, title, ax)

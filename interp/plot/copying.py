@@ -101,11 +101,10 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
         >>> copying_map(interp.copying(model), "mean_rank")
     """
     cells = _score(table, score)
-    values, unit = cells.value.to_numpy(), str(cells.unit.values)
-    view = score_map(score, values, unit, float(cells.null.mean()))
-    return draw_heads(
-        ax, replace(view, title=f"copying by the weights: {score.replace('_', ' ')}"), cells.value
-    )
+    values, unit = cells.value.to_numpy(), str(cells["unit"].values)
+    view = score_map(score, values, unit, float(cells["null"].mean()))
+    title = f"copying by the weights: {score.replace('_', ' ')}"
+    return draw_heads(ax, replace(view, title=title), cells.value)
 
 
 @public()

@@ -99,7 +99,7 @@ def consensus(
     if score in COSINES:
         ax.axhline(1.0, color=REST, linewidth=0.8, linestyle=":")
     _blocks(ax)
-    ax.set_ylabel(f"{LABELS[score]} ({cells.unit.item()})")
+    ax.set_ylabel(f"{LABELS[score]} ({cells['unit'].item()})")
     ax.set_title(title)
     if label is not None:
         legend(ax)
@@ -129,10 +129,10 @@ def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes 
     rows = np.arange(len(names))
     ends = np.abs(np.stack([cells.low.to_numpy() - value, cells.high.to_numpy() - value]))
     ax.errorbar(value, rows, xerr=ends, fmt="o", capsize=3, markersize=4)
-    ax.plot(cells.null, rows, "|", color=REST, markersize=12)
+    ax.plot(cells["null"], rows, "|", color=REST, markersize=12)
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{LATE[score]} ({cells.unit.item()})")
+    ax.set_xlabel(f"{LATE[score]} ({cells['unit'].item()})")
     ax.set_ylabel("part")
     ax.set_title(f"the last layer and the answer, n = {int(cells.n.max())}")
     return ax
@@ -164,7 +164,7 @@ def refinement(
         "kl": "KL from the model",
         "distance": "distance from the finest cut",
     }
-    ax.set_ylabel(f"{words[score]} ({cells.unit.item()})")
+    ax.set_ylabel(f"{words[score]} ({cells['unit'].item()})")
     ax.set_title("each block cut into shorter steps")
     if label is not None:
         legend(ax)

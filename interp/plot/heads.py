@@ -60,7 +60,7 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> head_labels(interp.heads(model))
     """
     if "label" not in result:
-        raise KeyError("no labels in this result: the table of interp.heads is required")
+        raise KeyError("no variable 'label' in this result: the table of interp.heads is required")
     labels = result["label"].transpose("layer", "head")
     cells = labels.to_numpy()
     ax = axes(ax, 1.2 + 0.8 * cells.shape[1], 1.0 + 0.5 * cells.shape[0])

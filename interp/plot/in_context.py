@@ -140,7 +140,7 @@ def heads_over_training(
     legend(ax, title="head")
     ax.set_xlabel("training step")
     words = score.replace("_", " ")
-    ax.set_ylabel(f"{words} ({result.unit.sel(score=score).item()})")
+    ax.set_ylabel(f"{words} ({result['unit'].sel(score=score).item()})")
     ax.set_title(f"{words} over training: {len(order)} heads, best {min(top, len(order))} named")
     return ax
 

@@ -30,7 +30,7 @@ def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """
     whole = [str(term).startswith("order") for term in result.term.values]
     loss = result.isel(term=whole).sel(score="loss")
-    losses = [float(loss.null[0]), *loss.value.values]
+    losses = [float(loss["null"][0]), *loss.value.values]
     last = int(loss.order[-1])
     names = ["uniform\nguess"]
     for order, terms in zip(loss.order.values, loss.terms.values, strict=True):

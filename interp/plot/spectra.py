@@ -117,6 +117,10 @@ def spectra_map(
             raise KeyError(f"the matrices of kind {kind!r} are not by head; OV and QK are")
         places = [(int(r), _index(part) or 0) for r, part in zip(some.layer.values, some.part, strict=True)]
         names, words = [str(r) for r in sorted({r for r, _ in places})], ("head", "layer")
+    if not places:
+        raise ValueError(
+            f"result must have matrices of layers, got {', '.join(map(str, result.part.values)) or 'none'}"
+        )
     grid = np.full((max(r for r, _ in places) + 1, max(c for _, c in places) + 1), np.nan)
     for place, number in zip(places, some[value].values, strict=True):
         grid[place] = number

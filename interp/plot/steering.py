@@ -48,7 +48,7 @@ def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None
             linewidth=1.4, label=str(layer),
         )  # fmt: skip
     ax.axhline(0, color="black", linewidth=0.8)
-    unit = str(some.unit.item())
+    unit = str(some["unit"].item())
     ax.set_xlabel("strength (times the direction)")
     ax.set_ylabel(f"{WORDS.get(score, 'change of ' + str(result.attrs['metric']))} ({unit})")
     ax.set_title(f"dotted: {result.sizes['draw']} random directions; n = {int(some.n.max())}")

@@ -194,7 +194,12 @@ class ActivationStore:
             shard.check(self.folder, contents=True)
 
     def _check_shards(self) -> None:
-        """Raise an error that names the first shard whose size, place or shapes are not those listed."""
+        """Raise an error that names the first shard whose size, place or shapes are not those listed, or unlisted."""
+        listed = {shard.file for shard in self.index.shards}
+        if more := sorted(
+            path.name for path in self.folder.glob("shard-*.safetensors") if path.name not in listed
+        ):
+            raise ValueError(f"{self.folder} holds {more[0]}, which its {STORE.manifest} does not list")
         for i, shard in enumerate(self.index.shards):
             shard.check(self.folder)
             with self._opened(i, (*TABLES, *self.sites)):

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.stats import upcast
 from interp.core.transfers import check
 from interp.data.batch import Batch
@@ -33,6 +34,7 @@ class Place:
         return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Rows of training data, with what the context determines in them."""

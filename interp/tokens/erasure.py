@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.kinds import Count
 from interp.core.results import Score, check_finite, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, upcast
@@ -53,6 +54,7 @@ SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 ErasureMeasure = Literal["probability", "logits"]
 
 
+@public()
 @dataclass(frozen=True)
 class Removal:
     """How tokens are removed, and the measure of the answer."""
@@ -72,8 +74,6 @@ class Removal:
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
             raise ValueError(f"shares in (0, 1] are required, at least one, got {self.shares}")
-        if self.measure not in get_args(ErasureMeasure):
-            raise ValueError(f"measure must be 'probability' or 'logits', got {self.measure!r}")
 
     def check(self, model: Transformer) -> None:
         """Raises a ValueError for a model without logits, and for a replacement that is not in its vocabulary."""

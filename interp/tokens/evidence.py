@@ -76,7 +76,8 @@ def evidence(
         ('prompt', 'score')
     """
     check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")
-    check_finite("value of attribution", attribution["value"], int(attribution["value"].count()))
+    real = attribution["token"] != "" if "token" in attribution.coords else attribution["value"].notnull()
+    check_finite("value of attribution", attribution["value"].where(real, 0.0))
     value = torch.tensor(attribution["value"].transpose("prompt", "pos").to_numpy()).double()
     for name, mask in (("known", known), ("among", among)):
         if mask is not None and mask.shape != value.shape:

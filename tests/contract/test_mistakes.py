@@ -14,9 +14,10 @@ import torch
 import interp
 import interp.core
 import interp.lab.depth
+import interp.lab.training
 import interp.zoo
 from interp import edits
-from tests.contract.calls import OTHERS, TOKENS, model
+from tests.contract.calls import OTHERS, TOKENS, model, plain, whole_circuit
 from tests.loops import over
 
 MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
@@ -198,6 +199,38 @@ MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
     "a dtype that nobody has": (
         lambda: interp.zoo.load("groundtruth-induction", dtype="bf16"),
         "load: dtype must be a torch dtype or None, got 'bf16' (str)",
+    ),
+    "a word for a task's number": (
+        lambda: interp.tasks.RepeatedSequences(d_vocab="x"),
+        "RepeatedSequences: d_vocab must be int, got 'x' (str)",
+    ),
+    "a number for a training's device": (
+        lambda: interp.lab.training.Training(device=3),
+        "Training: device must be str, got 3 (int)",
+    ),
+    "a fraction for a window": (
+        lambda: interp.lab.Dilated(width=1.5),
+        "Dilated: width must be int, got 1.5 (float)",
+    ),
+    "a number for a factor": (
+        lambda: interp.core.FactoredMatrix(1, torch.ones(2, 2)),
+        "FactoredMatrix: A must be Float[Tensor, '... left mid'], got 1 (int)",
+    ),
+    "an infinite weight of a temperature": (
+        lambda: interp.model.LogSteps(2, math.inf),
+        "LogSteps: weight must be a number up to 1e+30, got inf (float)",
+    ),
+    "no edge": (
+        lambda: interp.circuits.edge_effects(
+            plain(), TOKENS, OTHERS, metric=interp.logit_difference(3, 4), edges=()
+        ),
+        "edges must name at least one edge, or be None for all, got none",
+    ),
+    "fewer nodes than none": (
+        lambda: interp.evaluate_circuit(
+            plain(), TOKENS, OTHERS, whole_circuit(), metric=interp.logit_difference(3, 4), nodes=-1
+        ),
+        "nodes must be a number, at least 0, got -1",
     ),
     "a device that nobody has": (
         lambda: interp.zoo.load("groundtruth-induction", device="gpu"),

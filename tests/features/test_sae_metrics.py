@@ -469,3 +469,8 @@ def test_fiellers_interval_holds_the_share_of_skewed_losses(n: int) -> None:
         found = recovered_share(Covariance.of(torch.stack((one, other), 1)), *axes, "share", fewest=8)
         held += bool(found.low <= 0.9 <= found.high)
     assert held >= scipy.stats.binom.ppf(1e-4, draws, 0.93)
+
+
+def test_vectors_that_are_all_alike_have_no_variance_to_explain() -> None:
+    found = reconstruction_quality(random_sae(TopK(2), 24), torch.ones(3, 24))
+    assert np.isnan(score(found, "explained_variance")) and np.isfinite(score(found, "mse"))

@@ -405,3 +405,17 @@ def test_a_row_whose_numbers_are_not_finite_is_set_aside() -> None:
     found = top_examples(broken, data, BLOCK + "mlp.hook_post", cells=[3], top=5)
     assert found.attrs["rejected"] == 1 and found.attrs["texts"] == 2
     assert found.row.values[0].tolist()[:2] in ([0, 2], [2, 0]) and (found.row.values[0, 2:] == -1).all()
+
+
+@over("once", [True, False])
+def test_a_top_of_a_million_ends_with_what_there_is(once: bool) -> None:
+    """The same entries in the same order as a list that has a place for each, whatever batches carry the texts."""
+    model, texts = hooked(), TEXTS[:5]
+    ask = partial(top_examples, site=f"{BLOCK}mlp.hook_post", cells=[3, 0], once_per_row=once)
+    full = ask(model, texts, top=200)
+    there = int((full.row >= 0).sum("rank").max())
+    for data in (texts, Stream(open_source(texts), model.text, tokens_per_batch=40)):
+        found = ask(model, data, top=10**6)
+        assert found.sizes["rank"] == there and (there == 5) == once
+        same = ("peak", "row", "pos", "activation", "text") if data is texts else ("row", "pos", "text")
+        assert all(found[name].identical(full[name][:, :there]) for name in same)

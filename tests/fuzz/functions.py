@@ -1,7 +1,10 @@
 """Every public function and record with every other value in every argument, one at a time."""
 
+import dataclasses
 import functools
+import importlib
 import inspect
+import math
 import random
 import re
 import types
@@ -9,27 +12,128 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+import xarray as xr
 
+import interp
+from interp import lab
 from interp.core.fitting import fits
 from interp.core.hints import hints_of
 from tests.contract.calls import (
     CALLS,
     NOT_RUN,
     REFUSES,
+    TEXT,
+    WORDS,
     called,
+    compiled,
+    examples,
+    model,
+    numbers,
     public_methods,
     public_names,
     signature,
     valid,
 )
-from tests.fuzz.judge import Case
+from tests.fuzz.judge import Case, Ending, unfinite
 from tests.fuzz.values import DOUBTFUL, WRONG, near
 
-FUNCTIONS = {**dict(public_names()), **dict(public_methods())}
+MADE_BY_US: Mapping[str, str] = {
+    "answers, which functions give": """
+        causal.RankAgreement circuits.AttributionGraph circuits.CircuitProtocol circuits.Edge circuits.GraphNode
+        editing.SingularValues editing.TwoPasses lenses.GradientFactors residual.ActivationCache residual.Decomposition
+        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs model.KVCache
+        model.LayerWeights model.Memory model.Trace model.Weights passes.HookPoint runs.Results verify.Contract
+        verify.ContractLine zoo.Demo lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
+    "names of places, which all that takes a part or a place checks": "Part tasks.Place model.Site",
+    "records without a field": "features.ReLU tokens.AltiLogit edits.Detach edits.Zero",
+    "what a protocol asks of the user's own class": """
+        tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow
+        passes.Question passes.Reading passes.Staged passes.WithoutData""",
+    "opened by methods, of which `loaders` damages the files": """
+        HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
+        families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary""",
+    "made by functions of a config": "model.EncoderDecoder model.Transformer lab.rasp.Compiled",
+    "changes what is imported": "compat.install compat.uninstall",
+}  # fmt: skip
+"""Public classes that are given nothing of a user's here, and why; pictures and pages are those of `results`."""
+RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
+    "core.FactoredMatrix": {"A": lambda: numbers(4, 2), "B": lambda: numbers(2, 4)},
+    "model.EncoderDecoderConfig": {
+        "encoder": lambda: lab.training.encoder_decoder(8, 8).encoder,
+        "decoder": lambda: lab.training.encoder_decoder(8, 8).decoder},
+    "tasks.Examples": {"batch": lambda: examples().batch},
+    "Batch.of": {"rows": lambda: [[5, 6], [7]]},
+    "HookedEncoderDecoder.run_with_cache": dict.fromkeys(("source", "target"), lambda: torch.tensor([[1, 2]])),
+    "HookedEncoderDecoder.generate": {"source": lambda: torch.tensor([[1, 2]]), "max_new_tokens": lambda: 1},
+    "HookedTransformer.to": {"target": lambda: "cpu"},
+    "lab.DualChunk": {"length": lambda: 3},
+    "lab.rasp.Compiled.ids": {"tokens": lambda: "01"},
+    "lab.rasp.Compiled.without": {"edge": lambda: min(compiled().edges), "tokens": lambda: compiled().inputs(2)[0]},
+    **CALLS,
+}  # fmt: skip
+"""Valid calls of records and methods, beside those of the contract."""
+FIELDS: Mapping[str, Callable[[], object]] = {
+    **dict.fromkeys(("size", "rank", "content", "key_heads", "value_heads", "d_key", "d_value", "step",
+    "n_experts", "top_k",     "block", "width", "chunk", "n_buckets", "stride", "n_layers", "n_heads"), lambda: 2),
+    **dict.fromkeys(("d_mlp", "original_n_ctx", "length", "train_length", "hidden", "d_model", "n_ctx",
+    "d_vocab"), lambda: 8),
+    **dict.fromkeys(("factor", "low_freq_factor", "attention_factor", "weight"), lambda: 1.5),
+    "high_freq_factor": lambda: 4.0, "short": lambda: (1.0,), "long": lambda: (2.0,), "cutoffs": lambda: (3,),
+    "prompt": lambda: TEXT, **WORDS,
+}  # fmt: skip
+"""What a field of this name is, where a line says nothing else."""
+INSTANCES: Mapping[str, Callable[[], object]] = {
+    "HookedTransformer": model, "model.Transformer": lambda: model().transformer, "lab.rasp.Compiled": compiled,
+    "HookedEncoderDecoder": lambda: interp.HookedEncoderDecoder(
+        interp.model.build(lab.training.encoder_decoder(8, 8))),
+    "lenses.FittedJacobianLens": lambda: interp.lenses.FittedJacobianLens(
+        **valid("lenses.FittedJacobianLens", interp.lenses.FittedJacobianLens)),
+}  # fmt: skip
+"""Of which public methods are called; those of another class are class methods."""
+
+
+def everything() -> Iterator[tuple[str, object]]:
+    """Every public function and class by its shortest name."""
+    seen: set[int] = set()
+    for wing in ("", *interp.ROOMS):
+        module = importlib.import_module(f"interp.{wing}" if wing else "interp")
+        for name in module.__all__ if wing else interp.HOMES:
+            value = getattr(module, name)
+            if callable(value) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{wing}.{name}".lstrip("."), value
+
+
+def _found() -> Iterator[tuple[str, Callable[..., object]]]:
+    yield from public_names()
+    yield from public_methods()
+    ours, known = {name for names in MADE_BY_US.values() for name in names.split()}, dict(public_names())
+    for name, kind in everything():
+        if not isinstance(kind, type):
+            continue
+        if (
+            name not in known
+            and name not in ours
+            and hasattr(kind, "__post_init__")
+            and not name.startswith("pages")
+        ):
+            yield name, kind
+        for own, method in vars(kind).items():
+            if (
+                f"{name}.{own}" not in ours
+                and not own.startswith("_")
+                and hasattr(getattr(method, "__func__", method), "public")
+            ):
+                yield f"{name}.{own}", getattr(INSTANCES[name]() if name in INSTANCES else kind, own)
+
+
+FUNCTIONS = dict(_found())
+NEW = [name for name in FUNCTIONS if name not in {**dict(public_names()), **dict(public_methods())}]
+"""Records and methods that are in no other table of calls."""
 KINDS, DOUBTS = "wrong kinds", "doubtful values"
 OTHER_WORDS = {
-    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts"),
-    "prompt|row|token|batch|examples|vector|folder"),
+    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts", "source", "target"),
+    "prompt|row|token|batch|examples|vector|folder|query"),
     **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
@@ -42,8 +146,8 @@ OTHER_WORDS = {
     "tokenizer": "is no file|is a folder",
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
-    "layers": "variant", "state": "checkpoint", "tokens": "stream must",
-    "truth": "directions", "W_dec": "directions",
+    "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
+    "truth": "directions", "edge": "no part", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 WHOLE = {("papers", "None"), ("programs", "None")}
@@ -83,14 +187,75 @@ def case(name: str, argument: str, what: str, make: Callable[[], object], family
         lambda: words_for(argument, make()),
         lambda: (f"{argument}(", "accept(") if callable(make()) else (),
         lambda: _is_answered(name, argument, make()),
+        wrong=lambda found: _wrong(name, argument, make(), found),
     )  # fmt: skip
+
+
+NOT_THERE: Mapping[str, str] = {
+    **dict.fromkeys(("low", "high"), "an interval takes more rows than there are"),
+    **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
+    **dict.fromkeys(("entropy", "kl", "top_prob", "target_prob"), "no token is there: padding, or no answer"),
+    **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
+    **{
+        f"features.{name} value": "vectors that are all alike have no variance to explain"
+        for name in ("reconstruction", "reconstruction_quality", "sae_quality")
+    },
+}
+"""Variables in which NaN says that there is no number, of one function or any; else where its valid call has NaN."""
+MEANT: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
+    ),
+    "Batch tokens": "on the device meta they are counted for what memory takes",
+    "lab.rasp.Constant value": "a symbol: anything that can be told from others",
+    "lab.training.Training clip": "no gradient is clipped",
+    "lab.training.Training keep_seconds": "nothing is kept on the way",
+}
+"""Arguments that may be infinite or beyond 64 bits, by `function argument`, and why."""
+
+
+def _wrong(name: str, argument: str, value: object, found: object) -> Ending | None:
+    """What is wrong with an answer: to a value that may not be asked, or NaN that nothing finite can give."""
+    hint, meant = _hint(name, argument), f"{name} {argument}" in MEANT
+    if hint is not None and not meant and not fits(value, hint):
+        return Ending("let in", f"{argument} is annotated {hint}")
+    endless = isinstance(value, float) and not math.isfinite(value)
+    if (endless or (type(value) is int and abs(value) >= 2**63)) and not meant:
+        return Ending("let in", f"{argument} = {value} is answered")
+    odd = {each for each in unfinite(found) if not _says_absent(name, each)}
+    if endless or any(unfinite(value)):
+        gone = (
+            isinstance(value, torch.Tensor | xr.Dataset)
+            and not odd
+            and isinstance(found, torch.Tensor | xr.Dataset | float)
+        )
+        return Ending("let in", f"NaN or infinity of {argument} is nowhere in the answer") if gone else None
+    odd -= _usual_odd(name)
+    return Ending("nan", ", ".join(sorted(odd))) if odd else None
+
+
+def _says_absent(name: str, odd: str) -> bool:
+    """Whether this is NaN in a variable that says so that there is no number."""
+    what, _, place = odd.partition(" in ")
+    return what != "infinity" and not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))
+
+
+def _hint(name: str, argument: str) -> object:
+    function = FUNCTIONS[name]
+    fields = isinstance(function, type) and dataclasses.is_dataclass(function)
+    return hints_of(function if fields or not isinstance(function, type) else function.__init__).get(argument)
+
+
+@functools.cache
+def _usual_odd(name: str) -> frozenset[str]:
+    """Where the valid call gives NaN or infinity."""
+    return frozenset(unfinite(called(name, FUNCTIONS[name], valid_of(name))))
 
 
 def _is_answered(name: str, argument: str, value: object) -> bool:
     """Whether this very call is that of `test_the_valid_call_is_valid`; of what takes long, whether it is let in."""
     if name in NOT_RUN:
-        function = FUNCTIONS[name]
-        hint = hints_of(function.__init__ if isinstance(function, type) else function).get(argument)
+        hint = _hint(name, argument)
         return hint is not None and fits(value, hint)
     return name not in REFUSES and _stands_there(name, argument, value)
 
@@ -123,7 +288,7 @@ def _stands_there(name: str, argument: str, value: object) -> bool:
 @functools.cache
 def valid_of(name: str) -> Mapping[str, object]:
     """The valid call of a function, made once."""
-    return types.MappingProxyType(valid(name, FUNCTIONS[name]))
+    return types.MappingProxyType(valid(name, FUNCTIONS[name], RECORDS, FIELDS))
 
 
 assert not set(CALLS) - set(FUNCTIONS), "a line of the table that is no public name"

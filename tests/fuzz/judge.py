@@ -1,4 +1,5 @@
-"""How a call ends: it is answered, refused in words of our own, raw (an error that nobody raised on purpose), or slow.
+"""How a call ends: it is answered, refused in words of our own, raw (an error that nobody raised on purpose), slow,
+or answered and wrong: with NaN or infinity that came of nothing ("nan"), or to what may not be asked ("let in").
 
 A refusal counts where a `raise` statement of the package raised it,
 with a kind of error that users are told of, and where
@@ -9,6 +10,7 @@ time, waiting, memory, and where it writes.
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import io
 import linecache
@@ -21,10 +23,15 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
 
 import interp
 from tests.loops import same_seeds
@@ -46,7 +53,8 @@ WAITING = 3.0
 """Seconds that a call may sleep without any use of the processor: what a pipe that nobody writes to would take."""
 MEMORY = 3 * 2**30
 """Bytes that a call may ask for beyond what the process has."""
-Kind = Literal["answered", "refused", "raw", "slow"]
+Kind = Literal["answered", "refused", "raw", "slow", "nan", "let in"]
+FINE = ("answered", "refused")
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,8 @@ class Case:
     """Whether it is known to be answered, so that it is counted and not made."""
     seconds: float = SECONDS
     """Of the processor, at most."""
+    wrong: Callable[[object], "Ending | None"] = lambda found: None
+    """What is wrong with the answer of a call that ends well."""
 
     def __str__(self) -> str:
         return f"{self.family} {self.name}({self.changed})"
@@ -97,14 +107,15 @@ def ended(case: Case) -> Ending:
     try:
         with warnings.catch_warnings(), _quiet(), _bounded(case.seconds), _watched() as broken:
             warnings.simplefilter("ignore")
-            kind = "refused" if case.call() is REFUSED else "answered"
+            found = case.call()
+            kind = "refused" if found is REFUSED else "answered"
+            if kind == "answered" and (wrong := case.wrong(found)):
+                kind, problem = wrong.kind, wrong.problem
     except TooLong as error:
         kind, problem = "slow", str(error)
     except Exception as error:
-        found = raw(error, case.words(), case.callbacks())
-        kind, problem = (
-            ("refused", "") if found is None else ("raw", f"{found}: {type(error).__name__}: {error}")
-        )
+        why = raw(error, case.words(), case.callbacks())
+        kind, problem = ("refused", "") if why is None else ("raw", f"{why}: {type(error).__name__}: {error}")
     if broken:
         kind, problem = "raw", f"reaches outside: {broken[0]}"
     return Ending(kind, problem)  # type: ignore[arg-type]
@@ -140,6 +151,46 @@ def _raises(path: str, line: int) -> bool:
 def _raising(path: str) -> list[tuple[int, int]]:
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     return [(node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+
+
+def unfinite(found: object, at: str = "it") -> Iterator[str]:
+    """The places in an answer that hold NaN or infinity, each with what it holds."""
+    if isinstance(found, torch.nn.Module):
+        found = dict(found.state_dict())
+    elif isinstance(found, xr.Dataset | pd.DataFrame):
+        found = {name: found[name] for name in found}
+    elif dataclasses.is_dataclass(found) and not isinstance(found, type):
+        found = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
+    if isinstance(found, Mapping):
+        for name, each in found.items():
+            yield from unfinite(each, str(name))
+    elif isinstance(found, list | tuple):
+        for each in found[:1000]:
+            yield from unfinite(each, at)
+    elif isinstance(found, torch.Tensor) and (found.is_meta or found.layout is not torch.strided):
+        return
+    elif isinstance(
+        found, float | complex | np.number | np.ndarray | xr.DataArray | pd.Series | torch.Tensor
+    ):
+        if isinstance(found, torch.Tensor):
+            found = (
+                found.detach().resolve_conj().to(torch.complex128 if found.is_complex() else torch.float64)
+            )
+        yield from (f"{what} in {at}" for what in _odd_numbers(np.asarray(found)))
+
+
+def _odd_numbers(numbers: np.ndarray) -> Iterator[str]:
+    if numbers.dtype.kind not in "fc" or np.isfinite(numbers).all():
+        return
+    yield (
+        "nothing finite"
+        if not np.isfinite(numbers).any()
+        else "NaN"
+        if np.isnan(numbers).any()
+        else "infinity"
+    )
+    if np.isinf(numbers).any():
+        yield "infinity"
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------

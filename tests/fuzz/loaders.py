@@ -371,7 +371,7 @@ def whole(name: str) -> Path:
     return path
 
 
-def cases(seed: int = 0, each: int | None = None) -> Iterator[Case]:
+def cases(seed: object = 0, each: int | None = None) -> Iterator[Case]:
     """Every damage to every file of every loader; with `each` so many to one file of each, drawn by the seed."""
     for name in LOADERS:
         top, draw = whole(name), random.Random(f"{seed} {name}")

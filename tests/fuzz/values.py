@@ -119,10 +119,30 @@ def near(usual: object) -> Iterator[tuple[str, Made]]:
         for key in list(usual)[:6]:
             yield f"None for {key}", lambda key=key: {**usual, key: None}
     elif isinstance(usual, xr.Dataset):
-        yield "without its first variable", lambda: usual.drop_vars(next(iter(usual.data_vars)))
-        yield "of NaN", lambda: usual * math.nan
-        yield "of one entry", lambda: usual.isel({dim: [0] for dim in usual.dims})
-        yield "of no entry", lambda: usual.isel({dim: [] for dim in usual.dims})
+        for what, _, make in damaged(usual):
+            yield what, make
+
+
+def damaged(result: xr.Dataset) -> Iterator[tuple[str, str, Made]]:
+    """A result that something was done to, in words, the name of what it was done to, and how it is made."""
+    yield "of NaN", "value", lambda: result.where(False) if result.data_vars else result
+    yield "of one entry", "", lambda: result.isel({dim: [0] for dim in result.dims})
+    yield "without attributes", "attribute", lambda: result.drop_attrs()
+    for name in map(str, result.variables):
+        yield f"without {name}", name, lambda name=name: result.drop_vars(name)
+    for name in map(str, result.data_vars):
+        yield f"{name} renamed", name, lambda name=name: result.rename({name: f"{name}_2"})
+    for name in map(str, result.attrs):
+        yield f"without the attribute {name}", name, lambda name=name: _without(result, name)
+    for dim in map(str, result.dims):
+        yield f"the first {dim}", dim, lambda dim=dim: result.isel({dim: 0})
+        yield f"no {dim}", dim, lambda dim=dim: result.isel({dim: []})
+
+
+def _without(result: xr.Dataset, attribute: str) -> xr.Dataset:
+    return result.drop_attrs(deep=False).assign_attrs(
+        {k: v for k, v in result.attrs.items() if k != attribute}
+    )
 
 
 def _near_tensor(usual: torch.Tensor) -> Iterator[tuple[str, Made]]:

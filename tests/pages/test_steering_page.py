@@ -71,7 +71,9 @@ def test_the_lines_are_the_values_on_one_scale_in_order_of_strength(curve: xr.Da
 
 
 def test_another_result_is_refused(curve: xr.Dataset) -> None:
-    with pytest.raises(ValueError, match=r"a result of interp\.causal\.steering_curve is required"):
+    with pytest.raises(
+        ValueError, match=r"result must be a result of interp\.causal\.steering_curve, which has band"
+    ):
         steering_page(curve.drop_vars("band"))
 
 

@@ -74,8 +74,9 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_pass(
 
 def test_a_list_that_does_not_fit_is_refused(free: Callable[[int], None]) -> None:
     free(10**6)
-    with pytest.raises(ValueError, match=r"^lists of 1000000 entries \(top\) of each of 2 cells: "):
-        top_examples(hooked(), ["The cat sat on the mat"], "blocks.1.mlp.hook_post", cells=[0, 1], top=10**6)
+    texts = ["The cat sat on the mat"] * 300
+    with pytest.raises(ValueError, match=r"^lists of \d+ entries \(top\) of each of \d+ cells: "):
+        top_examples(hooked(), texts, "blocks.1.mlp.hook_post", top=10**6)
 
 
 def test_a_pass_that_fails_lets_go_of_what_it_recorded() -> None:

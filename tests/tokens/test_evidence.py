@@ -13,6 +13,7 @@ import interp
 from interp import HookedTransformer
 from interp.tokens import evidence, token_attribution
 from tests.configs import build, some_tokens
+from tests.tiny import hooked
 
 
 def result(value: Tensor) -> xr.Dataset:
@@ -81,3 +82,12 @@ def test_the_token_that_a_model_without_layers_between_reads_is_on_top() -> None
     size = found.assign(value=abs(found.value))
     assert evidence(size, last).value.values.tolist() == [1.0, 1.0, 0.0]
     assert float(interp.tokens.evidence(size, ~last).value.sel(score="share")) == 0.0
+
+
+def test_nan_at_a_token_is_no_padding() -> None:
+    padded = token_attribution(hooked(), ["a cat sat", "a cat"], 3, method="gradient_x_input")
+    known = torch.tensor([[False, True, False, False]] * 2)
+    assert evidence(padded, known).sizes["prompt"] == 2 and bool(padded.value.isnull().any())
+    hole = padded.where((padded.prompt != 0) | (padded.pos != 1))
+    with pytest.raises(ValueError, match=r"value of attribution must have \d+ finite numbers, got"):
+        evidence(hole, known)
