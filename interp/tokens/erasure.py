@@ -94,8 +94,8 @@ class Erasure(Brief, Question):
         answer: next token that is measured, one for all prompts or one for each; None: the answers of the data.
         wrong: token that the answer is contrasted with, with `measure="logits"`; None: none, or without `answer` that
             of the data.
-        shares: shares of a prompt's removable tokens (all but a prepended BOS) that are removed, in (0, 1], rounded up
-            to whole ones.
+        shares: shares of a prompt's removable tokens that are removed, in (0, 1], rounded up to whole ones: all but a
+            BOS that was prepended. Of bare ids every one is; a `Batch` with `bos=True` says that rows begin with BOS.
         replacement: embedding that replaces a removed token's: "mean", the vocabulary's mean embedding, "zero", or
             that of a token id.
         measure: measure of the answer: its "probability", or "logits", its logit (minus the wrong answer's).
@@ -176,8 +176,8 @@ class CompareMethods(Question):
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
             the data.
         methods: names of `METHODS`, or records under names of your own.
-        shares: shares of a prompt's removable tokens (all but a prepended BOS) that are removed, in (0, 1], rounded up
-            to whole ones.
+        shares: shares of a prompt's removable tokens that are removed, in (0, 1], rounded up to whole ones: all but a
+            BOS that was prepended. Of bare ids every one is; a `Batch` with `bos=True` says that rows begin with BOS.
         replacement: embedding that replaces a removed token's: "mean", the vocabulary's mean embedding, "zero", or
             that of a token id.
         measure: measure of the answer: its "probability", or "logits", its logit (minus the wrong answer's).

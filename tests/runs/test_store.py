@@ -425,6 +425,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
         (lambda index: index["shards"].reverse(), r"shard 0 must be shard-00000.*, got shard-00004"),
         (lambda index: index["shards"].pop(0), r"shard 0 must be shard-00000.*, got shard-00001"),
         (lambda index: index["shards"].insert(1, index["shards"][0]), r"shard 1 must be shard-00001.*, got shard-0"),
+        (lambda index: index["shards"].pop(), r"holds shard-00004.safetensors, which its index.json does not list"),
         (lambda index: index["shards"].clear(), r"is not finished, it holds 0 entries"),
         (lambda index: index["shapes"].update({POST: [8]}), r"hook_post is listed as \[8, 8\] F32, got \[8, 40\] F32"),
         (lambda index: index["shapes"].clear(), r"a shape for each of the sites .* got float32 and shapes of none"),
