@@ -40,7 +40,7 @@ from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
+from interp.passes.generate import Stop, generate, stops_of, stream, streamed_text
 from interp.passes.observe import (
     Hook,
     HookDirection,
@@ -545,7 +545,8 @@ class HookedTransformer(Shown):
             sampling: how tokens are drawn; None: the most probable one.
             repetition_penalty: divides positive logits of tokens that are in the row, and multiplies negative ones;
                 1: none.
-            stop: tokens that end a row, as ids or texts of one token.
+            stop: what ends a row: a text that its new text contains, a token id, a function of its new text, or several
+                of these. The row keeps the token that ended it.
             stop_at_eos: whether a row ends where the model's own generation does (`generation_config.json`, else the
                 tokenizer's end of text).
             use_past_kv_cache: keep keys and values of earlier tokens instead of computing them again.
@@ -558,10 +559,10 @@ class HookedTransformer(Shown):
             Batch of prompts and continuations; `batch.keep` marks the real tokens.
         """
         batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
+        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos)
         return generate(
             as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
-            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
-            edits=edits,
+            stop_tokens=stop_tokens, ends=ends, use_cache=use_past_kv_cache, edits=edits,
         )  # fmt: skip
 
     @public(plain_pass=True)
@@ -579,7 +580,7 @@ class HookedTransformer(Shown):
             max_new_tokens: the most tokens that are added.
             sampling: how tokens are drawn; None: the most probable one.
             repetition_penalty: as `generate`.
-            stop: tokens that end the text.
+            stop: what ends the text, as `generate`.
             stop_at_eos: as `generate`.
             edits: interventions at every step.
             prepend_bos: whether a text begins with BOS; None: as the model does by default.
@@ -588,9 +589,10 @@ class HookedTransformer(Shown):
             Iterator of pieces of text.
         """
         batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
+        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos)
         steps = stream(
             as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
-            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,
+            stop_tokens=stop_tokens, ends=ends, edits=edits,
         )  # fmt: skip
         return streamed_text(batch, steps, self.text.tokenizer)
 

@@ -3,6 +3,8 @@
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import interp
 from interp import HookedTransformer
 from interp.model import MLP, sites
 from interp.passes import HookPoint, Sampling
+from interp.passes.generate import Stop
 from tests.configs import CONFIGS
 from tests.tiny import CORPUS, END, backend, hooked
 from tests.tolerances import assert_close
@@ -279,6 +282,41 @@ def test_generation_stops_at_the_tokenizers_end_of_text() -> None:
         n = model.to_tokens(LINE).shape[1]
         assert model.generate(LINE, 3).tokens.shape == (1, n + 1)
         assert model.generate(LINE, 3, stop_at_eos=False).tokens.shape == (1, n + 3)
+
+
+def ended(model: HookedTransformer, stop: Stop, **options: object) -> list[str]:
+    """The new text of two prompts, by `generate`; `stream` gives the same of each by itself."""
+    prompts = ["The cat", "When Mary and John"]
+    batch = model.generate(prompts, 12, stop=stop, stop_at_eos=False, **options)
+    found = [text.removeprefix(prompt) for text, prompt in zip(model.to_texts(batch), prompts, strict=True)]
+    for prompt, text in zip(prompts, found, strict=True):
+        assert "".join(model.stream(prompt, 12, stop=stop, stop_at_eos=False, **options)) == text
+    return found
+
+
+def test_generation_ends_where_the_new_text_contains_a_string_or_a_function_says_so() -> None:
+    """A string may begin inside of a token and end inside of another; what stands in the prompt ends nothing."""
+    model = HookedTransformer.from_pretrained("demo-4l")
+    free = ended(model, ())
+    pieces = [[*model.stream(prompt, 12, stop_at_eos=False)] for prompt in ("The cat", "When Mary and John")]
+    assert all(len(row) > 6 for row in pieces), "the model must say something to cut"
+    across = pieces[0][2][-1] + pieces[0][3][0]
+
+    def cut(says: Callable[[str], bool]) -> list[str]:
+        """The shortest beginning of each row, token by token, of which a function says that it is the end."""
+        beginnings = [list(accumulate(row)) for row in pieces]
+        return [next((text for text in row if says(text)), row[-1]) for row in beginnings]
+
+    assert cut(lambda text: False) == free
+    assert ended(model, across) == cut(lambda text: across in text)
+    assert ended(model, lambda text: len(text) > 9) == cut(lambda text: len(text) > 9)
+    both = cut(lambda text: across in text or len(text) > 9)
+    assert ended(model, [across, lambda text: len(text) > 9]) == both
+    (token,) = model.to_tokens(pieces[1][4], prepend_bos=False)[0, :1].tolist()
+    assert ended(model, [token, across])[1] == "".join(pieces[1][: pieces[1].index(pieces[1][4]) + 1])
+    assert ended(model, "The cat")[0] == free[0]
+    with pytest.raises(ValueError, match="at least one character, got '' among them"):
+        model.generate("The cat", stop=["a", ""])
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -4,8 +4,9 @@ Step 0 passes the prompt through the model, every later step the token drawn bef
 is computed, edited and read exactly once; the last token drawn is never passed through it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,8 +27,13 @@ from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
 from interp.passes.sampling import Choice, Sampling
 
-Stop = str | int | np.integer | Collection[str | int | np.integer] | Int[Tensor, "*n"] | np.ndarray
-"""Where to end: a token id, a text that is one token, or several of either."""
+StopRule = Callable[[str], bool]
+"""A function from the text that a row has got so far to whether it ends there."""
+OneStop = str | int | np.integer | StopRule
+Stop = OneStop | Collection[OneStop] | Int[Tensor, "*n"] | np.ndarray
+"""Where to end: a token id, a text that the new text contains, a function of the new text, or several of these."""
+Ends = Callable[[Sequence[int], Sequence[int]], bool]
+"""Whether a row ends: a function of the ids of its prompt and of its new ids."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 """The character to which tokenizers decode bytes that are not (yet) a character."""
 
@@ -37,7 +43,7 @@ class Step:
     """One new token per row, and what the pass that predicted it gave."""
 
     tokens: Int[Tensor, "b"]
-    """The new column; a row that had ended repeats the stop token that ended it."""
+    """The new column; a row that had ended repeats its last token."""
     alive: Bool[Tensor, "b"]
     """True where the new token is real, False in rows that had ended before."""
     logits: Float[Tensor, "b v"]
@@ -59,11 +65,14 @@ def stream(
     sampling: Sampling | None = None,
     repetition_penalty: float = 1.0,
     stop_tokens: Collection[int] = (),
+    ends: Ends | None = None,
     use_cache: bool = True,
     reads: Sequence[Read] = (),
     edits: Sequence[Edit] = (),
 ) -> Iterator[Step]:
-    """The steps of a continuation, computed one by one as they are consumed; ends when every row has a stop token.
+    """The steps of a continuation, computed one by one as they are consumed, until every row has ended.
+
+    A row ends with a token of `stop_tokens`, or where `ends` says so.
 
     Prompts are aligned to the left of the first new column, as `batch.left_aligned()`; positions of edits are each
     row's own tokens, negative ones from the end of its prompt, "new" those that are generated. Greedy without
@@ -85,7 +94,8 @@ def stream(
     choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
     stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
     decoder = Decoder.opened(model, batch, max_new_tokens, use_cache=use_cache, reads=reads, edits=edits)
-    return _steps(decoder, choice, stops, max_new_tokens)
+    rows = None if ends is None else _Rows(batch, ends)
+    return _steps(decoder, choice, stops, rows, max_new_tokens)
 
 
 def generate(
@@ -96,12 +106,13 @@ def generate(
     sampling: Sampling | None = None,
     repetition_penalty: float = 1.0,
     stop_tokens: Collection[int] = (),
+    ends: Ends | None = None,
     use_cache: bool = True,
     edits: Sequence[Edit] = (),
 ) -> Batch:
     """The prompts (padded on the left) followed by up to `max_new_tokens` new tokens: `stream`, collected.
 
-    A row that has produced a stop token is padded with it and marked as not kept; the loop ends when every row has.
+    A row that has ended is padded with its last token and marked as not kept; the loop ends when every row has.
     To read while generating, use `stream`. Errors as there.
     """
     steps = stream(
@@ -111,6 +122,7 @@ def generate(
         sampling=sampling,
         repetition_penalty=repetition_penalty,
         stop_tokens=stop_tokens,
+        ends=ends,
         use_cache=use_cache,
         edits=edits,
     )
@@ -222,8 +234,30 @@ class Decoder:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
 
-def _steps(decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
-    """Up to `n` steps, until every row has drawn one of `stops`."""
+class _Rows:
+    """The ids of every row, on the host, and the rule by which rows end."""
+
+    def __init__(self, batch: Batch, ends: Ends) -> None:
+        self._ends = ends
+        self._prompts = [
+            ids[keep].tolist() for ids, keep in zip(batch.tokens.cpu(), batch.real.cpu(), strict=True)
+        ]
+        self._new: list[list[int]] = [[] for _ in self._prompts]
+
+    def going_on(self, tokens: Int[Tensor, "b"], alive: Bool[Tensor, "b"]) -> Bool[Tensor, "b"]:
+        """True for the rows that do not end with these new tokens."""
+        going = alive.tolist()
+        for i, token in enumerate(tokens.tolist()):
+            if going[i]:
+                self._new[i].append(token)
+                going[i] = not self._ends(self._prompts[i], self._new[i])
+        return torch.tensor(going, device=alive.device)
+
+
+def _steps(
+    decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], rows: _Rows | None, n: int
+) -> Iterator[Step]:
+    """Up to `n` steps, until every row has drawn one of `stops`, or ended by the rule of `rows`."""
     tokens = alive = None
     for _ in range(n):
         logits, trace = decoder.next_logits()
@@ -233,10 +267,12 @@ def _steps(decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) ->
         else:
             tokens = torch.where(alive, drawn, tokens)
         yield Step(tokens, alive, logits, trace)
+        if rows is not None:
+            alive = rows.going_on(tokens, alive)
         if len(stops):
             alive = alive & ~torch.isin(tokens, stops)
-            if not bool(alive.any()):
-                return
+        if (rows is not None or len(stops)) and not bool(alive.any()):
+            return
         decoder.push(tokens)
 
 
@@ -285,19 +321,44 @@ def _check_values(config: ModelConfig, batch: Batch, edits: Sequence[Edit]) -> N
 # --- as text ------------------------------------------------------------
 
 
-def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
-    """Ids of the stop tokens; `eos` adds those at which the model's own generation ends (`Text.end_ids`).
+def stops_of(text: Text, stop: Stop, *, eos: bool) -> tuple[set[int], Ends | None]:
+    """The stop tokens, and the rule of the texts and functions; None where there are none.
+
+    A text ends a row as soon as the new text, not that of the prompt, contains it. `eos` adds the tokens at which the
+    model's own generation ends (`Text.end_ids`).
 
     Raises:
-        ValueError: naming the tokens of a text that is several.
+        ValueError: what is neither an id, a text nor a function; an empty text.
     """
     if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
-    every = [stop] if isinstance(stop, str | int | np.integer) else list(stop)
-    if odd := [s for s in every if not isinstance(s, str) and not is_id(s)]:
-        raise ValueError(f"stop must be texts of one token or ids, got {odd[0]!r} among them")
-    ids = {text.single(s) if isinstance(s, str) else int(s) for s in every}
-    return ids | text.end_ids if eos else ids
+    every = list(stop) if isinstance(stop, Collection) and not isinstance(stop, str) else [stop]
+    if odd := [s for s in every if not (isinstance(s, str) or callable(s) or is_id(s))]:
+        raise ValueError(
+            f"stop must be texts, token ids or functions of the new text, got {odd[0]!r} among them"
+        )
+    if "" in every:
+        raise ValueError("stop must be texts of at least one character, got '' among them")
+    rules = [
+        partial(_contains, s) if isinstance(s, str) else s for s in every if isinstance(s, str) or callable(s)
+    ]
+    ids = {int(s) for s in every if is_id(s)} | (text.end_ids if eos else set())
+
+    def ends(prompt: Sequence[int], new: Sequence[int]) -> bool:
+        written = new_text(text.tokenizer, prompt, new)
+        return any(rule(written) for rule in rules)
+
+    return ids, ends if rules else None
+
+
+def _contains(part: str, whole: str) -> bool:
+    return part in whole
+
+
+def new_text(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+    """The text that new tokens add to a prompt, without bytes at its end that are no whole character yet."""
+    shown = len(tokenizer.decode([*prompt]).rstrip(UNDECODED)) if prompt else 0
+    return tokenizer.decode([*prompt, *new]).rstrip(UNDECODED)[shown:]
 
 
 def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.stats import upcast
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.passes.question import NotFiniteError
 
@@ -25,7 +28,8 @@ class Sampling:
     top_p: float | None = None
     """Probability that the fewest kept tokens sum to at least; None: all are kept."""
     seed: int | None = None
-    """Seed of a generator of its own; None: torch's global one."""
+    """Seed of the draws, by which a row is drawn alike on every device and whatever rows are beside it; None: torch's
+    global generator."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -69,8 +73,7 @@ class Choice:
         self._sampling = sampling
         self._penalty = repetition_penalty
         self._present = None if repetition_penalty == 1 else present(batch, d_vocab)
-        seed = None if sampling is None else sampling.seed
-        self._generator = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
+        self._draws = None if sampling is None or sampling.seed is None else _draws(batch, sampling.seed)
 
     def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
         """The next token of each row; it counts as present from now on.
@@ -89,10 +92,40 @@ class Choice:
             tokens = logits.argmax(-1)
         else:
             probabilities = self._sampling.probabilities(logits)
-            tokens = torch.multinomial(probabilities, 1, generator=self._generator)[:, 0]
+            if self._draws is None:
+                tokens = torch.multinomial(probabilities, 1)[:, 0]
+            else:
+                uniform = torch.tensor([draw.random() for draw in self._draws], dtype=torch.float64)
+                tokens = inverse_draw(probabilities, uniform)
         if self._present is not None:
             self._present.scatter_(1, tokens[:, None], True)
         return tokens
+
+
+def _draws(batch: Batch, seed: int) -> list[np.random.Generator]:
+    """A generator for every row: of the seed, the number of the row, and how many rows before it have that number."""
+    numbers = range(len(batch)) if batch.row is None else batch.row.tolist()
+    seen: Counter[int] = Counter()
+    draws = []
+    for number in numbers:
+        draws.append(np.random.default_rng([abs(seed), int(seed < 0), number, seen[number]]))
+        seen[number] += 1
+    return draws
+
+
+def inverse_draw(probabilities: Float[Tensor, "b v"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+    """The token of each row at which the cumulated probability passes a number in [0, 1): one draw of each row.
+
+    Summed in float64, which half a vocabulary of small probabilities requires; a token of probability 0 is never drawn.
+    """
+    cumulated = probabilities.double().cumsum(-1)
+    place = to_device(uniform, probabilities.device)[:, None] * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, place, right=True)[:, 0].clamp_max(_last_possible(probabilities))
+
+
+def _last_possible(probabilities: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
+    """The last token of each row with a probability above 0: where rounding would go beyond."""
+    return probabilities.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(-1)
 
 
 def penalised(

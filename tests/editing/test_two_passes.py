@@ -134,7 +134,7 @@ def test_one_step_is_the_mean_over_the_samples_that_were_drawn() -> None:
         tuning=FineTuning(1, rate, "sgd"),
         **options,  # type: ignore[arg-type]
     )
-    rows = Batch.of(ROWS[:2], side="left").rows(torch.tensor([0, 0, 0, 1, 1, 1]))
+    rows = Batch.of(ROWS[:2], side="left").numbered().rows(torch.tensor([0, 0, 0, 1, 1, 1]))
     drawn = generate(model.transformer, rows, 2, sampling=Sampling(seed=5))
     r = reward(drawn.tokens[:, -2:])
     assert rewards == [pytest.approx(float(r.mean()))]

@@ -19,7 +19,7 @@ from transformers import (
 from interp import HookedTransformer
 from interp.data.batch import Batch
 from interp.passes.generate import generate
-from interp.passes.sampling import Choice, Sampling, penalised, present
+from interp.passes.sampling import Choice, Sampling, inverse_draw, penalised, present
 from tests.configs import D_VOCAB, build, some_tokens
 from tests.families import oracle
 from tests.loops import over
@@ -102,6 +102,27 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
     assert torch.equal(text(0), text(0))
     assert not torch.equal(text(0), text(1))
+
+
+def test_a_seeded_row_is_drawn_alike_whatever_rows_are_beside_it() -> None:
+    model, tokens = build("gpt2"), some_tokens(4, 5)
+    batch, sampling = Batch(tokens).numbered(), Sampling(1.5, seed=3)
+    together = generate(model, batch, 6, sampling=sampling).tokens
+    order = torch.tensor([3, 1])
+    assert torch.equal(generate(model, batch.rows(order), 6, sampling=sampling).tokens, together[order])
+    for part, expected in zip(batch.split(1), together, strict=True):
+        assert torch.equal(generate(model, part, 6, sampling=sampling).tokens[0], expected)
+    same = batch.rows(
+        torch.tensor([0, 0, 0])
+    )  # one prompt three times: three samples, of which the first is its own
+    drawn = generate(model, same, 6, sampling=sampling).tokens
+    assert torch.equal(drawn[0], together[0]) and len({tuple(row) for row in drawn.tolist()}) == 3
+
+
+def test_a_number_draws_the_token_at_which_the_sum_passes_it() -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]] * 5)
+    uniform = torch.tensor([0.0, 0.2499, 0.25, 0.9999999, 1.0], dtype=torch.float64)
+    assert inverse_draw(probabilities, uniform).tolist() == [1, 1, 3, 3, 3]
 
 
 def test_without_a_seed_torchs_global_generator_decides() -> None:
