@@ -284,21 +284,28 @@ def test_greedy_texts_are_those_of_a_loop_and_equally_long() -> None:
 
 
 def slow_sampled(model: HookedTransformer, openings: list[str], how: Continuation, turn: int) -> list[str]:
-    """Every text on its own, all of it anew for each token, one generator for all texts."""
-    texts = [model.to_tokens(opening)[0].tolist() for opening in openings]
-    generator = torch.Generator().manual_seed(how.seed + turn)
-    for _ in range(how.length - min(map(len, texts))):
-        logits = torch.stack([model.transformer(torch.tensor([ids]))[0, -1] for ids in texts])
-        best = logits.topk(how.top_k).indices
-        shares = torch.zeros_like(logits).scatter(1, best, logits.gather(1, best).softmax(-1))
-        for ids, new in zip(texts, torch.multinomial(shares, 1, generator=generator), strict=True):
-            ids.append(int(new))
-    bos = model.text.bos_id
-    return [model.text.tokenizer.decode([i for i in ids[: how.length] if i != bos]) for ids in texts]
+    """Every text on its own, all of it anew for each token, with a generator of its own."""
+    found = []
+    for place, opening in enumerate(openings):
+        ids, draw = (
+            model.to_tokens(opening)[0].tolist(),
+            np.random.default_rng([how.seed + turn, 0, place, 0]),
+        )
+        while len(ids) < how.length:
+            best, order = model.transformer(torch.tensor([ids]))[0, -1].topk(how.top_k)
+            order, by_id = order.sort()
+            shares, rest = best.softmax(-1)[by_id], draw.random()
+            for token, share in zip(order.tolist(), shares.tolist(), strict=True):
+                rest -= share
+                if rest < 0:
+                    break
+            ids.append(token)
+        found.append(model.text.tokenizer.decode([i for i in ids if i != model.text.bos_id]))
+    return found
 
 
 @pytest.mark.parametrize("turn", [0, 3])
-def test_sampled_texts_are_those_of_a_loop_with_the_same_generator(turn: int) -> None:
+def test_sampled_texts_are_those_of_a_loop_over_texts(turn: int) -> None:
     model, how = hooked(), Continuation(length=20, top_k=3, seed=5)
     found = how.texts(model, OPENINGS, turn=turn)
     assert found == slow_sampled(model, OPENINGS, how, turn)
