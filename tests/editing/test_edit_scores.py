@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -294,12 +295,8 @@ def slow_sampled(model: HookedTransformer, openings: list[str], how: Continuatio
         while len(ids) < how.length:
             best, order = model.transformer(torch.tensor([ids]))[0, -1].topk(how.top_k)
             order, by_id = order.sort()
-            shares, rest = best.softmax(-1)[by_id], draw.random()
-            for token, share in zip(order.tolist(), shares.tolist(), strict=True):
-                rest -= share
-                if rest < 0:
-                    break
-            ids.append(token)
+            upto, number = accumulate(best.softmax(-1)[by_id].tolist()), draw.random()
+            ids.append(next(token for token, end in zip(order.tolist(), upto, strict=True) if number < end))
         found.append(model.text.tokenizer.decode([i for i in ids if i != model.text.bos_id]))
     return found
 
