@@ -403,7 +403,12 @@ def hanging(folder: Path, number: int, *argv: str) -> "subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    "argv", [["heads"], ["verify"], ["report", "--out"], ["serve"]], ids=lambda argv: argv[0]
+    "argv",
+    [
+        ["report", "--out"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in ("heads", "verify", "serve")),
+    ],
+    ids=lambda argv: argv[0],
 )
 def test_ctrl_c_is_one_line_and_exit_code_130(argv: list[str], tmp_path: Path) -> None:
     out = [str(tmp_path / "out")] if argv[-1] == "--out" else []
@@ -412,7 +417,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(argv: list[str], tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_what_a_report_began_is_removed_at_a_signal_that_ends_it(name: str, tmp_path: Path) -> None:
     done = hanging(tmp_path, getattr(signal, name), "report", "--out", str(tmp_path / "out"))
     assert done.stdout == "['.out.']\n"
