@@ -70,8 +70,7 @@ def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, o
             torch.tensor([answer]), torch.tensor([wrong]), pieces=session.model.text.of_outputs.pieces
         )
     split = _attributed(session, pair, ask.edits, answer, wrong)
-    if "cells" not in split:
-        split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))
+    split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))
     log = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
     near = _near(session, ask, split)
     layers = [session.layer(row, near["layer"], stop) for row in pair.rows] if session.config.n_layers else []
@@ -185,7 +184,7 @@ def _attributed(
     return {
         "cells": [[_rounded(run[row]) for row in rows] for run in values],
         "rest": _rounded(values.sum(1) - values[:, placed].sum(1)),
-        "total": _rounded(found["total"]),
+        "uncapped": None if config.logit_softcap is None else _rounded(found["total"]),
     }
 
 

@@ -152,7 +152,7 @@ def test_the_pattern_and_how_far_it_moved_are_those_of_hooks(name: str) -> None:
         assert found["moved"][layer] == pytest.approx(apart.tolist(), abs=2e-6)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "gemma2"])
 @over("edits", EDITS.values())
 def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dict[str, object]]) -> None:
     found = asked(session_of(name), second=SECOND, edits=edits, position=3, answer=11, wrong=17)
@@ -161,9 +161,12 @@ def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dic
     runs = [model(PROMPT)[0, 3], model.run_with_hooks(PROMPT, hooks_of(edits, model, SECOND))[0, 3]]
     for run, logits in enumerate(runs):
         parts = sum(sum(row) for row in split["cells"][run]) + split["rest"][run]
-        assert parts == pytest.approx(split["total"][run], abs=1e-4)
-        if model.cfg.logit_softcap is None:
-            assert split["total"][run] == pytest.approx(float(logits[11] - logits[17]), abs=2e-6)
+        assert split["total"][run] == pytest.approx(float(logits[11] - logits[17]), abs=2e-6)
+        cap = model.cfg.logit_softcap
+        before = logits if cap is None else cap * torch.atanh(logits / cap)
+        assert parts == pytest.approx(float(before[11] - before[17]), abs=1e-4)
+        assert (split["uncapped"] is None) == (cap is None)
+        assert cap is None or parts == pytest.approx(split["uncapped"][run], abs=1e-4)
 
 
 def test_head_set_to_0_adds_nothing_and_others_keep_what_they_add_before() -> None:

@@ -147,9 +147,10 @@ const showMaps = () => {
   one("#scored").textContent = measure.value ? `On this prompt: ${measure.selectedOptions[0].dataset.tip ?? measure.selectedOptions[0].title}.` : "";
   one("#answer").textContent = shown.answer.token;
   one("#contrast").textContent = shown.wrong ? ` minus those to ${shown.wrong.token}` : "";
-  const { why, total, rest } = shown.attribution;
+  const { why, total, rest, uncapped } = shown.attribution;
+  const sums = uncapped ? `sums to its logit before the soft cap, ${uncapped.map((x) => signed(x, 2)).join(" and ")}` : "sums to its logit";
   one("#rest").textContent = rest
-    ? `Not in the maps: embeddings, biases and other parts, ${signed(rest[0], 2)} in the clean run, ${signed(rest[1], 2)} in the edited one; with them each map sums to its logit.` : "";
+    ? `Not in the maps: embeddings, biases and other parts, ${signed(rest[0], 2)} in the clean run, ${signed(rest[1], 2)} in the edited one; with them each map ${sums}.` : "";
   one("#why").hidden = !why;
   one("#why").textContent = why ?? "";
   total.forEach((value, run) => { one(`#total-${run}`).textContent = number(value, 3); });
