@@ -86,6 +86,7 @@ class PairReference(Protocol):
         ...
 
 
+@public()
 @dataclass(frozen=True)
 class ContractLine:
     """One claim: the measured error and what is allowed; no error where the claim does not apply, with the reason."""
@@ -101,6 +102,7 @@ class ContractLine:
         return None if self.error is None else self.error <= self.allowed
 
 
+@public()
 @dataclass(frozen=True, repr=False)
 class Contract(Brief, Viewable):
     """The lines measured of one model."""

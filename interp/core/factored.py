@@ -10,12 +10,14 @@ from torch import Tensor
 
 from interp.core import tiles
 from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.stats import upcast
 from interp.core.viewer import Viewable
 
 FactoredIndex = int | slice | Tensor | list[int]
 
 
+@public(plain_pass=True)
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix(Viewable):
     """`A @ B` with A `[... left mid]` and B `[... mid right]`; leading dimensions (layer, head) are batched.

@@ -208,6 +208,7 @@ class HuggingFaceTokenizer:
         return self.decode([token])
 
 
+@public()
 class SentencePieceTokenizer:
     """A SentencePiece `.model` file, read by that library; where it has no BOS, its end-of-text token serves.
 
@@ -273,6 +274,7 @@ def _valid_text(text: str) -> str:
 TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
+@public()
 @dataclass(frozen=True)
 class StoredTokenizer:
     """A tokenizer whose files are not read yet: a model opens without them, and the first text reads them."""

@@ -31,6 +31,7 @@ class Dilated(Sparsity):
     dilation: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "width", "dilation")
 
     def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
@@ -45,6 +46,7 @@ class Strided(Sparsity):
     stride: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "stride")
 
     def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
@@ -61,6 +63,7 @@ class FixedBlocks(Sparsity):
     summary: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "block", "summary")
         if self.summary > self.block:
             raise ValueError(f"FixedBlocks requires summary <= block, got {self.summary} and {self.block}")
@@ -84,6 +87,7 @@ class Longformer(Sparsity):
     n_global: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "width", "dilation")
         not_negative(self, "n_global")
 
@@ -109,6 +113,7 @@ class BigBird(Sparsity):
     """Seed of the drawn blocks; they depend on nothing else, least of all on the length of the text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "block", "n_window")
         not_negative(self, "n_random", "n_global")
 

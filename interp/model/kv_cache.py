@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
+
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
@@ -48,6 +50,7 @@ class Past(Protocol):
         ...
 
 
+@public(plain_pass=True)
 class KVCache:
     """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
 

@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.model.attention import Attention
 from interp.model.block import FeedForward
@@ -21,6 +22,7 @@ from interp.model.config import MLP, Learned
 from interp.model.transformer import Transformer
 
 
+@public()
 class LayerWeights:
     """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too).
 
@@ -148,6 +150,7 @@ class LayerWeights:
         return value.to(self._model.device)
 
 
+@public()
 class Weights:
     """Read-only views of a model's parameters in the field's layout."""
 

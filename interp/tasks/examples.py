@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.stats import upcast
 from interp.core.transfers import check
 from interp.data.batch import Batch
@@ -19,6 +20,7 @@ from interp.model.loss import next_token_loss, predicted
 IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
+@public()
 @dataclass(frozen=True)
 class Place:
     """Seed and step of one batch of generated data, which decide its random numbers without running earlier steps."""
@@ -33,6 +35,7 @@ class Place:
         return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Rows of training data, with what the context determines in them."""

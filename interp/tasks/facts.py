@@ -83,6 +83,7 @@ DISTANT_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Relation -> a second unseen prompt, harder: the subject stands further from its object than in any training text."""
 
 
+@public()
 @dataclass(frozen=True)
 class Fact:
     """One row of the fact table: `object` is what `relation` gives for `subject`."""
@@ -95,6 +96,7 @@ class Fact:
     """The one right answer."""
 
 
+@public()
 @dataclass(frozen=True)
 class FactPrompt:
     """A fact in words, up to its object."""

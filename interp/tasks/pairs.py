@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
@@ -22,6 +23,7 @@ SHOWN = 12
 """Number of unsuitable words that an error message lists with their tokens."""
 
 
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskPairs:
     """Clean and corrupted prompts, aligned column by column, with the answers and the columns of their words.

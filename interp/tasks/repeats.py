@@ -155,6 +155,7 @@ class RepeatedTokens:
         return pairs_of("repeated_sequences", pairs, changes=("match",))
 
 
+@public()
 @dataclass(frozen=True)
 class RepeatedSequences:
     """Random tokens that repeat with a period of the row's own (Olsson et al. 2022), which induction heads predict.
@@ -186,6 +187,7 @@ class RepeatedSequences:
         return after_bos(tokens, index >= period)
 
 
+@public()
 @dataclass(frozen=True)
 class RepeatingChain:
     """Rows of a fixed random bigram chain that repeat with a period of their own.

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.tasks.examples import Examples, Place, after_bos, different, require
 
 
+@public()
 @dataclass(frozen=True)
 class AssociativeRecall:
     """Pairs of a key and a value, then some of the keys again, each with its value (Arora et al. 2023, MQAR).
@@ -54,6 +56,7 @@ class AssociativeRecall:
         return after_bos(tokens, np.tile((index >= 2 * self.pairs) & (index % 2 == 1), (rows, 1)))
 
 
+@public()
 @dataclass(frozen=True)
 class InContextRegression:
     """Regression in context with one-hot weights: y = w . x copies one coordinate of x, w is hidden per row.
@@ -90,6 +93,7 @@ class InContextRegression:
         return after_bos(tokens, np.tile((index % (k + 1) == k) & (index > k), (rows, 1)))
 
 
+@public()
 @dataclass(frozen=True)
 class SequencePairs:
     """A sequence and its copy, or itself backwards, for an encoder-decoder (the first task of Transformer tutorials).

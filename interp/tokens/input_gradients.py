@@ -54,6 +54,7 @@ TINY = 1e-300
 """Smallest divisor, for lines along which nothing changes."""
 
 
+@public()
 @dataclass(frozen=True)
 class GradientTimesInput:
     """Embedding . gradient of the answer's logit: its derivative by the relative length of each embedding."""

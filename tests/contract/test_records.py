@@ -1,15 +1,59 @@
 """Records that hold tensors say what they are in a line or two, and travel to other processes."""
 
+import dataclasses
+import importlib
+import inspect
 import pickle
+import pkgutil
 
 import pytest
 import torch
 
+import interp
+import interp.families
+import interp.lab.training
+import interp.model
+import interp.residual
 from interp import Batch, Edit
 from interp.causal import Subspace
 from interp.circuits import MibScores
 from interp.edits import Add, Project, Set, Swap, Zero
 from interp.lab.rasp import PROGRAMS, compile
+
+OF_THE_PAGES = "interp.pages"
+MADE_HERE = {
+    "ActivationStore", "Circuits", "GradientFactors", "HookPoint", "Memory", "Reading", "Results", "Site", "Staged",
+    "Trace", "Traits", "WithoutData",
+}  # fmt: skip
+"""Records that this package makes and users only read."""
+
+
+def exported_records() -> dict[str, type]:
+    """Every record that a package of `interp` exports, by its name."""
+    folders = [found.name for found in pkgutil.iter_modules(interp.__path__, "interp.") if found.ispkg]
+    packages = [
+        importlib.import_module(name) for name in (*folders, "interp.lab.training", "interp.lab.rasp")
+    ]
+    exported = [getattr(package, name) for package in packages for name in getattr(package, "__all__", ())]
+    records = [each for each in exported if inspect.isclass(each) and dataclasses.is_dataclass(each)]
+    return {
+        each.__name__: each
+        for each in records
+        if not each.__module__.startswith(OF_THE_PAGES) and each.__name__ not in MADE_HERE
+    }
+
+
+def fields_given(record: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(record) if field.init]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in exported_records().items() if fields_given(kind)])
+def test_a_record_checks_the_kinds_of_its_fields_first(name: str) -> None:
+    record = exported_records()[name]
+    odd = {field: object() for field in fields_given(record)}
+    with pytest.raises((ValueError, KeyError), match=r"must be|is required|no part"):
+        record(**odd)
+
 
 WIDE = torch.arange(4096.0)
 RECORDS = {
@@ -50,3 +94,22 @@ def test_an_edit_that_travelled_does_the_same() -> None:
     )
     assert edit.change.values.equal(WIDE)
     assert pickle.loads(pickle.dumps(RECORDS["nothing else"])).cells == {"h": 5}
+
+
+CLASSES = [
+    interp.model.EncoderDecoder,
+    interp.model.KVCache,
+    interp.model.LayerWeights,
+    interp.model.Transformer,
+    interp.model.Weights,
+    interp.families.SentencePieceTokenizer,
+    interp.lab.training.PackedTexts,
+    interp.residual.ActivationCache,
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_class_checks_the_kinds_of_its_arguments_first(kind: type) -> None:
+    odd = {name: object() for name in inspect.signature(kind).parameters}
+    with pytest.raises(ValueError, match=rf"{kind.__name__}: {next(iter(odd))} must be"):
+        kind(**odd)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.model import sites
 from interp.model.config import WITH_HEADS, AnyConfig, EncoderDecoderConfig, ModelConfig
 from interp.model.edits import Edit
@@ -21,6 +22,7 @@ STREAM = 1
 """Key that keeps these random numbers apart from those of the data, which are drawn from seed and step only."""
 
 
+@public()
 @dataclass(frozen=True)
 class Dropout:
     """Shares of the numbers of a training pass that are set to 0; the others are divided by what is kept.

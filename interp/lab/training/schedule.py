@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from interp.core.boundary import public
+from interp.core.kinds import Finite
 from interp.lab.training.dropout import Dropout
 
 TrainingPrecision = Literal["auto", "float32", "bfloat16"]
@@ -12,6 +14,7 @@ Initial = Literal["gpt2", "xavier"]
 NO_DROPOUT = Dropout()
 
 
+@public()
 @dataclass(frozen=True)
 class Training:
     """Parameters of a training run: AdamW, linear warm-up and then a falling rate, clipped gradients.
@@ -28,7 +31,7 @@ class Training:
     """Updates of the weights."""
     rows: int = 32
     """Rows of one update."""
-    learning_rate: float = 1e-3
+    learning_rate: Finite = 1e-3
     """The highest one, at the end of the warm-up."""
     warm_up: int = 100
     """Updates of linear warm-up."""
@@ -36,13 +39,13 @@ class Training:
     """How the rate falls after the warm-up: along half a cosine, or as 1 / sqrt(updates) (Vaswani et al. 2017)."""
     final_share: float = 0.1
     """Learning rate at the end of the cosine, as a share of the highest."""
-    weight_decay: float = 0.05
+    weight_decay: Finite = 0.05
     """Weight decay of matrices; vectors (biases, gains) never decay."""
     beta1: float = 0.9
     """AdamW's decay rate of the mean gradient."""
     beta2: float = 0.98
     """AdamW's decay rate of the mean square."""
-    clip: float = 1.0
+    clip: Finite = 1.0
     """The largest norm of all gradients together."""
     dropout: Dropout = NO_DROPOUT
     """Dropout in the passes of the updates, and in no other."""
@@ -64,7 +67,7 @@ class Training:
     """About how many models are kept on the way, log-spaced, the untrained and the last one among them; 0 = none."""
     evaluation_rows: int = 128
     """Held-out rows that each row of the log is measured on."""
-    keep_seconds: float = 60.0
+    keep_seconds: Finite = 60.0
     """The least time between two writings of the state that a killed run goes on from."""
 
     def __post_init__(self) -> None:
@@ -79,12 +82,6 @@ class Training:
         _require(0 <= self.label_smoothing < 1, "label_smoothing in [0, 1)", self.label_smoothing)
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} in [0, 1)", getattr(self, name))
-        for name, kinds in {"precision": TrainingPrecision, "schedule": Schedule, "initial": Initial}.items():
-            _require(
-                getattr(self, name) in get_args(kinds),
-                f"one of {get_args(kinds)} as {name}",
-                getattr(self, name),
-            )
         rises = self.schedule == "cosine" or self.warm_up >= 1
         _require(rises, "warm_up >= 1 under inverse_sqrt", self.warm_up)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
@@ -18,6 +19,7 @@ IdRow = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 TOKENS_PER_BATCH = 1 << 16
 
 
+@public()
 class PackedTexts:
     """Rows of `width` tokens, each filled with texts side by side; `documents` keeps them apart.
 
