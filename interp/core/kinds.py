@@ -96,6 +96,13 @@ def _number_refusal(fits: Callable[[float], bool]) -> Callable[[object], str | N
 
 
 Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _device_refusal)]
+DeviceName = Annotated[
+    str,
+    Required(
+        "the name of a device such as 'cpu' or 'cuda:1'",
+        lambda value: _device_refusal(value) if isinstance(value, str) else "",
+    ),
+]
 Values = Annotated[
     Shaped[torch.Tensor, "..."] | float, Required("a number or a tensor of real numbers", _values_refusal)
 ]

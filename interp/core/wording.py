@@ -24,7 +24,8 @@ def odd_value(value: object) -> str | None:
     if isinstance(value, int):
         return None if -(2**63) <= value < 2**64 else "more than 64 bits"
     if isinstance(value, torch.dtype):
-        return None if value.is_floating_point else "no dtype of real numbers"
+        computed = value.is_floating_point and value.itemsize > 1
+        return None if computed else "no dtype of real numbers to compute with"
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_meta:

@@ -172,7 +172,7 @@ def _network_and_notes(
     """
     how |= {"ignore_mismatched_sizes": True} if brought else {}
     try:
-        with quiet():
+        with quiet(), taken_config(where):
             network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
     except (
         KeyError,
@@ -201,6 +201,18 @@ def _network_and_notes(
     return network.eval(), left_out(beyond)
 
 
+@contextmanager
+def taken_config(where: Path) -> Iterator[None]:
+    """Raises a ValueError with the field for a value of a config that transformers does not take."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except StrictDataclassError as cause:
+        why = str(cause).strip().splitlines()[-1].partition("Error: ")[2] or str(cause)
+        raise ValueError(f"{where}: transformers does not take a value of its config: {why}") from cause
+
+
 def _first_line(cause: Exception) -> str:
     return (str(cause).strip().splitlines() or [""])[0]
 
@@ -211,7 +223,8 @@ def _class_of(kind: type, folder: Path) -> type[nn.Module]:
 
     if not hasattr(kind, "_model_mapping"):
         return kind
-    config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    with taken_config(folder):
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     network_class: type[nn.Module] = kind._model_mapping[type(config)]
     return network_class
 
@@ -227,7 +240,8 @@ def on_our_numbers(
     **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """The transformers network of a folder with the tensors that we read there, and notes about them."""
-    config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
+    with taken_config(folder):
+        config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
             delattr(config, key)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import FromZero
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -61,8 +62,8 @@ class KVCache:
     def __init__(
         self,
         config: ModelConfig,
-        rows: int,
-        n_max: int,
+        rows: FromZero,
+        n_max: FromZero,
         *,
         device: torch.device | Sequence[torch.device],
         dtype: torch.dtype,

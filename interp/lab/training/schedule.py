@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from interp.core.boundary import public
-from interp.core.kinds import Finite
+from interp.core.kinds import DeviceName, Finite
 from interp.lab.training.dropout import Dropout
 
 TrainingPrecision = Literal["auto", "float32", "bfloat16"]
@@ -59,7 +59,7 @@ class Training:
     """bfloat16: products by autocast, weights in float32; auto: that on an accelerator, float32 on the CPU."""
     seed: int = 0
     """Seed of the first weights and of the data."""
-    device: str = "cpu"
+    device: DeviceName = "cpu"
     """Where the model is trained."""
     log_every: int = 100
     """Updates between two rows of the log; every checkpoint has a row too."""
