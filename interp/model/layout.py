@@ -87,7 +87,7 @@ def several(pos: Places) -> tuple[int, ...] | PerRow:
     if isinstance(pos, PerRow):
         return pos
     is_one = not isinstance(pos, Iterable) or getattr(pos, "ndim", 1) == 0
-    positions = (pos,) if is_one else tuple(pos)  # type: ignore[arg-type]
+    positions: tuple[int, ...] = (pos,) if is_one else tuple(pos)  # type: ignore[assignment, arg-type]
     if not positions or not all(map(_is_place, positions)) or len(set(positions)) < len(positions):
         raise ValueError(
             "a position, several that differ, or PerRow([...]) with one for each row is required, "

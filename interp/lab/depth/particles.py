@@ -198,7 +198,7 @@ class Motion:
                 )
             if matrix is not None and matrix.dtype != x.dtype:
                 raise ValueError(f"{name} must be of the dtype of x, {x.dtype}, got {matrix.dtype}")
-            if name != "ellipsoid" and not bool(matrix.isfinite().all()):
+            if matrix is not None and name != "ellipsoid" and not bool(matrix.isfinite().all()):
                 raise ValueError(f"{name} must have finite numbers, got NaN or infinite ones")
         if ellipsoid is not None and not _positive_definite(ellipsoid):
             raise ValueError("ellipsoid must be symmetric and positive definite")
