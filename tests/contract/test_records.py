@@ -52,6 +52,7 @@ def fields_given(record: type) -> list[str]:
     return [field.name for field in dataclasses.fields(record) if field.init]  # type: ignore[arg-type]
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", [name for name, kind in exported_records().items() if fields_given(kind)])
 def test_a_record_checks_the_kinds_of_its_fields_first(name: str) -> None:
     record = exported_records()[name]
@@ -128,6 +129,7 @@ SENSELESS: dict[str, tuple[str, Callable[[], object]]] = {
 }
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", SENSELESS)
 def test_a_number_that_means_nothing_is_refused_by_its_field(name: str) -> None:
     field, make = SENSELESS[name]
@@ -147,6 +149,7 @@ CLASSES = [
 ]
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_class_checks_the_kinds_of_its_arguments_first(kind: type) -> None:
     odd = {name: object() for name in inspect.signature(kind).parameters}

@@ -128,6 +128,7 @@ def test_a_read_out_that_is_not_linear_is_refused() -> None:
         top_vjp(build("masked-lm"), torch.zeros(1, 31), torch.tensor([1]))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("rule", [imprint, shift])
 def test_a_step_of_other_tokens_or_without_numbers_is_refused(rule: Callable[..., Tensor]) -> None:
     x, delta = torch.ones(3, 4), torch.ones(3, 2)

@@ -358,6 +358,7 @@ def test_a_metric_of_the_wrong_shape_is_refused() -> None:
         Sweep(model, batch, [Variant()]).run(bad)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("ask", [interp.ablate, interp.patch])
 def test_a_metric_of_complex_numbers_is_refused(ask: Callable[..., object]) -> None:
     model, turned = HookedTransformer(build("gpt2")), of_logits(lambda logits: logits[:, -1, 0] * 1j)
