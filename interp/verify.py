@@ -86,7 +86,6 @@ class PairReference(Protocol):
         ...
 
 
-@public()
 @dataclass(frozen=True)
 class ContractLine:
     """One claim: the measured error and what is allowed; no error where the claim does not apply, with the reason."""
@@ -102,7 +101,6 @@ class ContractLine:
         return None if self.error is None else self.error <= self.allowed
 
 
-@public()
 @dataclass(frozen=True, repr=False)
 class Contract(Brief, Viewable):
     """The lines measured of one model."""

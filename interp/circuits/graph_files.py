@@ -77,7 +77,6 @@ class GraphNode:
     activation: Finite | None = None
 
 
-@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph(Brief):
     """An attribution graph from a file: every node by name, every link with its weight."""

@@ -30,7 +30,6 @@ LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """A function from all logits of the prompts to the number that training minimises."""
 
 
-@public()
 @dataclass(frozen=True, eq=False)
 class SingularValues:
     """Singular value decomposition of one matrix, W = U diag(sigma) V^T, and its change when sigma is scaled by z."""

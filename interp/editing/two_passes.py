@@ -141,7 +141,6 @@ class Dispatch(Brief):
         return upcast(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)
 
 
-@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class TwoPasses(Brief):
     """Result of `two_passes`: the kind of each prompt, and the logits under that kind's vectors."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-from interp.core.boundary import public
+from interp.core.boundary import check, public
 from interp.core.files import json_object, regular
 from interp.core.notes import note
 from interp.families import gguf, native
@@ -208,7 +208,6 @@ class HuggingFaceTokenizer:
         return self.decode([token])
 
 
-@public()
 class SentencePieceTokenizer:
     """A SentencePiece `.model` file, read by that library; where it has no BOS, its end-of-text token serves.
 
@@ -217,6 +216,7 @@ class SentencePieceTokenizer:
 
     def __init__(self, content: bytes) -> None:
         """The file's content."""
+        check("SentencePieceTokenizer: content", content, bytes)
         import sentencepiece
 
         model = sentencepiece.SentencePieceProcessor()
@@ -278,7 +278,6 @@ def _valid_text(text: str) -> str:
 TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
-@public()
 @dataclass(frozen=True)
 class StoredTokenizer:
     """A tokenizer whose files are not read yet: a model opens without them, and the first text reads them."""

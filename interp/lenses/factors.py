@@ -65,7 +65,6 @@ _UNSEEN = {
 GradientPair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 
 
-@public()
 @dataclass(frozen=True, eq=False)
 class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     """Both factors of each weight gradient by the matrix' name: x `[b p i]`, what it read, and delta `[b p o]`.

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, SupportsIndex, TypeGuard
 
-from interp.core.boundary import public
 from interp.core.hints import Required
 from interp.core.results import PLACE_OF
 from interp.core.wording import nearest
@@ -182,7 +181,6 @@ class Part:
         return self
 
 
-@public()
 @dataclass(frozen=True)
 class Edge:
     """An edge: what one part adds to the input of another through the residual stream, `L0H1->L1H2.k`.

@@ -22,7 +22,6 @@ from interp.model.config import MLP, Learned
 from interp.model.transformer import Transformer
 
 
-@public()
 class LayerWeights:
     """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too).
 

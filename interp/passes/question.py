@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import check_fields, public
+from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction, Rows
 from interp.core.transfers import Checks, to_host
 from interp.data.answers import AnswerTokens
@@ -184,7 +184,6 @@ def _unlabelled(kept: Partial) -> xr.Dataset:
     )
 
 
-@public()
 @dataclass(frozen=True)
 class ByRow:
     """A question bound to a model: what is computed of every row, how rows combine, how the result is labelled.
@@ -248,7 +247,6 @@ class WithoutData:
     answer: Callable[[], xr.Dataset]
 
 
-@public()
 @dataclass(frozen=True, eq=False)
 class Ask:
     """One need of a stage of a question: the reduction of a question of rows, over which data and for which model."""

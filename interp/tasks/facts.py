@@ -83,7 +83,6 @@ DISTANT_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Relation -> a second unseen prompt, harder: the subject stands further from its object than in any training text."""
 
 
-@public()
 @dataclass(frozen=True)
 class Fact:
     """One row of the fact table: `object` is what `relation` gives for `subject`."""
@@ -96,7 +95,6 @@ class Fact:
     """The one right answer."""
 
 
-@public()
 @dataclass(frozen=True)
 class FactPrompt:
     """A fact in words, up to its object."""

@@ -68,7 +68,6 @@ HELD_OUT_PER_CENT = 15
 """Share of the unordered name pairs that never occur in training sentences, in either role."""
 
 
-@public()
 @dataclass(frozen=True)
 class IndirectObject:
     """A sentence with two names in which the giver is named twice and the receiver is the answer.

@@ -198,7 +198,6 @@ def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) 
     return _product(as_circuits(circuits), "V", src, dst, None)
 
 
-@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class SingularTriples(Brief):
     """Singular triples of the product W1 W2 of two heads, strongest first; every direction has length 1.

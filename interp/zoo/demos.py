@@ -4,13 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from interp.core.boundary import public
 from interp.core.files import named_path
 
 WEIGHTS = Path(__file__).parent / "weights"
 
 
-@public()
 @dataclass(frozen=True)
 class Demo:
     """One embedded model: what it is in a sentence, and whether code builds it (else its weights are in the wheel)."""

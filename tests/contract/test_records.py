@@ -27,8 +27,10 @@ from interp.model import KVCache, MoE
 
 OF_THE_PAGES = "interp.pages"
 MADE_HERE = {
-    "ActivationStore", "Circuits", "GradientFactors", "HookPoint", "Memory", "Reading", "Results", "Site", "Staged",
-    "Trace", "Traits", "WithoutData",
+    "ActivationStore", "Ask", "AttributionGraph", "ByRow", "Circuits", "Compiled", "Contract", "ContractLine",
+    "Demo", "Edge", "Exactness", "Fact", "FactPrompt", "GradientFactors", "HookPoint", "IndirectObject",
+    "LayerWeights", "Memory", "Reading", "Results", "SingularTriples", "SingularValues", "Site", "Staged",
+    "StoredTokenizer", "Trace", "Trained", "Traits", "TwoPasses", "Vocabulary", "WithoutData",
 }  # fmt: skip
 """Records that this package makes and users only read."""
 
@@ -140,7 +142,6 @@ def test_a_number_that_means_nothing_is_refused_by_its_field(name: str) -> None:
 CLASSES = [
     interp.model.EncoderDecoder,
     interp.model.KVCache,
-    interp.model.LayerWeights,
     interp.model.Transformer,
     interp.model.Weights,
     interp.families.SentencePieceTokenizer,

@@ -27,7 +27,6 @@ START = SYMBOLS[0]
 """The symbol that begins every sequence, and the name of its dimension."""
 
 
-@public()
 @dataclass(frozen=True)
 class Exactness:
     """Accuracy of a model on the inputs of its program."""
@@ -42,7 +41,6 @@ class Exactness:
     """The smallest lead, in logits, of the program's output over any other; negative where one is wrong."""
 
 
-@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
     """A program and the model that computes it, with every edge and every variable's place known by construction.

@@ -34,7 +34,6 @@ Evaluate = Callable[[AnyModel, int], Mapping[str, int | float]]
 """More columns of the log: from the model and the number of updates so far."""
 
 
-@public()
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A trained model and what was measured on the way."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from interp.core.boundary import public
+from interp.core.boundary import check
 from interp.data.batch import Batch
 from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
@@ -19,7 +19,6 @@ IdRow = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 TOKENS_PER_BATCH = 1 << 16
 
 
-@public()
 class PackedTexts:
     """Rows of `width` tokens, each filled with texts side by side; `documents` keeps them apart.
 
@@ -42,6 +41,7 @@ class PackedTexts:
         Raises:
             ValueError: if one part does not fill a row, or for ids outside the vocabulary.
         """
+        check("PackedTexts: texts", texts, Sequence[Sequence[int]])
         self.vocabulary, self.width, self.share = vocabulary, width, held_out
         if width < 2 or not 0 < held_out < 1:
             raise ValueError(f"width >= 2 and held_out in (0, 1) are required, got {width} and {held_out}")

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from interp.core.boundary import public
 from interp.core.files import regular
 from interp.core.viewer import Brief
 from interp.families.native import BOS
 from interp.families.tokenizer import FileTokenizer
 
 
-@public()
 @dataclass(frozen=True, repr=False)
 class Vocabulary(Brief):
     """A `tokenizer.json` as text, with a beginning-of-text token, `<|bos|>`."""
