@@ -78,6 +78,9 @@ if TYPE_CHECKING:
 REPEATS = RepeatedTokens()
 """The default rows of repeated tokens, used besides `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
+SCORED, DRAWN = 1000, 600
+"""Multiplications that take as long as the scores of an attention weight, and as drawing a row from one more id
+(measured on a CPU, 30 and 20 ns)."""
 BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
 """The scores of attention patterns, which say where heads look."""
 MASS = "attention mass"
@@ -491,12 +494,14 @@ def _windows(config: ModelConfig) -> list[int | None]:
 def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
     """The rows of repeated tokens; a `Note` before they are drawn where the passes over them take minutes."""
     network = model.transformer
-    each = data.length * network.config.n_layers * block_products(network.config)
+    config = network.config
+    weights = config.n_layers * config.n_heads * data.length**2
+    each = data.length * config.n_layers * block_products(config) + SCORED * weights + DRAWN * config.d_vocab
     announce(
         f"{data.rows} rows of {data.length} repeated tokens", data.rows * each, network.device,
         "fewer rows, RepeatedTokens(rows=...), take less",
     )  # fmt: skip
-    tokens = data.tokens(network.config.d_vocab, _first_token(model.text)[0])
+    tokens = data.tokens(config.d_vocab, _first_token(model.text)[0])
     return prompt_source(Batch(tokens, bos=True), model.text)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount, Probability
 from interp.core.results import labelled
 from interp.core.stats import (
     ACCEPTED_MISS,
@@ -499,18 +500,19 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
     }
 
 
+@public()
 @dataclass(frozen=True)
 class RankAgreement:
     """Agreement of an estimated with an exact ranking of the same things."""
 
     rank_correlation: float
     """Spearman's correlation: of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
-    overlap: float
+    overlap: Probability
     """Share of the `top` largest exact effects (by absolute value) that are among the `top` largest estimates."""
-    same_sign: float
+    same_sign: Probability
     """Share of the `top` largest exact effects whose estimates have their sign; the overlap ignores signs."""
-    top: int
-    n: int
+    top: PositiveCount
+    n: PositiveCount
     """Number of things compared."""
 
     @property

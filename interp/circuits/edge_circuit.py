@@ -20,6 +20,7 @@ from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
+from interp.core.kinds import PositiveCount
 from interp.core.viewer import Viewable, fitted, notes_of
 from interp.runs.folder import built
 
@@ -33,6 +34,7 @@ FORMAT = 3
 had neither faithfulness nor notes, are read too."""
 
 
+@public()
 @dataclass(frozen=True)
 class CircuitProtocol:
     """Record of how a circuit was found, enough to find it again."""
@@ -45,7 +47,7 @@ class CircuitProtocol:
     """How edges were picked by their scores."""
     replacement: str
     """Values of the edges outside: "resample", "mean" or "zero"."""
-    n: int
+    n: PositiveCount
     """Number of pairs of prompts."""
     seed: int | None = None
     """Seed that the prompts were drawn with; None: not said."""

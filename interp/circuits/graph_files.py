@@ -24,7 +24,7 @@ from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
-from interp.core.kinds import Probability
+from interp.core.kinds import Finite, Probability
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.model.parts import Edge, Part
@@ -60,6 +60,7 @@ class GraphPrompt:
     wrong: str | None = None
 
 
+@public()
 @dataclass(frozen=True)
 class GraphNode:
     """One node of a file: a token, a feature, an error, a logit; in our files a head, an MLP, input or logits."""
@@ -72,8 +73,8 @@ class GraphNode:
     position: int
     label: str
     feature: int | None = None
-    influence: float | None = None
-    activation: float | None = None
+    influence: Finite | None = None
+    activation: Finite | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -17,7 +17,7 @@ from interp.core.viewer import Viewable
 FactoredIndex = int | slice | Tensor | list[int]
 
 
-@public()
+@public(plain_pass=True)
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix(Viewable):
     """`A @ B` with A `[... left mid]` and B `[... mid right]`; leading dimensions (layer, head) are batched.

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
+from jaxtyping import Shaped
 
 from interp.core.hints import Required
+from interp.core.wording import odd_value
 
 MOST_NUMBER = 1e30
 """The largest size of a setting: products of a larger one overflow in float32."""
@@ -65,6 +67,13 @@ def _device_refusal(value: object) -> str | None:
     return ": there is one cpu" if device.type == "cpu" and device.index else None
 
 
+def _values_refusal(value: object) -> str | None:
+    """None for a real number or a tensor of such, else ""."""
+    if isinstance(value, torch.Tensor):
+        return "" if odd_value(value) or value.is_complex() else None
+    return "" if not isinstance(value, int | float) or isinstance(value, bool) else None
+
+
 def _seed_refusal(value: object) -> str | None:
     """None for a whole number that is not negative, else ""."""
     return None if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else ""
@@ -87,6 +96,16 @@ def _number_refusal(fits: Callable[[float], bool]) -> Callable[[object], str | N
 
 
 Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _device_refusal)]
+DeviceName = Annotated[
+    str,
+    Required(
+        "the name of a device such as 'cpu' or 'cuda:1'",
+        lambda value: _device_refusal(value) if isinstance(value, str) else "",
+    ),
+]
+Values = Annotated[
+    Shaped[torch.Tensor, "..."] | float, Required("a number or a tensor of real numbers", _values_refusal)
+]
 Seed = Annotated[int, Required("a whole number from 0 on", _seed_refusal)]
 Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _count_refusal)]
 PositiveCount = Annotated[
@@ -96,11 +115,19 @@ PositiveCount = Annotated[
         lambda value: _count_refusal(value) if isinstance(value, int) and value >= 1 else "",
     ),
 ]
+FromZero = Annotated[
+    int,
+    Required(
+        f"a whole number from 0 to {MOST_COUNT}",
+        lambda value: _count_refusal(value) if isinstance(value, int) and value >= 0 else "",
+    ),
+]
 Number = Annotated[float, Required("a number, and not NaN", _number_refusal(lambda x: not math.isnan(x)))]
 Finite = Annotated[
     float, Required(f"a number up to {MOST_NUMBER:g}", _number_refusal(lambda x: abs(x) <= MOST_NUMBER))
 ]
 Probability = Annotated[float, Required("a number from 0 to 1", _number_refusal(lambda x: 0 <= x <= 1))]
+Cosine = Annotated[float, Required("a number from -1 to 1", _number_refusal(lambda x: -1 <= x <= 1))]
 Positive = Annotated[
     float,
     Required(f"a number above 0, up to {MOST_NUMBER:g}", _number_refusal(lambda x: 0 < x <= MOST_NUMBER)),

@@ -23,6 +23,9 @@ def odd_value(value: object) -> str | None:
     """None for a value that can be computed with; else why not: a tensor without numbers in rows, a number too long."""
     if isinstance(value, int):
         return None if -(2**63) <= value < 2**64 else "more than 64 bits"
+    if isinstance(value, torch.dtype):
+        computed = value.is_floating_point and value.itemsize > 1
+        return None if computed else "no dtype of real numbers to compute with"
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_meta:
@@ -48,3 +51,11 @@ def value_text(value: object) -> str:
     short = _SHORT.repr(value).partition("\n")[0].removesuffix("(")  # of a network, whose parts follow
     kind = ", ".join(filter(None, (type(value).__name__, odd_value(value))))
     return f"{short} ({kind})" if type(value).__name__ not in short else short
+
+
+def beginning(value: object, most: int) -> str:
+    """The first characters of a value's `repr`; of one that is nested too deep for Python in a few levels."""
+    try:
+        return repr(value)[:most]
+    except RecursionError:
+        return _SHORT.repr(value)[:most]

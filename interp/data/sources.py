@@ -29,7 +29,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import check, public
 from interp.core.files import regular
 from interp.core.hints import Required
-from interp.core.wording import nearest, odd_value, value_text
+from interp.core.wording import beginning, nearest, odd_value, value_text
 from interp.data.batch import Batch, Prompts, encoded, no_prompts
 from interp.data.ids import IDS
 
@@ -78,7 +78,7 @@ class Rejected:
     @classmethod
     def of(cls, row: int, reason: str, content: object) -> "Rejected":
         """The record of a row with this content, of which only the beginning is kept."""
-        excerpt = (content if isinstance(content, str) else repr(content))[:EXCERPT]
+        excerpt = content[:EXCERPT] if isinstance(content, str) else beginning(content, EXCERPT)
         return cls(row, reason, excerpt.encode("utf-8", "backslashreplace").decode())
 
 

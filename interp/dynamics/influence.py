@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Count, Finite, PositiveCount
 from interp.core.results import labelled
 from interp.core.stats import Means, Reduction, Rows, uniforms, upcast
 from interp.core.transfers import to_device
@@ -53,13 +53,13 @@ def influence(
     queries: Examples,
     *,
     method: InfluenceMethod = "ekfac",
-    damping: float = 0.1,
+    damping: Finite = 0.1,
     matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     determined_only: bool = False,
     samples: Count = 1,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: PositiveCount = 32,
 ) -> xr.Dataset:
     """Predicted change of each query's measure if a training row were left out, from gradients alone.
 

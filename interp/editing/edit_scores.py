@@ -62,9 +62,9 @@ ALWAYS = ("efficacy", *UNITS)
 class Continuation:
     """How texts are generated from openings, for their n-gram entropy. The defaults are those of ROME's code."""
 
-    length: int = 100
+    length: PositiveCount = 100
     """Tokens of a text, its opening included."""
-    top_k: int = 5
+    top_k: PositiveCount = 5
     """Every token is drawn from the k most probable ones."""
     seed: int = 0
     """Seed of the generator of random numbers."""

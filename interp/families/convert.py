@@ -52,7 +52,7 @@ def to_model(
     Raises:
         ValueError: missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
     """
-    _check_counts(config, len(tensors))
+    _check_counts(config, tensors)
     names = _stored_names(family, config, tensors)
     config, rules, duplicates, notes = fitted(family, config, names, tensors, may_lack_head=may_lack_head)
     with torch.device("meta"), _Unfilled():
@@ -169,11 +169,20 @@ def _is_stored(rule: TensorRule, names: Mapping[str, str]) -> bool:
     return rule.theirs[0] in names or (rule.otherwise is not None and _is_stored(rule.otherwise, names))
 
 
-def _check_counts(config: AnyConfig, stored: int) -> None:
-    """ValueError if the config has more layers than the checkpoint has tensors; checked before layers are built."""
+def _check_counts(config: AnyConfig, tensors: Tensors) -> None:
+    """ValueError if the config has more layers or experts than the checkpoint can hold; checked before any is built."""
     sides = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config,)
+    stored = len(tensors)
     if (n := max(side.n_layers for side in sides)) > stored:
         raise ValueError(f"the config says {n} layers, the checkpoint holds {stored} tensors for all of them")
+    experts = max(getattr(side.mlp, "n_experts", 1) for side in sides)
+    if experts <= stored:
+        return
+    rows = max((*tensors.outline(name).shape, 1)[0] for name in tensors)  # experts of one tensor
+    if experts > rows:
+        raise ValueError(
+            f"the config says {experts} experts, the checkpoint holds {stored} tensors of at most {rows} rows"
+        )
 
 
 class _Unfilled(TorchFunctionMode):

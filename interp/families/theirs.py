@@ -26,6 +26,8 @@ DEQUANTISING = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """Formats that transformers dequantises on a CPU -> its config class for that."""
 READ = ("model.safetensors", "pytorch_model.bin")
 """The weight files (or their indices) that transformers looks for; weights under other names are read here."""
+MOST_TIMES = 16
+"""Most numbers of a network for each that its checkpoint holds; eight of four bits may be packed into one."""
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
@@ -92,6 +94,7 @@ def network_of_folder(
 
     kind, how = getattr(transformers, opener), dict(options)
     method = method_of(values)
+    _check_size(kind, folder)
     theirs = any((folder / f"{name}{end}").is_file() for name in READ for end in ("", ".index.json"))
     if not theirs or (method is not None and method not in DEQUANTISING):
         return on_our_numbers(
@@ -171,15 +174,8 @@ def _network_and_notes(
         brought: tensors that an adapter brings, so that they may be missing or have another shape.
     """
     how |= {"ignore_mismatched_sizes": True} if brought else {}
-    try:
-        with quiet():
-            network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
-    except (ValueError, OSError):
-        raise
-    except Exception as cause:  # what it cannot do, in errors of many libraries
-        raise ValueError(
-            f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
-        ) from cause
+    with quiet(), opening(where):
+        network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
     for trouble in ("missing_keys", "mismatched_keys"):
         keys = {key if isinstance(key, str) else str(key[0]) for key in report.get(trouble) or ()}
         if names := sorted(keys - set(brought)):
@@ -197,6 +193,43 @@ def _network_and_notes(
     return network.eval(), left_out(beyond)
 
 
+@contextmanager
+def opening(where: Path) -> Iterator[None]:
+    """Raises a ValueError for what transformers cannot do, with the field for a value of a config that it refuses."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except StrictDataclassError as cause:
+        why = str(cause).strip().splitlines()[-1].partition("Error: ")[2] or str(cause)
+        raise ValueError(f"{where}: transformers does not take a value of its config: {why}") from cause
+    except (KeyError, AttributeError, TypeError, IndexError, RuntimeError, ArithmeticError) as cause:
+        raise ValueError(
+            f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
+        ) from cause
+
+
+def _check_size(kind: type, folder: Path) -> None:
+    """ValueError for a config of far more than the checkpoint holds, before transformers draws numbers for it."""
+    import transformers
+
+    with StoredTensors(weight_files(folder)) as stored:
+        tensors, held = len(stored), sum(stored.outline(name).numel() for name in stored)
+    with opening(folder):
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+        if isinstance(layers, int) and layers > tensors:
+            raise ValueError(
+                f"{folder}: the config says {layers} layers, the checkpoint holds {tensors} tensors for all of them"
+            )
+        with torch.device("meta"):
+            needed = sum(parameter.numel() for parameter in _class_of(kind, folder)(config).parameters())
+    if needed > MOST_TIMES * held:
+        raise ValueError(
+            f"{folder}: the config is that of a network of {needed} numbers, the checkpoint holds {held}"
+        )
+
+
 def _first_line(cause: Exception) -> str:
     return (str(cause).strip().splitlines() or [""])[0]
 
@@ -207,7 +240,8 @@ def _class_of(kind: type, folder: Path) -> type[nn.Module]:
 
     if not hasattr(kind, "_model_mapping"):
         return kind
-    config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    with opening(folder):
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     network_class: type[nn.Module] = kind._model_mapping[type(config)]
     return network_class
 
@@ -223,7 +257,8 @@ def on_our_numbers(
     **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """The transformers network of a folder with the tensors that we read there, and notes about them."""
-    config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
+    with opening(folder):
+        config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
             delattr(config, key)

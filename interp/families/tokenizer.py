@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-from interp.core.boundary import public
+from interp.core.boundary import check, public
 from interp.core.files import json_object, regular
 from interp.core.notes import note
 from interp.families import gguf, native
@@ -216,10 +216,14 @@ class SentencePieceTokenizer:
 
     def __init__(self, content: bytes) -> None:
         """The file's content."""
+        check("SentencePieceTokenizer: content", content, bytes)
         import sentencepiece
 
         model = sentencepiece.SentencePieceProcessor()
-        model.LoadFromSerializedProto(content)
+        try:
+            model.LoadFromSerializedProto(content)
+        except RuntimeError as cause:
+            raise ValueError(f"content is not a readable SentencePiece model: {cause}") from cause
         self._model = model
         bos, eos, pad = (i if i >= 0 else None for i in (model.bos_id(), model.eos_id(), model.pad_id()))
         self.eos_id: int | None = eos
@@ -229,10 +233,11 @@ class SentencePieceTokenizer:
     @classmethod
     def read(cls, path: Path | str) -> "SentencePieceTokenizer":
         """The tokenizer of a file; ValueError, with the file's name, for a damaged or other file."""
+        content = regular(path).read_bytes()
         try:
-            return cls(regular(path).read_bytes())
-        except RuntimeError as cause:
-            raise ValueError(f"{path} is not a readable SentencePiece model: {cause}") from cause
+            return cls(content)
+        except ValueError as cause:
+            raise ValueError(f"{path} is not a readable SentencePiece model: {cause.__cause__}") from cause
 
     @property
     def n_ids(self) -> int:

@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.kinds import Finite
 from interp.model.config import Json
 from interp.model.tap import Read
 
@@ -58,7 +59,7 @@ class JumpReLU:
         ValueError: a bandwidth that is not positive.
     """
 
-    bandwidth: float = 0.5
+    bandwidth: Finite = 0.5
     """Width of the kernel that approximates the derivative of the jump; used in training alone."""
 
     def __post_init__(self) -> None:

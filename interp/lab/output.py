@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.kinds import Finite
 from interp.model.config import ModelConfig
 from interp.model.records import Output, OutputLayer, requires
 
@@ -25,7 +26,7 @@ class AdaptiveSoftmax(Output):
 
     cutoffs: tuple[int, ...]
     """The first id of each cluster, in order."""
-    div_value: float = 4.0
+    div_value: Finite = 4.0
     """Base of the clusters' widths: cluster i, counted from 1, has the width d_model / div_value^i."""
 
     def __post_init__(self) -> None:

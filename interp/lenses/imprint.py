@@ -9,7 +9,9 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.kinds import Finite
 from interp.core.stats import upcast
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model
@@ -17,7 +19,7 @@ from interp.residual.decomposition import not_linear
 
 
 @public()
-def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b o"]:
+def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: Finite) -> Float[Tensor, "*b o"]:
     """Change of a matrix' output x W after one step along x^T delta: eta ||x||^2 delta.
 
     Of W_in: pre-activation j moves by eta ||x||^2 delta[j]; for eta < 0 neurons with delta[j] > 0 answer x less, the
@@ -31,6 +33,9 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
     Returns:
         [*b o], in float32 at least.
 
+    Raises:
+        ValueError: x and delta of other tokens, or numbers that are not finite.
+
     Source:
         Katz et al. 2024, "Backward Lens", sections 5 and 6.
 
@@ -41,12 +46,12 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
         >>> imprint(torch.tensor([3.0, 4.0]), torch.tensor([1.0]), -0.1)
         tensor([-2.5000])
     """
-    x, delta = upcast(x), upcast(delta)
+    x, delta = _of_one_step(x, delta)
     return eta * x.square().sum(-1, keepdim=True) * delta
 
 
 @public()
-def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
+def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: Finite) -> Float[Tensor, "*b i o"]:
     """Change of each neuron's part of an MLP's output after one step: eta x[j]^2 delta, which sums to `imprint`.
 
     For eta < 0 every neuron shifts the output along -delta, whatever the sign of its activation.
@@ -59,6 +64,9 @@ def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) ->
     Returns:
         [*b i o], in float32 at least. One vector per neuron: use single tokens in large models.
 
+    Raises:
+        ValueError: as `imprint`.
+
     Source:
         Katz et al. 2024, "Backward Lens", sections 5 and 6.
 
@@ -66,7 +74,23 @@ def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) ->
         >>> shift(torch.tensor([-2.0, 1.0]), torch.tensor([1.0]), -0.5).flatten().tolist()
         [-2.0, -0.5]
     """
-    return eta * einsum(upcast(x).square(), upcast(delta), "... i, ... o -> ... i o")
+    x, delta = _of_one_step(x, delta)
+    return eta * einsum(x.square(), delta, "... i, ... o -> ... i o")
+
+
+def _of_one_step(
+    x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"]
+) -> tuple[Float[Tensor, "*b i"], Float[Tensor, "*b o"]]:
+    """Both in float32 at least. ValueError for x and delta of other tokens, or not finite."""
+    if not x.ndim or not delta.ndim or x.shape[:-1] != delta.shape[:-1]:
+        raise ValueError(
+            "x and delta must be of the same tokens, [*b i] and [*b o], got "
+            f"{shape_text(x.shape)} and {shape_text(delta.shape)}"
+        )
+    for name, value in {"x": x, "delta": delta}.items():
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"{name} must have finite numbers, got NaN or infinite ones")
+    return upcast(x), upcast(delta)
 
 
 def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:

@@ -507,6 +507,8 @@ def _checked_values(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Te
         raise ValueError(
             f"the edit of {edit.name} must return shape {shape_text(cells.shape)}, cells of {axes}, got {got}"
         )
+    if new.is_complex():
+        raise ValueError(f"the edit of {edit.name} must return real numbers, got {new.dtype}")
     return new
 
 

@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.kinds import Finite
+from interp.core.kinds import Finite, Values
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.core.viewer import Brief
@@ -50,7 +50,7 @@ class Set(Brief):
         first: the row of `values` that belongs to the first example, where it holds several values per example.
     """
 
-    values: Shaped[Tensor, "..."] | float
+    values: Values
     first: int = 0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -109,7 +109,7 @@ class Add(Brief):
         scale: factor on the values.
     """
 
-    values: Shaped[Tensor, "..."] | float
+    values: Values
     scale: Finite = 1.0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -161,7 +161,7 @@ class Swap(Brief):
     """
 
     directions: Float[Tensor, "*k d"]
-    values: Shaped[Tensor, "..."] | float
+    values: Values
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -246,7 +246,7 @@ class Edit(Brief):
         if isinstance(self.change, type) or not known:
             raise ValueError(
                 f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
-                f"got {self.change!r}"
+                f"got {value_text(self.change)}"
             )
         if not isinstance(self.at, Mapping) or not all(isinstance(dim, str) for dim in self.at):
             raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {value_text(self.at)}")

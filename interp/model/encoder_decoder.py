@@ -20,6 +20,7 @@ from interp.model.transformer import Transformer
 SIDES = ("encoder", "decoder")
 
 
+@public(plain_pass=True)
 class EncoderDecoder(nn.Module):
     """Two Transformers: `encode` a source into a memory, `decode` a target that attends to it.
 

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
+from interp.core.kinds import FromZero
+
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
@@ -48,6 +51,7 @@ class Past(Protocol):
         ...
 
 
+@public(plain_pass=True)
 class KVCache:
     """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
 
@@ -58,8 +62,8 @@ class KVCache:
     def __init__(
         self,
         config: ModelConfig,
-        rows: int,
-        n_max: int,
+        rows: FromZero,
+        n_max: FromZero,
         *,
         device: torch.device | Sequence[torch.device],
         dtype: torch.dtype,

@@ -86,10 +86,12 @@ def several(pos: Places) -> tuple[int, ...] | PerRow:
     """Positions as a tuple; a `PerRow` unchanged. ValueError for no position, or one given twice."""
     if isinstance(pos, PerRow):
         return pos
-    positions = (pos,) if isinstance(pos, int) else tuple(pos)
-    if not positions or len(set(positions)) < len(positions) or not all(map(_is_place, positions)):
+    is_one = not isinstance(pos, Iterable) or getattr(pos, "ndim", 1) == 0
+    positions: tuple[int, ...] = (pos,) if is_one else tuple(pos)  # type: ignore[assignment, arg-type]
+    if not positions or not all(map(_is_place, positions)) or len(set(positions)) < len(positions):
         raise ValueError(
-            f"a position, several that differ, or PerRow([...]) with one for each row is required, got {pos!r}"
+            "a position, several that differ, or PerRow([...]) with one for each row is required, "
+            f"got {value_text(pos)}"
         )
     return tuple(map(int, positions))
 

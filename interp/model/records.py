@@ -48,6 +48,9 @@ class ConfigRecord:
             value, counts = getattr(self, field.name), hints.get(field.name) in (int, int | None)
             if counts and value is not None and field.name != "seed" and abs(value) > MOST:
                 raise ValueError(f"{type(self).__name__} requires {field.name} up to {MOST}, got {value}")
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, float) and math.isnan(number) for number in numbers):
+                raise ValueError(f"{type(self).__name__} requires a number as {field.name}, got {value}")
 
     @classmethod
     def today(cls, values: Json) -> Json:

@@ -166,6 +166,7 @@ def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
             )
 
 
+@public(plain_pass=True)
 class Transformer(nn.Module):
     """A decoder (or, with `causal=False`, an encoder), every part of which can be read and edited.
 

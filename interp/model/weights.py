@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.model.attention import Attention
 from interp.model.block import FeedForward
@@ -148,6 +149,7 @@ class LayerWeights:
         return value.to(self._model.device)
 
 
+@public()
 class Weights:
     """Read-only views of a model's parameters in the field's layout."""
 

@@ -131,8 +131,9 @@ class Metric:
         """The value of every row; ValueError if it is not one number per row."""
         values = self.value(outcome)
         rows = len(outcome.stream)
-        if not isinstance(values, Tensor) or values.shape != (rows,):
+        if not isinstance(values, Tensor) or values.shape != (rows,) or values.is_complex():
             got = shape_text(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            got += " of complex numbers" if isinstance(values, Tensor) and values.is_complex() else ""
             raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
         return values
 

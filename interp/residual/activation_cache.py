@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.kinds import Device, require_device
 from interp.core.viewer import Shown, fitted
 from interp.core.wording import nearest
@@ -25,6 +26,7 @@ _BLOCK = re.compile(r"^blocks\.\d+\.")
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
+@public()
 class ActivationCache(Shown, Mapping[str, Tensor]):
     """Activations that `run_with_cache` recorded, by site name or in shorthand: `cache["pattern", 3]`.
 

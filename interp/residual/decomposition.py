@@ -38,6 +38,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.stats import WIDE, upcast
 from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
@@ -101,6 +102,7 @@ REMAINDER = "remainder"
 """Name of the one part that holds all that a decomposition does not split further."""
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Decomposition:
     """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.

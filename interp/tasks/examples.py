@@ -20,6 +20,7 @@ from interp.model.loss import next_token_loss, predicted
 IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
+@public()
 @dataclass(frozen=True)
 class Place:
     """Seed and step of one batch of generated data, which decide its random numbers without running earlier steps."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.boundary import check_fields
 from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
@@ -70,6 +71,7 @@ class TaskPairs:
     """True at options that are right after each clean prompt; the others are wrong."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         allowed = torch.stack([self.spans[role] for role in self.changes]).any(0)
         for row in torch.nonzero((self.changed & ~allowed).any(1) | ~self.changed.any(1)).flatten().tolist():
             raise ValueError(

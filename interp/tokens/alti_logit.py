@@ -15,6 +15,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.transfers import check, to_device
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
@@ -36,6 +37,7 @@ _KINDS = {
 """Group of each kind of part; all others are biases."""
 
 
+@public()
 @dataclass(frozen=True)
 class AltiLogit:
     """Attention's contribution to the answer's logit, credited to the tokens by ALTI (Ferrando et al. 2023)."""

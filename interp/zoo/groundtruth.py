@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
+from interp.core.kinds import NotNegative, PositiveCount
 from interp.model.block import FeedForward
 from interp.model.config import Learned, ModelConfig, NoNorm
 from interp.model.transformer import Transformer
@@ -60,7 +62,8 @@ class Alphabet:
         return self.symbols[int(token)]
 
 
-def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transformer:
+@public()
+def induction(n_ctx: PositiveCount = 128, noise: NotNegative = 0.02, seed: int = 0) -> Transformer:
     """A 2-layer attention-only model with one previous-token head and one induction head by K-composition.
 
     The stream has four subspaces: the token (one-hot), the position, the previous token, the prediction. L0H1
@@ -110,7 +113,8 @@ def _rotation(steps: int) -> Float[Tensor, "e e"]:
 
 def noisy(config: ModelConfig, noise: float, generator: torch.Generator) -> Transformer:
     """A frozen model with every parameter drawn from N(0, noise^2)."""
-    model = Transformer(config).requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):  # which the first weights, overwritten here, would move on
+        model = Transformer(config).requires_grad_(False)
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * noise)
     return model

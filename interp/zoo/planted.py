@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
+from interp.core.kinds import Count, NotNegative
 from interp.core.viewer import Brief
 from interp.model.config import MLP, ModelConfig, NoNorm, NoPosition
 from interp.model.parts import Edge, Part
@@ -40,6 +42,7 @@ LENGTH = 9
 """Symbols of a prompt."""
 
 
+@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class Planted(Brief):
     """A model with a known circuit, and aligned pairs of prompts on which the circuit shows.
@@ -152,7 +155,8 @@ NEGATIVE = 0.25
 """Share of a prediction of 1 that the negative head takes back; the backup head writes the rest, 1 - NEGATIVE."""
 
 
-def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def induction(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """Induction by K-composition, the model of `groundtruth.induction`: eight symbols, then one of them again.
 
     L0H1 writes the previous symbol, L1H2 looks for the place where it is the present one. The corrupted prompt
@@ -184,7 +188,8 @@ def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 # --- recall: a fact kept as key and value in an MLP, and a fact after a fact, one head for each -----------------------
 
 
-def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def fact_memory(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """A key-value memory in an MLP: "...c...1" -> the object that relation 1 gives for subject c.
 
     Subjects are a to h, relations 0 to 2, objects capitals. L0H1 moves the subject to the relation, where MLP 1 has
@@ -226,7 +231,8 @@ def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     return Planted("fact_memory", model, frozenset(edges), clean, corrupt, answer, wrong, note)
 
 
-def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def two_hop(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """A fact after a fact by V-composition: "..x..0.. " -> z, where L0H2 knows x -> y and L1H0 knows y -> z.
 
     x and y are small letters, z is a capital. L0H2 looks from the marker 0 at x and writes y there; L1H0 looks
@@ -274,7 +280,8 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 # --- hidden from the ablation of one part: a head with a backup, and two heads of which one suffices ------------------
 
 
-def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def backup(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """A planted model with a name mover, a negative head, and a backup head that waits: "...k... " -> k.
 
     The roles of Wang et al. 2022 (arXiv:2211.00593, section 3.4). Names are small letters.
@@ -327,7 +334,8 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     )  # fmt: skip
 
 
-def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def either(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """An OR of two heads: "..k..K.. " -> k, and either of the two letters would do.
 
     L0H1 looks from the end at the small letter, L1H3 at the capital; both move it, as a small letter. MLP 1

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
+from interp.core.kinds import Count, NotNegative
 from interp.zoo.groundtruth import SYMBOLS, plant_head, plant_neurons
 from interp.zoo.planted import (
     BOS,
@@ -51,7 +53,8 @@ HELD_BACK = 0.12
 """The most that each of the two parts of the last layer adds to a frequent symbol, 2.4 logits."""
 
 
-def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def early_site(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """A planted model that looks facts up early: "37af92 " -> the object of a f, read at the subject's last token.
 
     A subject is a first name, a to d, and a last name, e to h. At the last name L0H1 fetches the first name, MLP 0
@@ -105,7 +108,8 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     return Planted("early_site", model, frozenset(edges), clean, corrupt, answer, wrong, note)
 
 
-def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+@public()
+def late_suppression(seed: int = 0, n: Count = 16, *, noise: NotNegative = NOISE) -> Planted:
     """A planted model with a last layer that lowers its answer: "..k... " -> k, less sure than the layer before was.
 
     L0H1 moves the letter to the end, with 10 logits. In the last layer L1H3 looks from the end at the first token and

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import attention_kernel
-from interp.attention.heads import BY_PATTERN, _scores_and_kernel, same_token
+from interp.attention.heads import BY_PATTERN, DRAWN, SCORED, _scores_and_kernel, same_token
 from interp.attention.labels import RULES
 from interp.attention.shares import with_pattern
 from interp.core.patterns import SCORES, copy_keys, copy_scores, distance_kernel, even_attention
@@ -25,7 +25,8 @@ from interp.data.batch import Batch
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
 from interp.model.tap import Read
-from interp.passes import observe
+from interp.passes import duration, observe
+from interp.passes.packs import block_products
 from interp.runs.kept import forget
 from interp.tasks import RepeatedTokens
 from interp.weights.copying import chance_copying
@@ -498,6 +499,21 @@ def test_rows_whose_passes_take_minutes_are_announced_undrawn(monkeypatch: pytes
         ),
     ):
         interp.heads(hooked(), repeats=replace(SMALL, rows=10**7))
+
+
+def test_minutes_of_rows_count_their_draws_and_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model's products of a million rows are less than a minute, and its scores of them are not."""
+    monkeypatch.setattr(RepeatedTokens, "tokens", lambda *_, **__: (_ for _ in ()).throw(OSError("drawn")))
+    model, repeats = hooked(), replace(SMALL, rows=10**6)
+    config = model.cfg
+    products = config.n_layers * repeats.length * block_products(config)
+    others = SCORED * config.n_layers * config.n_heads * repeats.length**2 + DRAWN * config.d_vocab
+    minute = duration.A_MINUTE * torch.get_num_threads()
+    assert repeats.rows * products < minute
+    with pytest.raises(OSError, match="drawn"), pytest.warns(interp.Note) as notes:
+        interp.heads(model, repeats=repeats)
+    expected = f"about {float(f'{repeats.rows * (products + others) / minute:.1g}'):g} min"
+    assert any(expected in str(note.message) for note in notes)
 
 
 def test_rows_that_do_not_fit_and_models_that_see_ahead_are_refused() -> None:

@@ -1,15 +1,67 @@
 """Records that hold tensors say what they are in a line or two, and travel to other processes."""
 
+import dataclasses
+import importlib
+import inspect
 import pickle
+import pkgutil
+from collections.abc import Callable
 
 import pytest
 import torch
 
+import interp
+import interp.families
+import interp.lab.training
+import interp.model
+import interp.residual
 from interp import Batch, Edit
-from interp.causal import Subspace
-from interp.circuits import MibScores
+from interp.causal import RankAgreement, Subspace
+from interp.circuits import CircuitProtocol, GraphNode, MibScores
+from interp.editing import Continuation
 from interp.edits import Add, Project, Set, Swap, Zero
+from interp.lab import AdaptiveSoftmax, BigBird, Strided
 from interp.lab.rasp import PROGRAMS, compile
+from interp.lab.training import Training
+from interp.model import KVCache, MoE
+
+OF_THE_PAGES = "interp.pages"
+MADE_HERE = {
+    "ActivationStore", "Ask", "AttributionGraph", "ByRow", "Circuits", "Compiled", "Contract", "ContractLine",
+    "Demo", "Edge", "Exactness", "Fact", "FactPrompt", "GradientFactors", "HookPoint", "IndirectObject",
+    "LayerWeights", "Memory", "Reading", "Results", "SingularTriples", "SingularValues", "Site", "Staged",
+    "StoredTokenizer", "Trace", "Trained", "Traits", "TwoPasses", "Vocabulary", "WithoutData",
+}  # fmt: skip
+"""Records that this package makes and users only read."""
+
+
+def exported_records() -> dict[str, type]:
+    """Every record that a package of `interp` exports, by its name."""
+    folders = [found.name for found in pkgutil.iter_modules(interp.__path__, "interp.") if found.ispkg]
+    packages = [
+        importlib.import_module(name) for name in (*folders, "interp.lab.training", "interp.lab.rasp")
+    ]
+    exported = [getattr(package, name) for package in packages for name in getattr(package, "__all__", ())]
+    records = [each for each in exported if inspect.isclass(each) and dataclasses.is_dataclass(each)]
+    return {
+        each.__name__: each
+        for each in records
+        if not each.__module__.startswith(OF_THE_PAGES) and each.__name__ not in MADE_HERE
+    }
+
+
+def fields_given(record: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(record) if field.init]  # type: ignore[arg-type]
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("name", [name for name, kind in exported_records().items() if fields_given(kind)])
+def test_a_record_checks_the_kinds_of_its_fields_first(name: str) -> None:
+    record = exported_records()[name]
+    odd = {field: object() for field in fields_given(record)}
+    with pytest.raises((ValueError, KeyError), match=r"must be|is required|no part"):
+        record(**odd)
+
 
 WIDE = torch.arange(4096.0)
 RECORDS = {
@@ -50,3 +102,57 @@ def test_an_edit_that_travelled_does_the_same() -> None:
     )
     assert edit.change.values.equal(WIDE)
     assert pickle.loads(pickle.dumps(RECORDS["nothing else"])).cells == {"h": 5}
+
+
+NAN, INF = float("nan"), float("inf")
+NEAR = torch.device("cpu")
+CONFIG = interp.model.ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5)
+SENSELESS: dict[str, tuple[str, Callable[[], object]]] = {
+    "a share above 1": ("overlap", lambda: RankAgreement(NAN, 5.0, 1.0, 1, 1)),
+    "a sign below 0": ("same_sign", lambda: RankAgreement(NAN, 1.0, -3.0, 1, 1)),
+    "fewer than one compared": ("top", lambda: RankAgreement(NAN, 1.0, 1.0, -1, -1)),
+    "no pairs": ("n", lambda: CircuitProtocol("logits", "", "exact", "greedy", "zero", n=-1)),
+    "an influence that is NaN": ("influence", lambda: GraphNode("a", "b", "c", 1, "d", influence=NAN)),
+    "no tokens": ("length", lambda: Continuation(length=-1)),
+    "an endless window": ("n_window", lambda: BigBird(4, n_window=INF)),  # type: ignore[arg-type]
+    "no stride": ("stride", lambda: Strided(NAN)),  # type: ignore[arg-type]
+    "no width": ("div_value", lambda: AdaptiveSoftmax((4,), div_value=NAN)),
+    "a step that is True": ("steps", lambda: Training(steps=True)),
+    "a device that is NaN": ("device", lambda: Training(device=NAN)),  # type: ignore[arg-type]
+    "a device that is none": ("device", lambda: Training(device="xyz")),
+    "a log without end": ("log_every", lambda: Training(log_every=INF)),  # type: ignore[arg-type]
+    "an endless rate": ("learning_rate", lambda: Training(learning_rate=INF)),
+    "dropout without its record": ("dropout", lambda: Training(dropout=NAN)),  # type: ignore[arg-type]
+    "fewer than no rows": ("rows", lambda: KVCache(CONFIG, -1, 4, device=NEAR, dtype=torch.float32)),
+    "a cache of ids": ("dtype", lambda: KVCache(CONFIG, 1, 4, device=NEAR, dtype=torch.int64)),
+    "several positions in one": ("position", lambda: interp.Read("blocks.0.hook_resid_pre", pos=([1],))),  # type: ignore[arg-type]
+    "a factor that is NaN": ("linear_offset", lambda: MoE(2, 1, 4, linear_offset=NAN)),
+    "a scale that is NaN": ("logit_scale", lambda: dataclasses.replace(CONFIG, logit_scale=NAN)),
+}
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("name", SENSELESS)
+def test_a_number_that_means_nothing_is_refused_by_its_field(name: str) -> None:
+    field, make = SENSELESS[name]
+    with pytest.raises(ValueError, match=rf"\b{field}\b.*, got"):
+        make()
+
+
+CLASSES = [
+    interp.model.EncoderDecoder,
+    interp.model.KVCache,
+    interp.model.Transformer,
+    interp.model.Weights,
+    interp.families.SentencePieceTokenizer,
+    interp.lab.training.PackedTexts,
+    interp.residual.ActivationCache,
+]
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_class_checks_the_kinds_of_its_arguments_first(kind: type) -> None:
+    odd = {name: object() for name in inspect.signature(kind).parameters}
+    with pytest.raises(ValueError, match=rf"{kind.__name__}: {next(iter(odd))} must be"):
+        kind(**odd)

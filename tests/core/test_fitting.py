@@ -135,3 +135,9 @@ def test_others_who_use_typeguard_see_nothing_of_the_rules() -> None:
 def test_a_user_who_suppresses_typeguard_keeps_our_checks() -> None:
     with typeguard.suppress_type_checks():
         assert not fits({"a": "b"}, Mapping[str, int])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_a_dtype_without_real_numbers_to_compute_with_fits_nowhere(dtype: torch.dtype) -> None:
+    assert fits(torch.float16, torch.dtype) and fits(torch.bfloat16, torch.dtype | None)
+    assert not fits(dtype, torch.dtype) and not fits(dtype, torch.dtype | None)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from interp import Edit
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected, Source, SourceRow, TableFile, open_source
 from tests.tiny import CORPUS
@@ -307,3 +308,14 @@ def test_a_damaged_page_of_parquet_is_named_with_its_row(tmp_path: Path) -> None
     path.write_bytes(raw)
     with pytest.raises(OSError, match=r"a\.parquet cannot be read as Parquet from row 0 on: "):
         list(open_source(path).rows(0, 50))
+
+
+def test_a_row_nested_deeper_than_python_can_show_is_set_aside() -> None:
+    deep: list[object] = []
+    for _ in range(3000):
+        deep = [deep]
+    (row,) = rows(open_source([deep]))
+    assert isinstance(row, Rejected)
+    assert row.excerpt.startswith("[[[[") and len(row.excerpt) <= 80
+    with pytest.raises(ValueError, match=r"a change is required.*got \[\[\[.*\(list\)"):
+        Edit("L0.mlp", deep)  # type: ignore[arg-type]

@@ -178,6 +178,36 @@ def test_more_layers_than_tensors_are_refused_before_any_is_built(n_layers: int,
     refused(tmp_path, rf"(n_layers in \[0, 10000\], got|the config says) {n_layers}")
 
 
+@pytest.mark.parametrize("n_experts", [10**6, 10**4])
+def test_more_experts_than_tensors_or_rows_are_refused_at_once(n_experts: int, tmp_path: Path) -> None:
+    change_config(stored(tmp_path, "mixtral"), num_local_experts=n_experts)
+    refused(tmp_path, rf"the config says {n_experts} experts, the checkpoint holds \d+ tensors of at most")
+
+
+LARGER = {
+    "num_local_experts": (10**6, r"network of \d+ numbers, the checkpoint holds \d+"),
+    "vocab_size": (10**7, r"network of \d+ numbers, the checkpoint holds \d+"),
+    "num_hidden_layers": (10**6, r"the config says 1000000 layers, the checkpoint holds \d+ tensors"),
+}
+
+
+@pytest.mark.parametrize("key", LARGER)
+def test_a_network_far_larger_than_its_checkpoint_is_not_built(key: str, tmp_path: Path) -> None:
+    value, message = LARGER[key]
+    change_config(stored(tmp_path, "mixtral"), **{key: value})
+    with pytest.raises(ValueError, match=message):
+        HookedTransformer.from_pretrained(tmp_path, wrapped=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_act", 3), ("hidden_act", []), ("head_dim", "x"), ("layer_types", "x")]
+)
+def test_a_value_that_transformers_does_not_take_is_named(key: str, value: object, tmp_path: Path) -> None:
+    change_config(stored(tmp_path, "llama"), **{key: value})
+    with pytest.raises(ValueError, match=f"{tmp_path}: transformers does not take a value.*{key}"):
+        HookedTransformer.from_pretrained(tmp_path, wrapped=True)
+
+
 class Payload:
     """What a malicious pickle holds: unpickling it would create a file."""
 

@@ -321,3 +321,10 @@ def test_activations_of_another_shape_are_refused() -> None:
         (ValueError, TypeCheckError), match=r"such as `store.batches\(site, size\)`, got int|parameters of"
     ):
         quick(3)  # type: ignore[arg-type]
+
+
+def test_a_dtype_or_a_width_that_no_training_has_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"train_sae: dtype must be .*got torch.int32"):
+        train_sae(torch.randn(32, 4), TopK(2), 8, steps=1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="JumpReLU: bandwidth must be a number up to"):
+        JumpReLU(1e300)

@@ -1,5 +1,6 @@
 """One gradient step in closed form: equal to writing the step into the weights and running the layer again."""
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -125,3 +126,18 @@ def test_target_is_the_least_probable_token_of_the_top_vjp_if_tied() -> None:
 def test_a_read_out_that_is_not_linear_is_refused() -> None:
     with pytest.raises(ValueError, match="this model computes its logits by a non-linear masked-LM head"):
         top_vjp(build("masked-lm"), torch.zeros(1, 31), torch.tensor([1]))
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("rule", [imprint, shift])
+def test_a_step_of_other_tokens_or_without_numbers_is_refused(rule: Callable[..., Tensor]) -> None:
+    x, delta = torch.ones(3, 4), torch.ones(3, 2)
+    for given in (delta[:2], delta[0]):
+        with pytest.raises(ValueError, match=r"x and delta must be of the same tokens.*got \[3, 4\] and"):
+            rule(x, given, 0.1)
+    with pytest.raises(ValueError, match="delta must have finite numbers"):
+        rule(x, delta * torch.nan, 0.1)
+    with pytest.raises(ValueError, match="x must have finite numbers"):
+        rule(x * torch.inf, delta, 0.1)
+    with pytest.raises(ValueError, match="eta must be a number up to"):
+        rule(x, delta, torch.inf)

@@ -188,3 +188,19 @@ def test_gradients_pass_through_closed_changes_and_stop_at_a_detached_one() -> N
     assert seen["scaled"][:, 8].abs().max() > 1e-3
     # at position 8 only the keys and values of earlier positions carry a gradient once its own stream is cut
     assert direct is None or not direct[:, 8].any()
+
+
+COMPLEX = torch.ones(24, dtype=torch.complex128)
+
+
+@pytest.mark.parametrize("make", [Set, Add, Project, lambda values: Swap(BASIS, values), Scale])
+def test_complex_values_of_a_change_are_refused(make: Callable[[Tensor], object]) -> None:
+    for values in (COMPLEX, 1j):
+        with pytest.raises(ValueError, match=r"must be .*, got (Tensor of torch.complex128|1j)"):
+            make(values)  # type: ignore[arg-type]
+
+
+def test_a_function_that_returns_complex_numbers_is_refused() -> None:
+    change = Edit(STREAM, lambda cells: cells * 1j)
+    with pytest.raises(ValueError, match=r"must return real numbers, got torch.complex128"):
+        edited(change, VALUE, Span())

@@ -1,7 +1,7 @@
 """A planned sweep gives the numbers of the naive loop: one pass per variant with ordinary edits."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import interp
+from interp import HookedTransformer
 from interp.core.notes import Note
 from interp.data.batch import Batch
 from interp.model import sites
@@ -17,7 +19,7 @@ from interp.model.edits import Add, Edit, Project, Scale, Set, Swap, Zero
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.duration import announce, minutes
-from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss
+from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss, of_logits
 from interp.passes.observe import observe
 from interp.passes.sweep import Sweep, SweepPass
 from interp.passes.variants import Variant
@@ -354,6 +356,15 @@ def test_a_metric_of_the_wrong_shape_is_refused() -> None:
     bad = Metric("sum", "logits", lambda outcome: outcome.logits().sum())
     with pytest.raises(ValueError, match="one number per row"):
         Sweep(model, batch, [Variant()]).run(bad)
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("ask", [interp.ablate, interp.patch])
+def test_a_metric_of_complex_numbers_is_refused(ask: Callable[..., object]) -> None:
+    model, turned = HookedTransformer(build("gpt2")), of_logits(lambda logits: logits[:, -1, 0] * 1j)
+    given = {"change": Zero()} if ask is interp.ablate else {"corrupt": [[4, 5, 6]], "site": "z"}
+    with pytest.raises(ValueError, match=r"one number per row, \[1\], got \[1\] of complex numbers"):
+        ask(model, [[1, 2, 3]], metric=turned, **given)
 
 
 def test_every_config_is_swept() -> None:

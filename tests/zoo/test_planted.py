@@ -120,6 +120,22 @@ def without(name: str, *parts: str) -> Tensor:
     return left(name, {e for e in edges if e in parts or e.partition("->")[0] in parts})
 
 
+@pytest.mark.parametrize("name", [*BUILT, *interp.zoo.DEMOS])
+def test_a_model_of_the_zoo_leaves_the_random_state_of_torch(name: str) -> None:
+    before = torch.get_rng_state()
+    BUILT[name](1, 4) if name in BUILT else interp.zoo.load(name)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize(
+    "wrong", [{"seed": "x"}, {"n": [1]}, {"n": 2.5}, {"noise": [1]}, {"noise": float("nan")}]
+)
+def test_a_setting_of_another_kind_is_refused_by_name(name: str, wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{name}: {next(iter(wrong))} must be"):
+        BUILT[name](**wrong)  # type: ignore[arg-type]
+
+
 every_model = pytest.mark.parametrize("name", BUILT)
 every_seed = pytest.mark.parametrize("seed", [0, 1])
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Cosine, FromZero, PositiveCount
 from interp.core.results import Score, scored
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def flow(
     ellipsoid: Float[Tensor, "d d"] | None = None,
     causal: bool = False,
     dt: float = 0.05,
-    steps: Count = 4000,
+    steps: FromZero = 4000,
 ) -> Float[Tensor, "n d"]:
     """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
 
@@ -65,8 +65,8 @@ def flow(
         [n, d], the tokens at time dt * steps.
 
     Raises:
-        ValueError: tokens that are zero or not finite, dt <= 0, matrices of other shapes or dtypes, or a W that is
-            not symmetric and positive definite.
+        ValueError: tokens that are zero or not finite, dt <= 0, matrices of other shapes or dtypes, numbers so large
+            that the tokens leave the sphere, or a W that is not symmetric and positive definite.
 
     Source:
         Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1.
@@ -81,7 +81,7 @@ def flow(
         True
     """
     motion = Motion.of(x, qk, ov, ellipsoid, causal, dt)
-    return deque(motion.path(x, steps), maxlen=1).pop()
+    return motion.on_surface(deque(motion.path(x, steps), maxlen=1).pop())
 
 
 @public()
@@ -93,9 +93,9 @@ def trajectories(
     ellipsoid: Float[Tensor, "d d"] | None = None,
     causal: bool = False,
     dt: float = 0.05,
-    steps: Count = 400,
-    every: Count = 10,
-    linked: float = 0.99,
+    steps: FromZero = 400,
+    every: PositiveCount = 10,
+    linked: Cosine = 0.99,
 ) -> xr.Dataset:
     """Trajectories of tokens on the sphere under `flow`: positions, cosines between them, potential and clusters.
 
@@ -140,6 +140,7 @@ def trajectories(
     if len(x) < 2 or every < 1:
         raise ValueError(f"two tokens or more and every >= 1 are required, got {len(x)} and {every}")
     kept = [(i, at) for i, at in enumerate(motion.path(x, steps)) if i % every == 0 or i == steps]
+    motion.on_surface(kept[-1][1])
     x_tnd = torch.stack([at for _, at in kept])
     found = motion.measured(x_tnd, linked)
     return scored(
@@ -197,6 +198,8 @@ class Motion:
                 )
             if matrix is not None and matrix.dtype != x.dtype:
                 raise ValueError(f"{name} must be of the dtype of x, {x.dtype}, got {matrix.dtype}")
+            if matrix is not None and name != "ellipsoid" and not bool(matrix.isfinite().all()):
+                raise ValueError(f"{name} must have finite numbers, got NaN or infinite ones")
         if ellipsoid is not None and not _positive_definite(ellipsoid):
             raise ValueError("ellipsoid must be symmetric and positive definite")
         hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None
@@ -221,6 +224,16 @@ class Motion:
     def back(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Every token along its ray to the surface."""
         return F.normalize(x, dim=-1) if self.ellipsoid is None else x / self._product(x, x).sqrt()
+
+    def on_surface(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """The tokens themselves. ValueError for some that numbers too large for the dtype threw off the surface."""
+        if not bool(((self._product(x, x) - 1).abs() < 0.5).all()):
+            raise ValueError(
+                f"finite matrices and a dt with which {x.dtype} can compute are required: the tokens have left the "
+                f"surface, with dt={self.dt}, qk up to {float(self.qk.abs().max()):g} and ov up to "
+                f"{float(self.ov.abs().max()):g}"
+            )
+        return x
 
     def measured(self, x_tnd: Float[Tensor, "t n d"], linked: float) -> dict[str, Float[Tensor, "t"]]:
         """The numbers of `UNITS` at every time."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from interp.core.boundary import public
-from interp.core.kinds import Finite
+from interp.core.kinds import DeviceName, Finite
 from interp.lab.training.dropout import Dropout
 
 TrainingPrecision = Literal["auto", "float32", "bfloat16"]
@@ -45,7 +45,7 @@ class Training:
     """AdamW's decay rate of the mean gradient."""
     beta2: float = 0.98
     """AdamW's decay rate of the mean square."""
-    clip: float = 1.0
+    clip: Finite = 1.0
     """The largest norm of all gradients together."""
     dropout: Dropout = NO_DROPOUT
     """Dropout in the passes of the updates, and in no other."""
@@ -59,7 +59,7 @@ class Training:
     """bfloat16: products by autocast, weights in float32; auto: that on an accelerator, float32 on the CPU."""
     seed: int = 0
     """Seed of the first weights and of the data."""
-    device: str = "cpu"
+    device: DeviceName = "cpu"
     """Where the model is trained."""
     log_every: int = 100
     """Updates between two rows of the log; every checkpoint has a row too."""
@@ -67,7 +67,7 @@ class Training:
     """About how many models are kept on the way, log-spaced, the untrained and the last one among them; 0 = none."""
     evaluation_rows: int = 128
     """Held-out rows that each row of the log is measured on."""
-    keep_seconds: float = 60.0
+    keep_seconds: Finite = 60.0
     """The least time between two writings of the state that a killed run goes on from."""
 
     def __post_init__(self) -> None:

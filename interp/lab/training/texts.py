@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from interp.core.boundary import check
 from interp.data.batch import Batch
 from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
@@ -40,6 +41,7 @@ class PackedTexts:
         Raises:
             ValueError: if one part does not fill a row, or for ids outside the vocabulary.
         """
+        check("PackedTexts: texts", texts, Sequence[Sequence[int]])
         self.vocabulary, self.width, self.share = vocabulary, width, held_out
         if width < 2 or not 0 < held_out < 1:
             raise ValueError(f"width >= 2 and held_out in (0, 1) are required, got {width} and {held_out}")

@@ -148,6 +148,29 @@ def test_ellipsoid_may_be_symmetric_to_rounding_as_a_product_is() -> None:
     np.testing.assert_allclose(found.position, expected.position, rtol=1e-9, atol=1e-9)
 
 
+NAN, INF = float("nan"), float("inf")
+SENSELESS = {
+    "dt": (1e300, r"the tokens have left the surface, with dt=1e\+300"),
+    "qk": (INF * torch.ones(3, 3), "qk must have finite numbers"),
+    "ov": (NAN * torch.eye(3), "ov must have finite numbers"),
+    "x": (torch.full((3, 3), 1e30), "the tokens have left the surface"),
+    "steps": (-1, "steps must be a whole number from 0"),
+    "every": (0, "every must be a whole number from 1"),
+    "linked": (10.0, "linked must be a number from -1 to 1, got 10.0"),
+}
+
+
+@pytest.mark.parametrize("name", SENSELESS)
+def test_a_setting_under_which_no_token_stays_is_refused_by_name(name: str) -> None:
+    value, message = SENSELESS[name]
+    given = {"x": torch.eye(3), "qk": torch.eye(3), "ov": torch.eye(3), "steps": 3, name: value}
+    for ask in (flow, trajectories) if name not in ("every", "linked") else (trajectories,):
+        with pytest.raises(ValueError, match=message):
+            ask(**given)
+    with pytest.raises(ValueError, match="linked must be"):
+        trajectories(torch.eye(3), qk=torch.eye(3), ov=torch.eye(3), linked=NAN)
+
+
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="finite tokens other than 0"):
         flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))
