@@ -316,5 +316,5 @@ def test_what_leaves_no_room_is_refused() -> None:
         Continuation(length=5).texts(model, [CORPUS[1]])
     with pytest.raises(ValueError, match="do not fit the context"):
         Continuation(length=model.cfg.n_ctx + 1).texts(model, OPENINGS)
-    with pytest.raises(ValueError, match="top_k >= 1 is required, got 0"):
+    with pytest.raises(ValueError, match="top_k must be a whole number from 1"):
         Continuation(top_k=0, length=20).texts(model, OPENINGS)

@@ -39,20 +39,19 @@ from tests.fuzz.values import DOUBTFUL, WRONG, near
 
 MADE_BY_US: Mapping[str, str] = {
     "answers, which functions give": """
-        causal.RankAgreement circuits.AttributionGraph circuits.CircuitProtocol circuits.Edge circuits.GraphNode
-        editing.SingularValues editing.TwoPasses lenses.GradientFactors residual.ActivationCache residual.Decomposition
-        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs model.KVCache
-        model.LayerWeights model.Memory model.Trace model.Weights passes.HookPoint runs.Results verify.Contract
-        verify.ContractLine zoo.Demo lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
-    "names of places, which all that takes a part or a place checks": "Part tasks.Place model.Site",
-    "records without a field": "features.ReLU tokens.AltiLogit edits.Detach edits.Zero",
+        circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
+        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs model.LayerWeights
+        model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
+        lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
+    "names of places, which all that takes a part or a place checks": "Part model.Site",
+    "records without a field": "features.ReLU edits.Detach edits.Zero",
     "what a protocol asks of the user's own class": """
         tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow
         passes.Question passes.Reading passes.Staged passes.WithoutData""",
     "opened by methods, of which `loaders` damages the files": """
         HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
         families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary""",
-    "made by functions of a config": "model.EncoderDecoder model.Transformer lab.rasp.Compiled",
+    "made by functions of a config": "lab.rasp.Compiled",
     "changes what is imported": "compat.install compat.uninstall",
 }  # fmt: skip
 """Public classes that are given nothing of a user's here, and why; pictures and pages are those of `results`."""
