@@ -414,7 +414,7 @@ def test_a_device_that_is_not_here_is_refused_by_name_before_anything_moves() ->
         model.to("cpu:7")
     with pytest.raises(ValueError, match="device must be one that holds numbers, got meta"):
         interp.run([interp.lenses.LogitLens(top=2)], model, [LINE], devices=["meta"])
-    with pytest.raises(ValueError, match=r"parameters require one of .*, got int64"):
+    with pytest.raises(ValueError, match=r"target must be a device .* or a torch dtype, got torch.int64"):
         model.to(torch.int64)
 
 

@@ -13,7 +13,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Device, require_device
 from interp.core.viewer import Shown, fitted
-from interp.core.wording import nearest
+from interp.core.wording import nearest, value_text
 from interp.data.ids import check_contrast
 from interp.model.parts import Part
 from interp.model.sites import full_name
@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"^blocks\.\d+\.")
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
-@public()
+@public(unchecked=("values",))
 class ActivationCache(Shown, Mapping[str, Tensor]):
     """Activations that `run_with_cache` recorded, by site name or in shorthand: `cache["pattern", 3]`.
 
@@ -35,6 +35,10 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
     """
 
     def __init__(self, values: Mapping[str, Tensor], model: Transformer, *, batched: bool = True) -> None:
+        if not isinstance(values, Mapping):  # only this: every pass that records makes one
+            raise ValueError(
+                f"ActivationCache: values must be activations by the names of their sites, got {value_text(values)}"
+            )
         self._values = dict(values)
         self.model = model
         self.batched = batched

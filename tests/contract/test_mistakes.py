@@ -206,7 +206,7 @@ MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a number for a training's device": (
         lambda: interp.lab.training.Training(device=3),
-        "Training: device must be str, got 3 (int)",
+        "Training: device must be the name of a device such as 'cpu' or 'cuda:1', got 3 (int)",
     ),
     "a fraction for a window": (
         lambda: interp.lab.Dilated(width=1.5),

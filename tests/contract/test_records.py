@@ -125,6 +125,10 @@ SENSELESS: dict[str, tuple[str, Callable[[], object]]] = {
     "dropout without its record": ("dropout", lambda: Training(dropout=NAN)),  # type: ignore[arg-type]
     "fewer than no rows": ("rows", lambda: KVCache(CONFIG, -1, 4, device=NEAR, dtype=torch.float32)),
     "a cache of ids": ("dtype", lambda: KVCache(CONFIG, 1, 4, device=NEAR, dtype=torch.int64)),
+    "a number for a cache": (
+        "values",
+        lambda: interp.residual.ActivationCache(1.5, interp.model.build(CONFIG)),
+    ),  # type: ignore[arg-type]
     "several positions in one": ("pos", lambda: interp.Read("blocks.0.hook_resid_pre", pos=([1],))),  # type: ignore[arg-type]
     "a factor that is NaN": ("linear_offset", lambda: MoE(2, 1, 4, linear_offset=NAN)),
     "a scale that is NaN": ("logit_scale", lambda: dataclasses.replace(CONFIG, logit_scale=NAN)),
@@ -146,7 +150,6 @@ CLASSES = [
     interp.model.Weights,
     interp.families.SentencePieceTokenizer,
     interp.lab.training.PackedTexts,
-    interp.residual.ActivationCache,
 ]
 
 

@@ -131,7 +131,7 @@ def test_a_tied_matrix_that_is_stored_under_its_second_name_only_is_found() -> N
 def test_a_dtype_that_no_device_has_is_refused_before_reading(dtype: torch.dtype, tmp_path: Path) -> None:
     hf_model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not read")
-    with pytest.raises(ValueError, match=f"require one of float32.*got {str(dtype)[6:]} for cpu"):
+    with pytest.raises(ValueError, match=f"dtype must be a torch dtype or None, got {dtype}"):
         families.from_folder(tmp_path, dtype=dtype)
 
 

@@ -72,7 +72,7 @@ def test_texts_stay_texts_and_padding_is_left_out(model: HookedTransformer, rows
 
 
 def test_other_results_and_other_rows_are_refused(model: HookedTransformer, rows: Examples) -> None:
-    with pytest.raises(ValueError, match=r"a result of interp\.dynamics\.influence is required"):
+    with pytest.raises(ValueError, match="result must have values over row and query, got "):
         influence_page(xr.Dataset({"value": 1.0}), model, rows, rows)
     with pytest.raises(ValueError, match=r"values of \(5, 5\) rows and queries are required"):
         influence_page(result(VALUES), model, rows, rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 from interp import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.passes import HookPoint, Sampling
-from interp.passes.generate import UNDECODED, stop_ids, text_pieces
+from interp.passes.generate import UNDECODED, stops_of, text_pieces
 from tests.tiny import END, gpt2_tokenizer, hooked
 
 TOKENIZER = HuggingFaceTokenizer(gpt2_tokenizer())
@@ -134,12 +134,18 @@ def test_a_text_ends_with_any_of_the_stop_tokens() -> None:
         )
 
 
-def test_stop_tokens_are_ids_or_single_token_texts() -> None:
+def test_ids_end_a_row_as_tokens_and_texts_as_a_rule() -> None:
     text, end = hooked().text, hooked().text.eos_id
-    assert stop_ids(text, (), eos=True) == {end}
-    assert stop_ids(text, (), eos=False) == set()
-    assert stop_ids(text, [3, " cat"], eos=True) == {3, text.single(" cat"), end}
-    assert stop_ids(text, " cat", eos=False) == {text.single(" cat")}
-    assert stop_ids(text, END, eos=False) == {end}
-    with pytest.raises(ValueError, match="' cat sat' must be a single token, got 2"):
-        stop_ids(text, [" cat sat"], eos=False)
+    assert stops_of(text, (), eos=True) == ({end}, None)
+    assert stops_of(text, (), eos=False) == (set(), None)
+    ids, ends = stops_of(text, [3, " cat"], eos=True)
+    assert ids == {3, end} and ends is not None
+    before, cat, sat = (text.ids(piece, prepend_bos=False) for piece in ("The", " cat", " sat"))
+    assert [ends(before, new) for new in (cat, sat, [*sat, *cat], [*cat, *sat])] == [True, False, True, True]
+    assert not ends([*before, *cat], sat), "what stands in the prompt ends nothing"
+    _, ends = stops_of(text, END, eos=False)
+    assert end is not None and ends is not None and ends(before, [*cat, end]), "the text of a special token"
+    with pytest.raises(
+        ValueError, match=r"texts, token ids or functions of the new text, got 1.5 among them"
+    ):
+        stops_of(text, [3, 1.5], eos=False)  # type: ignore[list-item]
