@@ -36,8 +36,11 @@ def check_whole(function: str, error: Exception, given: Mapping[str, object]) ->
 
 
 def _flaw(error: Exception, given: Mapping[str, object]) -> str | None:
+    if not _by_chance(error.__traceback__):
+        return None
+    given = {argument: value for argument, value in given.items() if argument != "self"}
     found = [(argument, result) for argument, value in given.items() for result in _results(value)]
-    if not found or not _by_chance(error.__traceback__):
+    if not found:
         return None
     name = next((one or other for one, other in _LOOKED_UP.findall(str(error))), "")
     whole = "{} must be a whole result, got one {}".format
