@@ -172,6 +172,9 @@ class ActivationStore:
                 f"{folder} is not finished, it holds {index.entries} entries: call store_activations again with the "
                 "same arguments to go on"
             )
+        listed = {shard.file for shard in index.shards}
+        if more := sorted({path.name for path in folder.glob("shard-*.safetensors")} - listed):
+            raise ValueError(f"{folder} holds {more[0]}, which its {STORE.manifest} does not list")
         store = cls(folder, index)
         store._check_shards()
         return store
@@ -194,12 +197,7 @@ class ActivationStore:
             shard.check(self.folder, contents=True)
 
     def _check_shards(self) -> None:
-        """Raise an error that names the first shard whose size, place or shapes are not those listed, or unlisted."""
-        listed = {shard.file for shard in self.index.shards}
-        if more := sorted(
-            path.name for path in self.folder.glob("shard-*.safetensors") if path.name not in listed
-        ):
-            raise ValueError(f"{self.folder} holds {more[0]}, which its {STORE.manifest} does not list")
+        """Raise an error that names the first shard whose size, place or shapes are not those listed."""
         for i, shard in enumerate(self.index.shards):
             shard.check(self.folder)
             with self._opened(i, (*TABLES, *self.sites)):
