@@ -153,8 +153,9 @@ def _argument_binder(
 
 def _named_dtype(value: object, hint: object) -> object:
     """The torch dtype, for the name of one where the annotation is a dtype; any other value unchanged."""
-    named = isinstance(value, str) and value in words(Precision) and value not in words(hint)
-    return getattr(torch, str(value)) if named and torch.dtype in options(hint) else value
+    if not isinstance(value, str) or torch.dtype not in options(hint):
+        return value
+    return getattr(torch, value) if value in words(Precision) and value not in words(hint) else value
 
 
 def check_fields(record: object) -> None:

@@ -5,9 +5,9 @@ Typeguard takes annotations apart and asks `_checker_of` how to check each piece
 same process are not affected.
 """
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from itertools import islice
 from types import UnionType
 from typing import Any, Literal, Union
@@ -37,7 +37,10 @@ _INSIDE = ContextVar("interp_inside_fits", default=False)
 
 def fits(value: object, hint: object) -> bool:
     """Whether a value fits an annotation."""
-    if type(value) in options(hint) and odd_value(value) is None:  # the usual case, ten times as fast
+    same, above = _classes(hint)
+    if (type(value) in same or isinstance(value, above)) and odd_value(
+        value
+    ) is None:  # usual, ten times as fast
         return True
     is_long = isinstance(value, tuple | list | set | Mapping) and len(value) > MOST
     before = _INSIDE.set(True)
@@ -50,6 +53,17 @@ def fits(value: object, hint: object) -> bool:
     return True
 
 
+@functools.cache
+def _classes(hint: object) -> tuple[frozenset[object], tuple[type, ...]]:
+    """Classes of which a value of the annotation may be exactly, and those of which it may be any object.
+
+    The latter are no numbers, of which True would be one, and no protocols, which are slow to ask.
+    """
+    members = options(hint)
+    above = [each for each in members if is_asked_of_objects(each) and each not in _RULES]
+    return frozenset(members), tuple(each for each in above if not _is_protocol(each))
+
+
 def _checker_of(
     kind: object, args: tuple[object, ...], extras: tuple[object, ...]
 ) -> TypeCheckerCallable | None:
@@ -57,10 +71,10 @@ def _checker_of(
     if not _INSIDE.get():
         return None
     if words := next((extra for extra in extras if isinstance(extra, Required)), None):
-        return partial(_check, lambda value, *_: words.refused(value) is None)
+        return functools.partial(_check, lambda value, *_: words.refused(value) is None)
     if rule := _RULES.get(kind):
-        return partial(_check, rule)
-    return partial(_check, _is_object) if is_asked_of_objects(kind) and not args else None
+        return functools.partial(_check, rule)
+    return functools.partial(_check, _is_object) if is_asked_of_objects(kind) and not args else None
 
 
 def _check(rule: "Rule", value: object, kind: object, args: tuple[object, ...], _: TypeCheckMemo) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 
-@public()
+@public(plain_pass=True)
 @dataclass(frozen=True)
 class Read:
     """A request to record `via(value)` at a site of a pass, or the metric's gradient there.

@@ -149,7 +149,7 @@ class LayerWeights:
         return value.to(self._model.device)
 
 
-@public()
+@public(plain_pass=True)
 class Weights:
     """Read-only views of a model's parameters in the field's layout."""
 

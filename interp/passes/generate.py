@@ -32,8 +32,8 @@ StopRule = Callable[[str], bool]
 OneStop = str | int | np.integer | StopRule
 Stop = OneStop | Collection[OneStop] | Int[Tensor, "*n"] | np.ndarray
 """Where to end: a token id, a text that the new text contains, a function of the new text, or several of these."""
-Ends = Callable[[Sequence[int], Sequence[int]], bool]
-"""Whether a row ends: a function of the ids of its prompt and of its new ids."""
+Ends = Callable[[Sequence[int]], Callable[[int], bool]]
+"""How a row ends: a function of the ids of its prompt that returns one to call with each new id: does it end there?"""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 """The character to which tokenizers decode bytes that are not (yet) a character."""
 
@@ -94,8 +94,9 @@ def stream(
     choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
     stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
     decoder = Decoder.opened(model, batch, max_new_tokens, use_cache=use_cache, reads=reads, edits=edits)
-    rows = None if ends is None else _Rows(batch, ends)
-    return _steps(decoder, choice, stops, rows, max_new_tokens)
+    rows = zip(batch.tokens.cpu(), batch.real.cpu(), strict=True)
+    ends_at = None if ends is None else [ends(ids[real].tolist()) for ids, real in rows]
+    return _steps(decoder, choice, stops, ends_at, max_new_tokens)
 
 
 def generate(
@@ -234,30 +235,14 @@ class Decoder:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
 
-class _Rows:
-    """The ids of every row, on the host, and the rule by which rows end."""
-
-    def __init__(self, batch: Batch, ends: Ends) -> None:
-        self._ends = ends
-        self._prompts = [
-            ids[keep].tolist() for ids, keep in zip(batch.tokens.cpu(), batch.real.cpu(), strict=True)
-        ]
-        self._new: list[list[int]] = [[] for _ in self._prompts]
-
-    def going_on(self, tokens: Int[Tensor, "b"], alive: Bool[Tensor, "b"]) -> Bool[Tensor, "b"]:
-        """True for the rows that do not end with these new tokens."""
-        going = alive.tolist()
-        for i, token in enumerate(tokens.tolist()):
-            if going[i]:
-                self._new[i].append(token)
-                going[i] = not self._ends(self._prompts[i], self._new[i])
-        return torch.tensor(going, device=alive.device)
-
-
 def _steps(
-    decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], rows: _Rows | None, n: int
+    decoder: Decoder,
+    choice: Choice,
+    stops: Int[Tensor, "s"],
+    ends_at: Sequence[Callable[[int], bool]] | None,
+    n: int,
 ) -> Iterator[Step]:
-    """Up to `n` steps, until every row has drawn one of `stops`, or ended by the rule of `rows`."""
+    """Up to `n` steps, until every row has drawn one of `stops`, or ended by its own rule of `ends_at`."""
     tokens = alive = None
     for _ in range(n):
         logits, trace = decoder.next_logits()
@@ -267,11 +252,13 @@ def _steps(
         else:
             tokens = torch.where(alive, drawn, tokens)
         yield Step(tokens, alive, logits, trace)
-        if rows is not None:
-            alive = rows.going_on(tokens, alive)
+        if ends_at is not None:
+            each = zip(tokens.tolist(), alive.tolist(), ends_at, strict=True)
+            going = [goes_on and not ends(token) for token, goes_on, ends in each]
+            alive = torch.tensor(going, device=alive.device)
         if len(stops):
             alive = alive & ~torch.isin(tokens, stops)
-        if (rows is not None or len(stops)) and not bool(alive.any()):
+        if (ends_at is not None or len(stops)) and not bool(alive.any()):
             return
         decoder.push(tokens)
 
@@ -344,9 +331,14 @@ def stops_of(text: Text, stop: Stop, *, eos: bool) -> tuple[set[int], Ends | Non
     ]
     ids = {int(s) for s in every if is_id(s)} | (text.end_ids if eos else set())
 
-    def ends(prompt: Sequence[int], new: Sequence[int]) -> bool:
-        written = new_text(text.tokenizer, prompt, new)
-        return any(rule(written) for rule in rules)
+    def ends(prompt: Sequence[int]) -> Callable[[int], bool]:
+        new = NewText(text.tokenizer, prompt)
+
+        def is_end(token: int) -> bool:
+            written = new.after(token)
+            return any(rule(written) for rule in rules)
+
+        return is_end
 
     return ids, ends if rules else None
 
@@ -355,10 +347,26 @@ def _contains(part: str, whole: str) -> bool:
     return part in whole
 
 
-def new_text(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
-    """The text that new tokens add to a prompt, without bytes at its end that are no whole character yet."""
-    shown = len(tokenizer.decode([*prompt]).rstrip(UNDECODED)) if prompt else 0
-    return tokenizer.decode([*prompt, *new]).rstrip(UNDECODED)[shown:]
+class NewText:
+    """The text that new tokens add to a prompt, token by token, without bytes at its end that are no whole character.
+
+    It is cut from the text of everything so far, since a token's own text may depend on its neighbours (leading spaces,
+    characters of several tokens); a thousand tokens take milliseconds.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, list(prompt)
+        self._prompt = len(tokenizer.decode(self._ids).rstrip(UNDECODED)) if self._ids else 0
+
+    def after(self, token: int) -> str:
+        """The new text with one more token."""
+        self._ids.append(token)
+        return self.whole.rstrip(UNDECODED)
+
+    @property
+    def whole(self) -> str:
+        """The new text with all bytes at its end."""
+        return self._tokenizer.decode(self._ids)[self._prompt :]
 
 
 def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:
@@ -372,19 +380,15 @@ def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> 
 def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
     """The text that each new token adds to `before`; bytes that are no whole character yet wait for the next token.
 
-    The pieces join to the text of all new tokens. Each is cut from the text of everything so far, since a token's own
-    text may depend on its neighbours (leading spaces, characters of several tokens); a thousand tokens take
-    milliseconds.
+    The pieces join to the text of all new tokens.
     """
-    ids = list(before)
-    shown = len(tokenizer.decode(ids).rstrip(UNDECODED)) if ids else 0
+    new, shown = NewText(tokenizer, before), 0
     for token in tokens:
-        ids.append(token)
-        text = tokenizer.decode(ids).rstrip(UNDECODED)
+        text = new.after(token)
         if len(text) > shown:
             yield text[shown:]
             shown = len(text)
-    if ending := tokenizer.decode(ids)[shown:]:
+    if ending := new.whole[shown:]:
         yield ending
 
 

@@ -102,7 +102,7 @@ REMAINDER = "remainder"
 """Name of the one part that holds all that a decomposition does not split further."""
 
 
-@public()
+@public(plain_pass=True)
 @dataclass(frozen=True, eq=False)
 class Decomposition:
     """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.

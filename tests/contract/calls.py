@@ -440,9 +440,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "dispatch": lambda: interp.editing.Dispatch((1,), {"a": 5, "b": 6})},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
                 "tuning": lambda: interp.editing.FineTuning(1)},
-    "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
+    "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: Path(tempfile.mkdtemp()) / "graph.json",
                                 "prompt": lambda: interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
-    "circuits.write_mib": {"path": lambda: "scores.json",
+    "circuits.write_mib": {"path": lambda: Path(tempfile.mkdtemp()) / "scores.json",
                            "scores": lambda: interp.circuits.read_mib(mib_file(), model()).scores},
     "circuits.read_mib": {"path": mib_file},
     "circuits.MibScores": {"scores": lambda: torch.ones(2, 3), "kept": lambda: torch.ones(2, 3, dtype=torch.bool)},
@@ -468,7 +468,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "families.from_hf_model": {"hf_model": hf_model},
     "families.load_state": {"tensors": lambda: build("gpt2").state_dict()},
     "families.config_of": {"values": lambda: GPT2.to_dict()},
-    "families.save": {"model": lambda: build("gpt2"), "folder": lambda: Path(tempfile.mkdtemp(dir="."))},
+    "families.save": {"model": lambda: build("gpt2"), "folder": lambda: Path(tempfile.mkdtemp())},
     "features.dictionary_match": {"W_dec": lambda: numbers(3, 4), "truth": lambda: numbers(2, 4)},
     "features.examples_table": {
         "result": lambda: interp.features.top_examples(model(), TOKENS, "blocks.0.hook_resid_post", top=2)},
@@ -604,7 +604,7 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
     """The call with these arguments; a question is also asked of a model."""
     rest, first = dict(given), []
     if name == "runs.store_activations" and rest["folder"] is OWN:
-        rest["folder"] = tempfile.mkdtemp(dir=".")  # a second call would go on with the first one's store
+        rest["folder"] = tempfile.mkdtemp()  # a second call would go on with the first one's store
     parameters = list(signature(function).parameters.values())
     places = [i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.VAR_POSITIONAL]
     if places:

@@ -63,7 +63,8 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"attn_softcap": 0.0}, "attn_softcap finite and above 0, got 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap finite and above 0, got -30.0"),
         ({"embed_scale": float("inf")}, "embed_scale finite and above 0, got inf"),
-        ({"residual_scale": float("nan")}, "residual_scale finite and above 0, got nan"),
+        ({"residual_scale": float("nan")}, "a number as residual_scale, got nan"),
+        ({"residual_scale": float("inf")}, "residual_scale finite and above 0, got inf"),
         ({"logit_scale": 0.0}, "logit_scale finite and above 0, got 0.0"),
     ],
 )

@@ -150,7 +150,7 @@ def state() -> tuple[dict[str, torch.Tensor], dict[str, object]]:
 
 
 def new_folder() -> Path:
-    return Path(tempfile.mkdtemp(dir="."))
+    return Path(tempfile.mkdtemp())
 
 
 @once
