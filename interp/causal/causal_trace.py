@@ -75,9 +75,9 @@ class CausalTrace(Question):
         data: prompts, token ids, a batch, files or a stream of any size.
         subject: the words to corrupt: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens
             (BOS counts); one for all prompts, or one for each. A token that holds any part of the word belongs to it.
-        answer: answer of each prompt; None: that of the metric or of the data. Facts whose answer is not the model's
-            most probable next token are dropped; `attrs["dropped"]` counts them, and `prompt` numbers those that are
-            left.
+        answer: answer of each prompt, of one or several tokens; None: that of the metric or of the data. Facts whose
+            answer is not what the model says greedily are dropped; `attrs["dropped"]` counts them, and `prompt` numbers
+            those that are left.
         kind: what is restored at one token: "state" the output of layer l, "mlp" or "attn" the outputs, as added to
             the stream, of a window of layers max(0, l - w/2) .. min(L, l + w/2) - 1.
         window: number w of MLPs or attentions restored at once; None: a fifth of the layers, at least one.
@@ -322,16 +322,14 @@ def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens
     Raises:
         ValueError: the two differ.
     """
-    of_metric, of_question = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
+    of_metric = AnswerTokens.of(text, metric.answer, metric.wrong, several=True)
+    of_question = AnswerTokens.of(text, answer, several=True)
     if of_metric is None or of_question is None:
         answers = of_metric if of_question is None else of_question
         return None if answers is None else replace(answers, keep_wrong=True)
-    question_ids, metric_ids = of_question.answer, of_metric.answer
-    if (1 not in (len(question_ids), len(metric_ids)) and len(question_ids) != len(metric_ids)) or bool(
-        (question_ids != metric_ids).any()
-    ):
+    if not of_metric.begins(of_question):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return AnswerTokens(question_ids, of_metric.wrong, spellings=of_question.spellings, keep_wrong=True)
+    return replace(of_metric, spellings=of_question.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:
@@ -363,8 +361,10 @@ class Noised:
         the split into batches changes a number.
         """
         noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
-        for row, tokens, real, in_subject in zip(noise, batch.tokens, batch.real, where, strict=True):
-            seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
+        for row, tokens, of_prompt, in_subject in zip(
+            noise, batch.tokens, batch.prompt_tokens, where, strict=True
+        ):
+            seed = zlib.crc32(tokens[of_prompt].numpy().tobytes(), tracing.seed % 2**32)
             generator = torch.Generator().manual_seed(seed)
             row[:, in_subject] = scale * torch.randn(
                 tracing.samples, int(in_subject.sum()), row.shape[-1], generator=generator
@@ -384,7 +384,7 @@ def _compute(
     text: Text,
     metric: Metric,
 ) -> Steps[Values]:
-    """Metrics and effects of the prompts whose answer is the model's most probable token; NaN for other prompts."""
+    """Metrics and effects of the prompts whose answer is the model's most probable one; NaN for other prompts."""
     if batch.answer is None:
         raise ValueError(
             "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
@@ -395,13 +395,14 @@ def _compute(
     span = spans(text, host_batch, _subjects_of(question.subject, host_batch))
     run = yield from recorded(batch, (), final=True)
     with torch.no_grad():
-        last = picked(run.end, to_device(host_batch.last(), run.end.device)[:, None])
-        logits = model.read_out(upcast(last))[:, 0]
+        ends = picked(run.end, to_device(host_batch.answer_columns(), run.end.device))
+        logits = model.read_out(upcast(ends))  # [b k v], where each token of the answer is predicted
     top = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(top["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
-    best = top["best"]
-    known = best == host_batch.answer
+    (answer, present), best = host_batch.answer_tokens(), top["best"]
+    said = (best == answer) | ~present
+    known, differs = said.all(1), (~said).int().argmax(1, keepdim=True)
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     known_values: dict[str, Tensor] = {}
     if len(rows):
@@ -420,7 +421,11 @@ def _compute(
     values["total"] = values["clean"] - values["corrupt"]
     values["known"] = known.double()
     if question.each:
-        values |= {"best": best, "answer": host_batch.answer, "token": host_batch.token_ids}
+        values |= {
+            "best": best.gather(1, differs)[:, 0],  # of the first token in which the two differ
+            "answer": answer.gather(1, differs)[:, 0],
+            "token": host_batch.token_ids,
+        }
         values["subject"] = within(host_batch, span).double()
     return values
 

@@ -67,8 +67,8 @@ def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> I
         raise ValueError(f"one subject per prompt is required, got {len(places)} for {len(batch)} prompts")
     device, batch = batch.tokens.device, batch.host()
     columns = [
-        _columns(text, row[real].tolist(), place)
-        for row, real, place in zip(batch.tokens, batch.real, places, strict=True)
+        _columns(text, row[of_prompt].tolist(), place)
+        for row, of_prompt, place in zip(batch.tokens, batch.prompt_tokens, places, strict=True)
     ]
     return to_device(torch.tensor(columns) + batch.real.int().argmax(1)[:, None], device)
 
@@ -102,7 +102,7 @@ def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Boo
 def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
     """Mask of the columns of each of the `ROLES`, given the subjects' spans."""
     column = torch.arange(batch.tokens.shape[1], device=span.device)
-    begin, end, last = span[:, :1], span[:, 1:], batch.last().to(span.device)[:, None]
+    begin, end, last = span[:, :1], span[:, 1:], batch.prompt_ends().to(span.device)[:, None]
     earlier = (
         (column == begin) & (column < end - 1),
         (column > begin) & (column < end - 1),

@@ -89,6 +89,27 @@ class AnswerTokens:
         return cls(last[:, 0], wrong, forced if width else None, spellings, cut=cut)
 
     @property
+    def several(self) -> bool:
+        """Whether some answer is of several tokens, each of which counts: none is contrasted with a wrong one."""
+        return self.forced is not None and self.wrong is None
+
+    def begins(self, other: AnswerTokens) -> bool:
+        """Whether each answer, up to the token that is compared, is the beginning of the other's."""
+        own, others = self._token_lists(), other._token_lists()
+        if len(own) != len(others) and 1 not in (len(own), len(others)):
+            return False
+        count = max(len(own), len(others))
+        pairs = zip(own * (count // len(own)), others * (count // len(others)), strict=True)
+        return all(tokens == whole[: len(tokens)] for tokens, whole in pairs)
+
+    def _token_lists(self) -> list[list[int]]:
+        """The tokens of each answer, up to the one that is compared."""
+        last = (
+            self.answer[:, None] if self.forced is None else torch.cat((self.forced, self.answer[:, None]), 1)
+        )
+        return [[token for token in tokens if token >= 0] for tokens in last.tolist()]
+
+    @property
     def prompts(self) -> int | None:
         """Number of prompts that the answers are for; None where one answer is for all."""
         count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))

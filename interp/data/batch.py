@@ -247,6 +247,21 @@ class Batch(Brief):
         following = self.tokens.gather(1, (columns + 1).clamp_max(self.tokens.shape[1] - 1))
         return torch.where(final, answer[:, None], following).where(present, answer[:, None]), present
 
+    def by_answer_token(self) -> Batch:
+        """One row for each token of each row's answer: the prompt and the answer's tokens before it, which it answers.
+
+        The rows of a prompt follow each other. Where its answer has fewer tokens than others, the last one is repeated.
+        """
+        tokens, _ = self.answer_tokens()
+        device, count = tokens.device, tokens.shape[1]
+        rows = self.rows(torch.arange(len(self)).repeat_interleave(count))
+        steps = torch.arange(count, device=device).repeat(len(self))
+        before = steps if rows.forced is None else steps.minimum(rows.forced)
+        asked = 0 if rows.forced is None else rows.forced
+        keep = rows.real & (rows.places < (rows.lengths - asked + before)[:, None])
+        answer = tokens.gather(1, before.view_as(tokens)).flatten()
+        return replace(rows, keep=None if bool(keep.all()) else keep, forced=before, answer=answer)
+
     def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
         """The batch with the first tokens of its answer appended to each row (`forced`); padding on the right.
 

@@ -30,6 +30,7 @@ from interp.core.results import labelled
 from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, upcast
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
+from interp.editing.editors import edit_batch
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.transformer import Transformer
@@ -112,7 +113,7 @@ class EditCase:
     prompt: str
     """The prompt to edit on."""
     answer: str | int
-    """The token to make its argmax; text must be one token."""
+    """What it should give: the token to make its argmax, of several tokens each after those before it."""
     subject: str
     """The entity that the prompt is about, for editors that need it."""
     checks: Mapping[str, tuple[Check, ...]]
@@ -255,7 +256,7 @@ def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
 
 @dataclass(frozen=True, eq=False)
 class _CaseBatch:
-    """A case as one batch of all its prompts with their expected tokens, and the rows of the batch for each score."""
+    """A case as one batch of all its prompts with their expected answers, and the rows of the batch for each score."""
 
     case: EditCase
     batch: Batch
@@ -263,22 +264,20 @@ class _CaseBatch:
 
     @classmethod
     def of(cls, model: Subject, case: EditCase) -> _CaseBatch:
-        """The edited prompt, then every check. ValueError for an answer that is not one token."""
+        """The edited prompt, then every check."""
         checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
         flat = [check for group in checks.values() for check in group]
-        batch = model.text.batch([prompt for prompt, _ in flat])
-        expected = model.text.targets([token for _, token in flat], len(flat))
+        batch = edit_batch(model, [prompt for prompt, _ in flat], [answer for _, answer in flat])
         ends = list(accumulate(map(len, checks.values())))
         spans = map(slice, [0, *ends], ends)
-        batch = batch.with_answers(expected, None).to(model.transformer.device)
         return cls(case, batch, dict(zip(checks, spans, strict=True)))
 
     @torch.no_grad()
     def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
-        """The share of each score's prompts whose argmax is the expected token."""
-        batch = self.batch
-        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
-        hit = (logits.argmax(-1) == batch.answer).double().cpu()
+        """The share of each score's prompts whose argmax is the expected token, for every token of the answer."""
+        batch, (tokens, present) = self.batch, self.batch.answer_tokens()
+        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.answer_columns())
+        hit = ((logits.argmax(-1) == tokens) | ~present).all(1).double().cpu()
         return [hit[rows].mean() for rows in self.spans.values()]
 
     def entropy(self, model: Subject, continuation: Continuation, turn: int) -> Float[Tensor, ""]:

@@ -2,30 +2,36 @@
 
 The forward-only shift, one gradient step and plain fine-tuning; rank-one ROME is in `rome.py`, and `edit_table` in
 `edit_scores.py` says what an edit is worth. All take one prompt or several (with an answer each), and measure the
-answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.12865), sections 5 and 6.
+answer at the last token of each; of an answer of several tokens each token after those before it. Katz et al. 2024,
+"Backward Lens" (arXiv:2402.12865), sections 5 and 6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.kinds import MOST_NUMBER, Count
 from interp.core.stats import upcast
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.weight_edit import WeightEdit, changed
-from interp.lenses.factors import answer_loss, factors
+from interp.lenses.factors import factors
+from interp.model.attention import picked
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
+from interp.passes.question import check_followed
 from interp.weights.matrices import by_head, matrix_place
 
 FactorPair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
@@ -39,8 +45,9 @@ def shift_edit(
     """Forward-only edit of an MLP's W_out towards an answer: W' = W + eta x_n^T u_t, without a gradient.
 
     x_n: the post-activation at the last prompt token; u_t: column t of W_U (in tied models the embedding of t).
-    Identity: (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Where the family norms what the MLP adds (Gemma-2, OLMo-2),
-    the shift is of the output before that norm.
+    Identity: (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Of an answer of several tokens the changes of all of them are
+    added up, each with the x of the token before it. Where the family norms what the MLP adds (Gemma-2, OLMo-2), the
+    shift is of the output before that norm.
 
     Args:
         data: one prompt or several.
@@ -75,13 +82,12 @@ def shift_edit(
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
     matrix_place(network, name)
-    last = batch.last()[:, None]
+    columns, (tokens, present) = batch.answer_columns(), batch.answer_tokens()
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    run = observe(network, batch, [read], logits_at=last)
-    assert batch.answer is not None
-    unanswered = (run.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
-    keys = upcast(run.trace[read][unanswered, last[unanswered, 0]])
-    directions = upcast(Weights(network).W_U[:, batch.answer[unanswered]])
+    run = observe(network, batch, [read], logits_at=columns)
+    row, place = ((run.output.argmax(-1) != tokens) & present).nonzero().unbind(1)
+    keys = upcast(run.trace[read][row, columns[row, place]])
+    directions = upcast(Weights(network).W_U[:, tokens[row, place]])
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
 
 
@@ -103,7 +109,7 @@ def gradient_edit(
 
     Args:
         data: one prompt or several.
-        answer: the token to make likely, one for all prompts or one for each.
+        answer: what to make likely, of one or several tokens, one for all prompts or one for each.
         layer: whose matrix is changed.
         eta: size of the step, > 0.
         matrix: which matrix of the block: "mlp.W_out", "mlp.W_in", "attn.W_V", ...
@@ -181,7 +187,7 @@ def finetune_edit(
 
     Args:
         data: one prompt or several.
-        answer: the token to make the argmax, one for all prompts or one for each.
+        answer: what to make the argmax, of one or several tokens, one for all prompts or one for each.
         layer: whose matrix is changed.
         matrix: which matrix of the block: "mlp.W_out", "mlp.W_in", "attn.W_V", ...
         tuning: steps, learning rate and optimiser; None: 25 steps of Adam at 1e-3.
@@ -210,24 +216,48 @@ def finetune_edit(
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
     change = torch.zeros_like(upcast(matrix_place(network, name).in_(network).detach()), requires_grad=True)
-    optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
-    begin, last = entering(network, batch, layer), batch.last()[:, None]
+    optimiser, (tokens, present) = tuning.optimiser_of([change]), batch.answer_tokens()
+    begin, columns = entering(network, batch, layer), batch.answer_columns()
     for _ in range(tuning.steps):
         edited = network.with_parameters(changed(network, {name: change}))
-        logits = edited(begin, start=layer, keep=batch.keep, logits_at=last)
-        if bool((logits[:, 0].argmax(-1) == batch.answer).all()):
+        logits = edited(begin, start=layer, keep=batch.keep, logits_at=columns)
+        if bool(((logits.argmax(-1) == tokens) | ~present).all()):
             break
-        change.grad = torch.autograd.grad(loss(logits), change)[0]
+        loss = whole_answer_loss(logits, tokens, present)
+        change.grad = torch.autograd.grad(loss, change)[0]
         optimiser.step()
     return WeightEdit(name, change.detach())
 
 
-def edit_batch(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool | None = None) -> Batch:
-    """The prompts as a batch on the model's device, with their answers.
+def whole_answer_loss(
+    logits: Float[Tensor, "b k v"], tokens: Int[Tensor, "b k"], present: Bool[Tensor, "b k"]
+) -> Float[Tensor, ""]:
+    """Sum over rows of -log p(answer), in nats: over the tokens of an answer, each predicted after those before it.
+
+    Args:
+        logits: where each token is predicted (`Batch.answer_columns`).
+        tokens: the answers, of up to k tokens.
+        present: which of them are real.
+    """
+    return F.cross_entropy(upcast(logits)[present], tokens[present], reduction="sum")
+
+
+def edit_batch(
+    model: Subject,
+    data: Prompts,
+    answer: Answers,
+    *,
+    others: Sequence[str] = (),
+    prepend_bos: bool | None = None,
+) -> Batch:
+    """The prompts as a batch on the model's device, with their answers, of one or several tokens.
+
+    Args:
+        others: further prompts, texts as the first ones, which are read at their last token: no answer follows them.
 
     Raises:
-        ValueError: a model whose last position does not predict a next token, and an answer that is not a single token
-            of the vocabulary.
+        ValueError: a model whose last position does not predict a next token, and an answer that has tokens outside
+            the vocabulary.
     """
     config = model.transformer.config
     problem = {
@@ -237,12 +267,35 @@ def edit_batch(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: b
     }
     if reasons := [what for what, is_so in problem.items() if is_so]:
         raise ValueError(f"editing requires a causal decoder with an unembedding; this model {reasons[0]}")
+    if others:
+        assert isinstance(data, Sequence)
+        data = [*map(str, data), *others]
     batch = model.text.batch(data, prepend_bos=prepend_bos)
-    return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
+    answers = AnswerTokens.of(model.text, answer, several=True)
+    assert answers is not None
+    count = len(batch) - len(others)
+    if answers.prompts not in (None, count):
+        raise ValueError(
+            f"one answer for all, or one for each, is required: {answers.prompts} answers for {count} prompts"
+        )
+    last = answers.answer.expand(count)
+    if answers.forced is not None:
+        before = answers.forced.expand(count, -1)
+        batch = batch.followed_by(F.pad(before, (0, 0, 0, len(others)), value=-1))
+        check_followed(config, batch)
+    return batch.with_answers(torch.cat((last, last[-1:].expand(len(others)))), None).to(
+        model.transformer.device
+    )
 
 
 def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, FactorPair]:
-    """Inputs u [n, i] and output gradients delta [n, o] of matrices at all real tokens; a pass per kind of matrix."""
+    """Inputs u [n, i] and output gradients delta [n, o] of matrices at all real tokens; a pass per kind of matrix.
+
+    The gradient is that of -log p(answer), the sum over the tokens of the answer, summed over prompts.
+    """
+    loss: dict[str, Any] = {}
+    if batch.forced is not None:
+        loss = {"loss": partial(_loss_everywhere, batch=batch), "everywhere": True}
     layers: dict[str, list[int]] = {}
     for name in names:
         _, layer, module, matrix = name.split(".")
@@ -250,11 +303,16 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
         layers.setdefault(kind, []).append(int(layer))
     pairs: dict[str, FactorPair] = {}
     for kind, indices in layers.items():
-        by_matrix = factors(model, batch, [kind], indices)  # type: ignore[list-item]  # `matrix_place` has seen it
+        by_matrix = factors(model, batch, [kind], indices, **loss)  # type: ignore[list-item]  # `matrix_place` has seen it
         pairs |= {
             name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in by_matrix.items()
         }
     return pairs
+
+
+def _loss_everywhere(logits: Float[Tensor, "b p v"], batch: Batch) -> Float[Tensor, ""]:
+    """`whole_answer_loss` from the logits at every token."""
+    return whole_answer_loss(picked(logits, batch.answer_columns()), *batch.answer_tokens())
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

@@ -151,7 +151,7 @@ class FactBatch:
         """
         texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
         extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]
-        batch = edit_batch(model, [*texts, *extra], fact.answer, prepend_bos=prepend_bos)
+        batch = edit_batch(model, texts, fact.answer, others=extra, prepend_bos=prepend_bos)
         where = mention_mask(model.text, batch, fact.subject)
         check_reaches_logits(model.transformer, batch, where, layer)
         return cls(batch, where, len(texts))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 
@@ -242,7 +243,7 @@ def mend_edit(
 
     Args:
         data: one prompt or several.
-        answer: the token to make likely, one for all prompts or one for each.
+        answer: what to make likely, of one or several tokens, one for all prompts or one for each.
         mend: the trained networks; they say which matrices are changed.
         prepend_bos: whether texts begin with BOS; None: as the model does by default.
 
@@ -398,10 +399,10 @@ class _TrainingCase:
             ValueError: as `train_mend`.
         """
         network = model.transformer
-        prompts, tokens = zip((case.prompt, case.answer), *chain(*case.checks.values()), strict=True)
-        answer, *_ = expected = model.text.targets(tokens, len(tokens)).tolist()
+        prompts, expected = zip((case.prompt, case.answer), *chain(*case.checks.values()), strict=True)
+        answer, *_ = tokens = model.text.continuations(expected)
         asking, others = (
-            [prompt for prompt, token in zip(prompts, expected, strict=True) if (token == answer) is same]
+            [prompt for prompt, each in zip(prompts, tokens, strict=True) if (each == answer) is same]
             for same in (True, False)
         )
         if not others:
@@ -409,32 +410,34 @@ class _TrainingCase:
                 "each case requires a check that does not expect its answer, a prompt to be left alone; that of "
                 f"{case.prompt!r} has none"
             )
-        pairs = factors_of(network, edit_batch(model, case.prompt, answer, prepend_bos=prepend_bos), names)
-        batch = edit_batch(model, [*asking, *others], answer, prepend_bos=prepend_bos)
+        wanted = partial(edit_batch, model, answer=[tuple(answer)], prepend_bos=prepend_bos)
+        pairs = factors_of(network, wanted(case.prompt), names)
+        batch = wanted(asking, others=others)
         layer = min(int(name.split(".")[1]) for name in names)
         begin = entering(network, batch, layer)
         with torch.no_grad():
-            before = _next_token_logp(network, batch, begin, layer)[len(asking) :]
+            before = _answer_logp(network, batch, begin, layer)[len(asking) :, 0]
         return cls(pairs, batch, len(asking), layer, begin, before)
 
     def losses(self, model: Transformer, mend: Mend) -> Float[Tensor, "2"]:
         """L_edit and L_loc of `train_mend`, differentiable in the numbers of `mend`."""
         changes = {name: factored.AB for name, factored in mend.changes(model, self.pairs).items()}
-        logp = _next_token_logp(model, self.batch, self.begin, self.layer, changed(model, changes))
-        assert self.batch.answer is not None
-        edit = -logp[: self.asking].gather(1, self.batch.answer[: self.asking, None]).mean()
-        local = F.kl_div(logp[self.asking :], self.before, reduction="batchmean", log_target=True)
+        logp = _answer_logp(model, self.batch, self.begin, self.layer, changed(model, changes))
+        tokens, present = (x[: self.asking] for x in self.batch.answer_tokens())
+        each = logp[: self.asking].gather(2, tokens[..., None])[..., 0]
+        edit = -each.where(present, 0).sum(1).mean()
+        local = F.kl_div(logp[self.asking :, 0], self.before, reduction="batchmean", log_target=True)
         return torch.stack((edit, local))
 
 
-def _next_token_logp(
+def _answer_logp(
     model: Transformer,
     batch: Batch,
     begin: Tensor,
     layer: int,
     parameters: Mapping[str, Tensor] | None = None,
-) -> Float[Tensor, "b v"]:
-    """Log-probabilities of every row's next token, with these parameters in place of the model's while it runs."""
-    inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.last()[:, None]}
+) -> Float[Tensor, "b k v"]:
+    """Log-probabilities where each row's answer is predicted, with these parameters in place of the model's."""
+    inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.answer_columns()}
     logits = torch.func.functional_call(model, dict(parameters or {}), (begin,), inputs)
-    return upcast(logits[:, 0]).log_softmax(-1)
+    return upcast(logits).log_softmax(-1)

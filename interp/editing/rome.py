@@ -179,7 +179,8 @@ def rome_edit(
 
     Args:
         prompt: the prompt to edit on, which mentions the subject.
-        answer: the token that it should give, as text or id.
+        answer: what it should give, as text or id. Of several tokens the mean of their -log P, each predicted after
+            those before it, as the released code has it.
         subject: the entity that the prompt is about, as it stands in the prompt.
         keys: C of the layer that is changed, from `key_moment`.
         rome: how the value is sought; None: the defaults of `Rome`.
@@ -216,7 +217,7 @@ def rome_edit(
     ends(network.config, name)
     texts = [f"{prefix}{prompt}" for prefix in rome.prefixes]
     extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
-    batch = edit_batch(editable, [*texts, *extra], answer, prepend_bos=prepend_bos)
+    batch = edit_batch(editable, texts, answer, others=extra, prepend_bos=prepend_bos)
     where = mention_mask(editable.text, batch, subject)
     check_reaches_logits(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
@@ -261,12 +262,12 @@ def find_delta(
     size, where = search.size.to(delta), to_device(where, model.device)
     optimiser = torch.optim.Adam([delta], lr=rome.rate)
     edit = Edit(route.writes, lambda y: y + route.factor * (where[..., None] * delta).to(y.device))
-    stream, last = entering(model, batch, search.layer), batch.last()[:, None]
+    stream, columns = entering(model, batch, search.layer), batch.answer_columns()
     original: Tensor | None = None
     done = torch.zeros((), dtype=torch.bool, device=model.device)
     for step in range(rome.steps):
-        logits = model(stream, Tap(edits=[edit]), search.layer, keep=batch.keep, logits_at=last)
-        logp = logits[:, 0].to(wide).log_softmax(-1)
+        logits = model(stream, Tap(edits=[edit]), search.layer, keep=batch.keep, logits_at=columns)
+        logp = logits.to(wide).log_softmax(-1)
         original = logp.detach() if original is None else original  # delta is still 0
         loss = _loss(logp, original, batch, search) + rome.decay * delta.norm() / size.square()
         done = done | (loss.detach().double() < rome.enough)
@@ -282,21 +283,20 @@ def find_delta(
 
 
 def _loss(
-    logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: DeltaSearch
+    logp: Float[Tensor, "b k v"], original: Float[Tensor, "b k v"], batch: Batch, search: DeltaSearch
 ) -> Float[Tensor, ""]:
-    """Mean -log p(answer) over the prompts, plus `kl` times KL(edited || original) on the essence prompt."""
-    assert batch.answer is not None
-    n = search.prompts
-    loss = -logp[:n].gather(1, batch.answer[:n, None]).mean()
+    """Mean -log p of the answers' tokens, plus `kl` times KL(edited || original) on the essence prompt."""
+    n, (tokens, present) = search.prompts, batch.answer_tokens()
+    loss = -logp[:n].gather(2, tokens[:n, :, None])[present[:n]].mean()
     if n == len(logp):
         return loss
-    divergence = F.kl_div(original[n:], logp[n:], reduction="batchmean", log_target=True)
+    divergence = F.kl_div(original[n:, 0], logp[n:, 0], reduction="batchmean", log_target=True)
     return loss + search.rome.kl * divergence
 
 
 def check_reaches_logits(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
     """ValueError if a change at the subject in this layer's MLP cannot reach the logits of the prompt's last token."""
-    subject, last = int(where[0].int().argmax()), int(batch.host().last()[0])
+    subject, last = int(where[0].int().argmax()), int(batch.host().prompt_ends()[0])
     if layer == model.config.n_layers - 1 and subject < last:
         raise ValueError(
             f"in the last block only the last token ({last}) reaches the logits, and the subject ends at token "
@@ -309,8 +309,7 @@ def mention_mask(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
     batch = batch.host()
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row in range(len(batch)):
-        real = slice(None) if batch.keep is None else batch.keep[row]
-        columns = torch.arange(mask.shape[1])[real]
+        columns = torch.arange(mask.shape[1])[batch.prompt_tokens[row]]
         pieces = text.pieces(batch.tokens[row, columns])
         written = "".join(pieces)
         start = written.rfind(subject)

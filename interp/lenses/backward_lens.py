@@ -41,6 +41,7 @@ from interp.lenses.factors import (
 from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.answer_tokens import by_answer_token
 from interp.passes.duration import announce_logits
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
@@ -83,13 +84,14 @@ class _OfGradients(Question):
         """A forward and a backward pass per batch, reduced to numbers of the factors of each matrix."""
         config = under_rules(model.transformer, self.rules).config
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
-        return ByRow(
+        question = ByRow(
             self.name,
             partial(_compute, question=self),
             Rows,
             partial(_finish, question=self, config=config, text=model.text),
-            answers=AnswerTokens.of(model.text, self.answer, self.wrong),
+            answers=AnswerTokens.of(model.text, self.answer, self.wrong, several=True),
         )
+        return by_answer_token(question, model.text)
 
     def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
         """Matrices whose gradients the question takes; None: all that have factors.

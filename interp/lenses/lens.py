@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -147,9 +147,9 @@ def statistics(
 
     The logits in `tiles` are overwritten. Row i is compared with row i of the reference; k times as many rows as the
     reference has are k repeats of its rows. Returned: `top_token`, `top_prob`, `entropy` and `kl` = KL(reference ||
-    these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative). With `is_reference` the
-    reference is filled from these rows and `kl` is 0. Sums over the vocabulary are taken in the logits' dtype within a
-    tile, in float64 over tiles.
+    these) in nats, `target_rank`, `target_prob` and `target_log_prob` (-1 and NaN where the target is negative). With
+    `is_reference` the reference is filled from these rows and `kl` is 0. Sums over the vocabulary are taken in the
+    logits' dtype within a tile, in float64 over tiles.
     """
     repeats = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
@@ -177,11 +177,13 @@ def statistics(
     else:
         log_total, shared = (x.unflatten(0, repeats) for x in (total.log(), cross))
         kl = (log_total - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
+    log_prob = ((of_target - largest)[:, 0] - total.log()).masked_fill(~known, torch.nan)
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,
         "kl": kl,
         "target_prob": ((of_target - largest).exp()[:, 0] / total).masked_fill(~known, torch.nan),
+        "target_log_prob": log_prob,
     }
     narrow = {name: value.to(tiles.values.dtype) for name, value in values.items()}
     return {**narrow, "top_token": tokens, "target_rank": above.long().masked_fill(~known, -1)}
@@ -220,7 +222,8 @@ class LogitLens(Question):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: target at every position, as text or id, one for all prompts or one for each; None: each position's next
-            token.
+            token. An answer of several tokens is appended to the prompt but for its last token: the target is its first
+            token up to the prompt's end, and then the token that follows.
         top: how many of the most probable tokens are listed; None: 10, or all of a smaller vocabulary.
         sites: states to read in every block, such as "resid_pre" or "resid_mid", or full names such as
             `blocks.3.hook_resid_mid`. A post-norm block's `resid_mid` and `resid_post` are sums before their norm.
@@ -237,8 +240,11 @@ class LogitLens(Question):
         - `top_token`, its text `word`, `top_prob` [prompt, depth, pos, rank]: the most probable tokens, in order.
         - `entropy`: of the distribution, in nats.
         - `kl`: KL(final || depth) in nats.
-        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of the target; -1 and NaN where there
-          is none.
+        - `target_rank`, `target_prob`, `target_log_prob`: rank (0 = most probable), probability and log-probability
+          (nats) of the target; -1 and NaN where there is none.
+        - `answer_log_prob`, `answer_worst_rank` [prompt, depth], of answers of several tokens: the sum of their
+          log-probabilities, each token predicted after those before it, and the largest of their ranks: 0 where the
+          answer is what the depth says greedily.
 
     Raises:
         ValueError: a site that does not hold the stream, translators of another model, or a model without an
@@ -284,7 +290,7 @@ class LogitLens(Question):
             rows,
             Rows,
             partial(_finish, name=self.name, config=config, sites=sites, positions=chosen, text=model.text),
-            AnswerTokens.of(model.text, self.answer),
+            AnswerTokens.of(model.text, self.answer, several=True),
             prompts=len(chosen) if isinstance(chosen, PerRow) else None,
         )
 
@@ -372,6 +378,10 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     """The statistics of every read state by name, `[b depth n ...]` for n positions, with NaN and -1 at padding."""
     columns, real = columns_of(batch.host(), positions)
+    count = columns.shape[1]
+    if batch.forced is not None:  # an answer of several tokens: also where they are predicted
+        columns = torch.cat((columns, batch.host().answer_columns()), 1)
+        real = torch.cat((real, batch.host().answer_tokens()[1]), 1)
     flat, device = real.flatten().nonzero()[:, 0], batch.tokens.device
     cells, row, column = to_device(
         torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), device
@@ -394,6 +404,9 @@ def _compute(
         padded = value.new_full((len(sites), real.numel(), *value.shape[2:]), missing)
         padded[:, cells] = value
         out[name] = padded.unflatten(1, tuple(real.shape)).movedim(0, 2)  # [depth b n ...] -> [b n depth ...]
+    of_answer = _of_whole_answer({name: value[:, count:] for name, value in out.items()}, real[:, count:])
+    out = {name: value[:, :count] for name, value in out.items()}
+    columns, real = columns[:, :count], real[:, :count]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
     if isinstance(positions, PerRow):
         out["position"] = batch.tokens_at(positions).places
@@ -402,9 +415,20 @@ def _compute(
             name: batch.by_text(value, real, torch.nan if value.is_floating_point() else -1)
             for name, value in out.items()
         }
-    return {
+    by_depth = {
         name: value if name in ("token", "position") else value.movedim(2, 1) for name, value in out.items()
     }
+    return by_depth | of_answer
+
+
+def _of_whole_answer(
+    values: Mapping[str, Shaped[Tensor, "b k depth ..."]], present: Bool[Tensor, "b k"]
+) -> dict[str, Shaped[Tensor, "b depth"]]:
+    """Log-probability and worst rank of answers of k tokens at every depth; nothing for answers of one token."""
+    if not present.shape[1]:
+        return {}
+    log_probs = values["target_log_prob"].masked_fill(~present[..., None], 0)
+    return {"answer_log_prob": log_probs.sum(1), "answer_worst_rank": values["target_rank"].amax(1)}
 
 
 def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
@@ -449,9 +473,14 @@ def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n
 
 
 def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
-    """The answer everywhere, or each position's next token; -1 where there is none, or where outputs are no tokens."""
+    """The answer everywhere, or each position's next token; -1 where there is none, or where outputs are no tokens.
+
+    Of an answer of several tokens the first one, up to the prompt's end, and after that the token that follows.
+    """
     if batch.answer is not None:
-        return batch.answer[:, None].expand_as(batch.tokens)
+        tokens, _ = batch.answer_tokens()
+        first = tokens[:, :1].expand_as(batch.tokens)
+        return first if batch.forced is None else first.scatter(1, batch.answer_columns(), tokens)
     target = torch.full_like(batch.tokens, -1)
     if config.d_vocab_out is not None:
         return target
@@ -477,15 +506,19 @@ def _finish(
     chosen: dict[str, object] = {"pos": list(positions)} if isinstance(positions, tuple) else {}
     if "position" in rows:
         chosen = {"position": (("prompt", "pos"), rows.pop("position"))}
+    probabilities = dict.fromkeys(("top_prob", "target_prob"), "probability")
     result = labelled(
         name,
-        {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
+        {name: ((*dims, "rank") if v.ndim == 4 else dims[: v.ndim], v) for name, v in rows.items()},
         coords={
             "depth": [str(Part.of(site)) for site in sites],
             "token": text.token_words(token),
             **chosen,
         },
-        units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
+        units={
+            **probabilities,
+            **dict.fromkeys(("entropy", "kl", "target_log_prob", "answer_log_prob"), "nats"),
+        },
         attrs={"kl": "KL(final || depth)"},
     )
     return text.of_outputs.worded(result, word="top_token")

@@ -119,7 +119,7 @@ class OutputLens(Question):
             ),
             Rows,
             partial(_finish, name=self.name, config=config, part=part, source=self.source, text=model.text),
-            AnswerTokens.of(model.text, self.answer),
+            AnswerTokens.of(model.text, self.answer, several=True),
         )
 
 

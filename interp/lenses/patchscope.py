@@ -263,7 +263,11 @@ def _finish(
             "depth": [str(Part.of(site)) for site in sites],
             "target_depth": [str(Part.of(site)) for site in targets],
         },
-        units={"entropy": "nats", "kl": "nats", **probability, **dict.fromkeys(shares, "share of prompts")},
+        units={
+            **dict.fromkeys(("entropy", "kl", "target_log_prob"), "nats"),
+            **probability,
+            **dict.fromkeys(shares, "share of prompts"),
+        },
         attrs={
             **attrs,
             "kl": "KL(the source run's own || these)",

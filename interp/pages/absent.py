@@ -91,8 +91,13 @@ class Absences:
 
     def _fails(self, name: str, why: str) -> None:
         self.why[name] = why
-        self.notes.append(f"{name} is left out of the page: {why}")
-        note(f"report: {self.notes[-1]}")
+        self.say(f"{name} is left out of the page: {why}")
+
+    def say(self, *sentences: str) -> None:
+        """Adds notes to the page, each given as an `interp.Note` too."""
+        self.notes += sentences
+        for sentence in sentences:
+            note(f"report: {sentence}")
 
 
 def why_absent(config: ModelConfig) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,8 +25,8 @@ from interp.core.results import frame
 from interp.core.stats import upcast
 from interp.core.transfers import to_host
 from interp.core.viewer import Brief
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Prompts
-from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs, paired
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
@@ -74,9 +74,13 @@ class ReportQuestion:
     prompt: str
     """The text; of a prompt given as ids what they are as text."""
     answer: str | None = None
-    """The next token whose logit is explained, leading space included; None: the model's own most probable one."""
+    """The next token whose logit is explained, leading space included; None: the model's own most probable one.
+
+    Of an answer of several tokens the first one; with a wrong answer, the first in which the two differ, after the
+    tokens that they share.
+    """
     wrong: str | None = None
-    """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
+    """The answer it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
     corrupt: str | None = None
     """The corrupted prompt: the prompt, token for token, but for what changes the answer; None = no causal sections."""
     ids: tuple[int, ...] | None = None
@@ -108,6 +112,17 @@ class ReportQuestion:
     def corrupt_tokens(self) -> str | Int[Tensor, "1 p"] | None:
         """The corrupted prompt as a model takes it."""
         return self.corrupt if self.corrupt_ids is None else torch.tensor([self.corrupt_ids])
+
+    def followed_by(self, text: Text, tokens: Sequence[int]) -> ReportQuestion:
+        """The question about the prompt, and the corrupted one, with these tokens after them."""
+        (clean, ids), (other, other_ids) = (
+            (None, None)
+            if prompt is None
+            else _as_text(text, [[*text.batch(prompt).tokens[0].tolist(), *tokens]])
+            for prompt in (self.tokens, self.corrupt_tokens)
+        )
+        assert clean is not None
+        return replace(self, prompt=clean, ids=ids, corrupt=other, corrupt_ids=other_ids)
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
@@ -256,6 +271,7 @@ def report_of(
             linear in the stream.
     """
     model = as_model(model)
+    question, compared, notes = _compared(model, question)
     batch = model.text.batch(question.tokens)
     check_aligned(model, question.tokens, question.corrupt_tokens)
     config = model.transformer.config
@@ -264,22 +280,47 @@ def report_of(
     for lens in lenses.values():
         lens.check(model.transformer, lens.sites)
     with unchanged(model.transformer):
-        return _made(model, question, about, batch, fitting_repeats(config, seed), lenses)
+        absent = Absences(why_absent(config))
+        absent.say(*notes)
+        return _made(model, question, compared, about, batch, fitting_repeats(config, seed), lenses, absent)
+
+
+def _compared(
+    model: Subject, question: ReportQuestion
+) -> tuple[ReportQuestion, tuple[int, int | None] | None, tuple[str, ...]]:
+    """The question with the prompt up to the token that is compared, the ids of answer and wrong answer, and notes.
+
+    None for the ids where the question names none.
+    """
+    text = model.text
+    if question.answer is None or not model.transformer.config.unembed:
+        return question, None, ()
+    if question.wrong is None:
+        first, *more = text.continuations(question.answer)[0]
+        said = f"the answer {question.answer!r} is of {1 + len(more)} tokens: the page is about its first one"
+        notes = (f"{said}, {text.of_outputs.pieces([first])[0]!r}",) if more else ()
+        return question, (first, None), notes
+    answers = AnswerTokens.of(text, question.answer, question.wrong, several=True)
+    assert answers is not None and answers.wrong is not None
+    if answers.forced is not None:
+        question = question.followed_by(text, answers.forced[0].tolist())
+    return question, (int(answers.answer[0]), int(answers.wrong[0])), answers.cut
 
 
 def _made(
     model: Subject,
     question: ReportQuestion,
+    compared: tuple[int, int | None] | None,
     about: About,
     batch: Batch,
     data: RepeatedTokens,
     lenses: Mapping[str, FittedLens],
+    absent: Absences,
 ) -> Report:
     """The report of a question that was checked; data: what the head scores are measured on."""
     config = model.transformer.config
-    absent = Absences(why_absent(config))
     output_p, pattern_lhqk, trace = _pass(model, batch, absent.why)
-    answered = _answered(model, question, output_p)
+    answered = _answered(model, question, compared, output_p)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, repeats=data))
     ids = batch.tokens[0].to(output_p.device)
@@ -298,9 +339,9 @@ def _made(
     found = absent.tables(_announced(work))
     written = of_prompt.get("attribution", {}).get("attribution")
     contrast = None if answered is None else _contrast(model, question, answered, written)
-    contrasted, compared = (None if each is None else asdict(each) for each in (contrast, other))
+    contrasted, corrupted = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
-        **asdict(question), "contrast": contrasted, "corrupted": compared, "head_scores": asdict(data),
+        **asdict(question), "contrast": contrasted, "corrupted": corrupted, "head_scores": asdict(data),
     }  # fmt: skip
     digest = cached_for_model(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
     record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
@@ -360,7 +401,9 @@ def _about_model(
     return work
 
 
-def _answered(model: Subject, question: ReportQuestion, output_p: Tensor) -> _Answered | None:
+def _answered(
+    model: Subject, question: ReportQuestion, compared: tuple[int, int | None] | None, output_p: Tensor
+) -> _Answered | None:
     """The answer of the model; None if it ends in its residual stream.
 
     ValueError if an answer was given for such a model.
@@ -371,7 +414,10 @@ def _answered(model: Subject, question: ReportQuestion, output_p: Tensor) -> _An
         raise ValueError(
             f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
         )
-    return _Answered(output_p, *_answers(model, question, output_p[-1]))
+    if compared is None:  # the model's own first two
+        first, second = output_p[-1].topk(2).indices.tolist()
+        return _Answered(output_p, first, second)
+    return _Answered(output_p, *compared)
 
 
 def _of_prompt(model: Subject, question: ReportQuestion, answered: _Answered, absent: Absences) -> Sections:
@@ -581,19 +627,6 @@ def _pass(
     every = {"pattern": torch.stack([seen.trace[read][0] for read in patterns])} if patterns else {}
     on_host = to_host({"output": seen.output[0], **every})
     return on_host["output"], on_host.get("pattern"), seen.trace
-
-
-def _answers(model: Subject, question: ReportQuestion, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
-    """The ids of answer and wrong answer; the model's own first two if the question names none."""
-    if question.answer is None:
-        first, second = logits.topk(2).indices.tolist()
-        return first, second
-    answer = model.text.single(question.answer)
-    if question.wrong is None:
-        return answer, None
-    wrong = model.text.single(question.wrong)
-    check_contrast(torch.tensor([answer]), torch.tensor([wrong]), pieces=model.text.pieces)
-    return answer, wrong
 
 
 def _source(model: Subject, data: Batch | list[Batch] | Pairs) -> DataSource:

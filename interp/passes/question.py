@@ -361,7 +361,7 @@ class Questions:
         for question in self.every:
             on_host = home if question.answers is None else question.answers.on(home)
             if on_host.forced is not None:
-                _check_followed(model.config, on_host)
+                check_followed(model.config, on_host)
             on_device = next(
                 (moved for known_batch, moved in known if _same_answers(known_batch, on_host)), None
             )
@@ -426,7 +426,7 @@ class Questions:
         )
 
 
-def _check_followed(config: ModelConfig, batch: Batch) -> None:
+def check_followed(config: ModelConfig, batch: Batch) -> None:
     """ValueError where a model cannot predict answers of several tokens after these prompts."""
     config.require_next_token("an answer of several tokens")
     if not config.causal:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.model.parts import Part
 from interp.plot.canvas import axes, draw_heads
-from interp.views.attribution import MOST_STEPS, contribution_map, largest
+from interp.views.attribution import MOST_STEPS, contribution_map, largest, summed_over_answer
 from interp.views.writing import number
 
 FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
@@ -25,6 +25,8 @@ def attribution(
 ) -> Axes:
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
+    Numbers are summed over the tokens of an answer; of one token alone: `result.sel(answer_token=0)`.
+
     Args:
         result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`.
         prompt: place among the prompts of the result.
@@ -37,6 +39,7 @@ def attribution(
     Example:
         >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", parts="head"))
     """
+    result = summed_over_answer(result)
     dim = "path" if "path" in result.dims else "part"
     unit = str(result.value.attrs.get("unit", "logits"))
     values = result.value.transpose("prompt", dim).to_numpy()[prompt]
@@ -71,6 +74,8 @@ def attribution(
 def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = None) -> Axes:
     """Each head's direct contribution to the logit (difference), layer x head, signed, in logits.
 
+    Numbers are summed over the tokens of an answer; of one token alone: `result.sel(answer_token=0)`.
+
     Args:
         result: what `interp.attribute` returned by head (or by source).
         prompt: place among the prompts of the result.
@@ -86,6 +91,7 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
         raise ValueError(
             f"attribution with parts='head' is required for a map of heads, got parts={result.attrs.get('parts')!r}"
         )
+    result = summed_over_answer(result)
     every = [Part.of(str(name)) for name in result.part.values]
     heads = {i: (part.layer, part.index) for i, part in enumerate(every) if part.kind == "head"}
     if not heads:

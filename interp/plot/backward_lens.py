@@ -1,6 +1,7 @@
 """The backward lens as a panel of layers and tokens, as a grid of matrices, and as curves by depth.
 
-Ranks and cosines of gradients are maps.
+Ranks and cosines of gradients are maps. Of an answer of several tokens the first one is shown; another is selected with
+`result.sel(answer_token=1)`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.visible import visible
 from interp.lenses.backward_lens import NO_UPDATE
+from interp.passes.answer_tokens import TOKEN
 from interp.plot.canvas import (
     annotate,
     axes,
@@ -75,7 +77,7 @@ def backward_lens(
         >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
         >>> plot.backward_lens(found)
     """
-    which = _chosen(result, matrix)
+    result, which = _of_first_token(result), _chosen(result, matrix)
     cells = result.isel(prompt=prompt).sel(matrix=which)
     real = ~np.isnan(cells.delta.transpose("layer", "pos").to_numpy()[0])
     cells = cells.isel(pos=np.flatnonzero(real))
@@ -141,7 +143,7 @@ def backward_lens_grid(
     Example:
         >>> plot.backward_lens_grid(interp.backward_lens(model, prompt, " Mary"))
     """
-    cells = result.isel(prompt=prompt).transpose("matrix", "layer", "pos", ...)
+    cells = _of_first_token(result).isel(prompt=prompt).transpose("matrix", "layer", "pos", ...)
     real = np.flatnonzero(~np.isnan(cells.delta.to_numpy()[0, 0]))
     if not -len(real) <= pos < len(real):
         raise IndexError(f"this prompt has {len(real)} tokens, got pos {pos}")
@@ -194,7 +196,7 @@ def backward_lens_curves(
     """
     if value not in _VALUES:
         raise KeyError(f"no number {value!r} of a backward lens; there are {', '.join(_VALUES)}")
-    which = _chosen(result, matrix)
+    result, which = _of_first_token(result), _chosen(result, matrix)
     cells = result[value].sel(matrix=which).transpose("prompt", "layer", "pos")
     numbers_bld = cells.where(result[value].sel(matrix=which) >= 0).to_numpy()
     lengths = (~np.isnan(result.delta.sel(matrix=which).isel(layer=0))).sum("pos").to_numpy()
@@ -226,6 +228,7 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> plot.gradient_rank(interp.lenses.gradient_rank(model, prompt, " Mary"))
     """
+    result = _of_first_token(result)
     mean = result.value.mean("prompt").transpose("matrix", "layer").to_numpy()
     ax = axes(ax, 2.4 + 0.6 * mean.shape[1], 1.6 + 0.42 * mean.shape[0])
     most = float(result.tokens.mean())
@@ -255,7 +258,7 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     Example:
         >>> plot.gradient_cosines(interp.lenses.gradient_cosines(model, prompt, " Mary"))
     """
-    which = _chosen(result, matrix)
+    result, which = _of_first_token(result), _chosen(result, matrix)
     mean = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer").to_numpy()
     n = len(mean)
     ax = axes(ax, 2.2 + 0.5 * n, 1.6 + 0.42 * n)
@@ -268,6 +271,11 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     ax.set_xlabel("layer")
     ax.set_ylabel("layer")
     return ax
+
+
+def _of_first_token(result: xr.Dataset) -> xr.Dataset:
+    """The result of the first token of answers of several."""
+    return result.isel({TOKEN: 0}) if TOKEN in result.dims else result
 
 
 def _chosen(result: xr.Dataset, matrix: str | None) -> str:

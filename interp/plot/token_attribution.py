@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import xarray as xr
@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.passes.answer_tokens import TOKEN
 from interp.plot.canvas import annotate, axes, heat_map, name_cells, printable
 from interp.views.scale import ColourScale
 
@@ -20,7 +21,8 @@ def token_attribution(
 ) -> Axes:
     """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
 
-    The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
+    The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out. An answer
+    of several tokens has a row for each of them.
 
     Args:
         results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of
@@ -40,7 +42,9 @@ def token_attribution(
         results = {str(results.attrs.get("method", "score")): results}
     if not results:
         raise ValueError("at least one attribution is required, got none")
-    rows = {name: result.isel(prompt=prompt) for name, result in results.items()}
+    rows = {
+        name: row for each, result in results.items() for name, row in _rows(each, result.isel(prompt=prompt))
+    }
     first = next(iter(rows.values()))
     if other := [name for name, row in rows.items() if not np.array_equal(_tokens(row), _tokens(first))]:
         raise ValueError(f"attributions of the same tokens are required, {other[0]!r} has others")
@@ -58,6 +62,16 @@ def token_attribution(
     ax.set_xlabel("token")
     ax.set_ylabel("method")
     return ax
+
+
+def _rows(method: str, result: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """The strips of one method about one prompt, with their names: one for each token of the answer."""
+    if TOKEN not in result.dims:
+        yield method, result
+        return
+    for place, word in enumerate(result["answer"].to_numpy()):
+        if word:
+            yield f"{method}: {printable(str(word))} ({place + 1})", result.isel({TOKEN: place})
 
 
 def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, "pos"]:

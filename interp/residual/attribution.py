@@ -32,6 +32,7 @@ from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.answer_tokens import by_answer_token
 from interp.passes.edited import edits_at, layer_of, names_tokens
 from interp.passes.frozen import (
     SUM_NORMS,
@@ -142,7 +143,11 @@ class Attribute(Question):
         """The direction's products with every part at the last row, or the same after cutting the prompts."""
         config = model.transformer.config
         directions = _directions(self.answer, self.wrong, config.d_model)
-        answers = None if directions is not None else AnswerTokens.of(model.text, self.answer, self.wrong)
+        answers = (
+            None
+            if directions is not None
+            else AnswerTokens.of(model.text, self.answer, self.wrong, several=self.pos == -1)
+        )
         rows = attribution(config, self.parts, directions=directions)
         _check_top(config, self.parts, self.top)
         if self.parts == "source":
@@ -158,7 +163,7 @@ class Attribute(Question):
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
         last = isinstance(self.pos, int) and self.pos == -1
-        return ByRow(
+        question = ByRow(
             self.name,
             rows if last else partial(_attribution_at, pos=self.pos, rows=rows),
             Rows,
@@ -166,6 +171,7 @@ class Attribute(Question):
             answers,
             prompts=next(iter(counts.values()), None),
         )
+        return by_answer_token(question, model.text)
 
 
 def attribution(

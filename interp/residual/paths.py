@@ -44,6 +44,7 @@ from interp.model.sites import final_stream, first_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
+from interp.passes.answer_tokens import by_answer_token
 from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, Question, Reading
@@ -128,13 +129,14 @@ class Paths(Question):
         """The patterns and scales of a pass, and a reading carried back through them."""
         check_expandable(model.transformer)
         config = model.transformer.config
-        return ByRow(
+        question = ByRow(
             self.name,
             Reading(frozen_reads(config), _path_values, ends_aligned=True),
             Rows,
             partial(_finish_paths, name=self.name, config=config),
-            AnswerTokens.of(model.text, self.answer, self.wrong),
+            AnswerTokens.of(model.text, self.answer, self.wrong, several=True),
         )
+        return by_answer_token(question, model.text)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.answer_tokens import by_answer_token
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading, ReadingThen
@@ -174,7 +175,12 @@ class TokenAttribution(Question):
         """The reads of mixing methods in the shared pass; passes of its own for the other methods."""
         network, how = model.transformer, as_method(self.method)
         rows, sums_to = self.reading(network)
-        answers = None if isinstance(how, Mixing) else AnswerTokens.of(model.text, self.answer, self.wrong)
+        several = self.pos == -1
+        answers = (
+            None
+            if isinstance(how, Mixing)
+            else AnswerTokens.of(model.text, self.answer, self.wrong, several=several)
+        )
         capped = network.config.logit_softcap is not None
         unit = "share" if isinstance(how, Mixing) else "logits before the soft cap" if capped else "logits"
         steps = how.steps if isinstance(how, IntegratedGradients) else 0
@@ -183,7 +189,7 @@ class TokenAttribution(Question):
             "pos": self.pos,
             "sums_to": sums_to,
         }
-        return ByRow(
+        question = ByRow(
             self.name,
             rows,
             Rows,
@@ -198,6 +204,7 @@ class TokenAttribution(Question):
             ),
             answers,
         )
+        return by_answer_token(question, model.text)
 
     def reading(self, network: Transformer) -> tuple[ReadingThen, str]:
         """The reads and the computation of the values of every token, and the words for what these sum to."""
@@ -285,12 +292,14 @@ def as_method(method: str | TokenMethod) -> TokenMethod:
 def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     """The column of each row's real token number `pos`, negative from its end; on the host.
 
+    -1 is the row's last one, which may be of its answer (`Batch.forced`).
+
     Raises:
         PositionError: a row that is too short.
         ValueError: packed rows.
     """
-    batch.last()
-    return batch.tokens_at(pos).columns[:, 0]
+    last = batch.host().last()
+    return last if pos == -1 else batch.tokens_at(pos).columns[:, 0]
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], Steps[dict[str, Tensor]]]

@@ -212,8 +212,8 @@ def test_what_has_no_table_is_refused() -> None:
             ValueError, match=f"a check requires a prompt.*got '{name}' with {len(asked)} prompts"
         ):
             replace(CASES[0], checks={name: asked})
-    with pytest.raises(ValueError, match="must be a single token"):
-        edit_table(model, [replace(CASES[0], answer="Mary and")], {"shift": shift})
+    with pytest.raises(ValueError, match="an answer of at least one token is required"):
+        edit_table(model, [replace(CASES[0], answer="")], {"shift": shift})
     with pytest.raises(ValueError, match="openings shorter than 3 tokens"):
         edit_table(model, CASES, {"shift": shift}, continuation=Continuation(length=3))
 

@@ -24,7 +24,7 @@ from interp.editing import (
     mend_edit,
     train_mend,
 )
-from interp.editing.mend import GradientNetwork, _next_token_logp, _TrainingCase
+from interp.editing.mend import GradientNetwork, _answer_logp, _TrainingCase
 from interp.editing.weight_edit import changed
 from interp.lenses.factors import factors
 from interp.passes.observe import as_model
@@ -105,21 +105,32 @@ def test_the_change_is_a_loop_over_tokens(name: str) -> None:
         assert_close(edit.dense, expected)
 
 
+SEVERAL = EditCase(
+    "The capital of France is", " Mary and John", "France",
+    {"paraphrase": (("France has the capital", " Mary and John"),), "others": (("The cat sat on the", " mat"),)},
+)  # fmt: skip
+"""A case whose answer is of three tokens."""
+
+
 def losses_of(model: HookedTransformer, mend: Mend, case: EditCase) -> tuple[float, float]:
     """L_edit and L_loc with the edits written into the model, prompt by prompt."""
-    mine = model.text.targets(case.answer, 1)
+    mine = model.text.tokenizer.encode(str(case.answer))
     flat = [check for each in case.checks.values() for check in each]
-    same = [prompt for prompt, token in flat if int(model.text.targets(token, 1)) == int(mine)]
+    same = [prompt for prompt, answer in flat if answer == case.answer]
     prompts = [case.prompt, *same], [prompt for prompt, _ in flat if prompt not in same]
 
-    def said(prompt: str) -> Tensor:
-        return model.transformer(model.text.batch(prompt).tokens)[0, -1].log_softmax(-1)
+    def said(prompt: str, *more: int) -> Tensor:
+        ids = [*model.text.batch(prompt).tokens[0].tolist(), *more]
+        return model.transformer(torch.tensor([ids]))[0, -1].log_softmax(-1)
 
     before = [said(prompt) for prompt in prompts[1]]
     with ExitStack() as stack:
         for edit in mend_edit(model, case.prompt, answer=case.answer, mend=mend):
             stack.enter_context(edit.applied(model))
-        edited = [-float(said(prompt)[mine]) for prompt in prompts[0]]
+        edited = [
+            -sum(float(said(prompt, *mine[:j])[token]) for j, token in enumerate(mine))
+            for prompt in prompts[0]
+        ]
         local = [
             float((old.exp() * (old - said(prompt))).sum())
             for old, prompt in zip(before, prompts[1], strict=True)
@@ -131,7 +142,7 @@ def losses_of(model: HookedTransformer, mend: Mend, case: EditCase) -> tuple[flo
 def test_the_losses_are_those_of_the_edited_model(name: str) -> None:
     model = hooked(name)
     mend = stirred(Mend.untrained(model, NAMES, alpha=0.01, rank=3))
-    for case in CASES:
+    for case in (*CASES, SEVERAL):
         posed = _TrainingCase.of(as_model(model), case, mend.names, prepend_bos=True)
         found = posed.losses(model.transformer, mend)
         assert_close(found, torch.tensor(losses_of(model, mend, case), dtype=torch.float64))
@@ -228,9 +239,9 @@ def score(model: HookedTransformer, posed: list[_TrainingCase], mend: Mend) -> S
     right, kl = [], []
     for case in posed:
         parameters = {n: x.AB for n, x in mend.changes(model.transformer, case.pairs).items()}
-        logp = _next_token_logp(
+        logp = _answer_logp(
             model.transformer, case.batch, case.begin, case.layer, changed(model.transformer, parameters)
-        )
+        )[:, 0]
         hit = (logp.argmax(-1) == case.batch.answer)[: case.asking].double()
         right.append(float(hit.mean()))
         kl.append(float((case.before.exp() * (case.before - logp[case.asking :])).sum(-1).mean()))

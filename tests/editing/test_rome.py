@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from interp.editing.rome import Keys, mention_mask
 from interp.model import Edit, Read, Tap, Weights
 from interp.passes.observe import observe
 from tests.configs import CONFIGS
+from tests.loops import over
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 
@@ -109,17 +111,22 @@ def test_keys_orthogonal_in_the_inverse_moment_keep_their_values() -> None:
     assert float((others @ edit.dense).abs().max()) > 1e-3
 
 
+@over("answer", [ANSWER, " Mary and John"])
 @pytest.mark.parametrize("name", FAMILIES[1:4])
-def test_first_step_of_the_search_descends_the_gradient_at_the_subject(name: str) -> None:
+def test_first_step_of_the_search_descends_the_gradient_at_the_subject(name: str, answer: str) -> None:
     """Adam's first step is -rate sign(gradient); the gradient is that of the site, from one pass without any edit."""
     model = hooked(name)
     rome = Rome(steps=1, rate=1e-3, essence=None, ridge=0.01)
-    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model), rome=rome)
-    batch, target = model.text.batch(PROMPT), model.text.single(ANSWER)
-    read = Read("blocks.0.hook_mlp_out", grad=True)
-    found = observe(
-        model.transformer, batch, [read], metric=lambda logits: -logits[0, -1].log_softmax(-1)[target]
-    ).trace[read][0, subject_index(model, PROMPT)]
+    edit = rome_edit(model, PROMPT, answer=answer, subject=SUBJECT, keys=keys_of(model), rome=rome)
+    tokens, read = model.text.tokenizer.encode(answer), Read("blocks.0.hook_mlp_out", grad=True)
+    batch = model.text.batch([[*model.text.batch(PROMPT).tokens[0].tolist(), *tokens[:-1]]])
+
+    def loss(logits: Tensor) -> Tensor:
+        each = logits[0, -len(tokens) :].log_softmax(-1)
+        return -torch.stack([each[j, token] for j, token in enumerate(tokens)]).mean()
+
+    run = observe(model.transformer, batch, [read], metric=loss)
+    found = run.trace[read][0, subject_index(model, PROMPT)]
     large = found.abs() > 1e-4 * found.abs().max()
     step = torch.full_like(found, 1e-3)
     torch.testing.assert_close(factors(edit)[1][large], (-step * found.sign())[large], rtol=1e-2, atol=0)
@@ -248,6 +255,24 @@ def test_a_mention_is_the_last_one_and_its_last_token(side: str) -> None:
         assert "".join(pieces[column + 1 :]) == behind and "".join(pieces[: column + 1]).endswith("John")
 
 
+def test_edit_towards_several_tokens_makes_all_of_them_likelier_than_one_towards_the_first() -> None:
+    model, answer = hooked(), " Mary and John"
+    ids, tokens = model.text.batch(PROMPT).tokens[0].tolist(), model.text.tokenizer.encode(answer)
+
+    def loss(towards: str | int | None) -> float:
+        rome = Rome(steps=100, rate=0.1, reach=50.0, decay=0.0, ridge=0.01, essence=None)
+        with ExitStack() as stack:
+            if towards is not None:
+                edit = rome_edit(
+                    model, PROMPT, answer=towards, subject=SUBJECT, keys=keys_of(model), rome=rome
+                )
+                stack.enter_context(edit.applied(model))
+            each = model.transformer(torch.tensor([[*ids, *tokens[:-1]]]))[0, -len(tokens) :].log_softmax(-1)
+        return -sum(float(each[j, token]) for j, token in enumerate(tokens)) / len(tokens)
+
+    assert loss(answer) < loss(tokens[0]) < loss(None)
+
+
 def test_what_cannot_be_edited_is_refused_by_name() -> None:
     model = hooked()
     keys = keys_of(model)
@@ -255,8 +280,8 @@ def test_what_cannot_be_edited_is_refused_by_name() -> None:
         ValueError, match=r"must mention the subject 'Spain', got '.*The capital of France is'"
     ):
         rome_edit(model, PROMPT, answer=ANSWER, subject="Spain", keys=keys)
-    with pytest.raises(ValueError, match="must be a single token"):
-        rome_edit(model, PROMPT, answer="Mary and", subject=SUBJECT, keys=keys)
+    with pytest.raises(ValueError, match="an answer of at least one token is required"):
+        rome_edit(model, PROMPT, answer="", subject=SUBJECT, keys=keys)
     c = keys.moment
     for moment in (c[:39], c[0], c[None], c.float(), c.half(), c * math.nan):
         with pytest.raises(
