@@ -66,7 +66,8 @@ class _OfGradients(Question):
     """Base of the questions about factors of weight gradients: its fields choose the loss, the matrices and the layers.
 
     Args:
-        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
         wrong: token trained away from; None: none. With it the loss is the difference of both logits.
         matrices: which matrices of each layer, of `interp.lenses.factors.MATRICES`; None: all that have factors.
         layers: which layers; None: all.
@@ -155,7 +156,8 @@ class BackwardLens(_OfGradients):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
         wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
         matrices: which matrices, of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None: all that the model has (of a mixture
             of experts: attention only). In Macaron blocks also those of the MLP before attention, "mlp_before.W_in" and
@@ -189,7 +191,7 @@ class BackwardLens(_OfGradients):
           order, with the texts `top_word`, `bottom_word`.
 
     Raises:
-        ValueError: answers that are not one token of the vocabulary, matrices the model does not have, W_K and W_V of
+        ValueError: answers outside the vocabulary, matrices the model does not have, W_K and W_V of
             cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, edits of
             what a matrix gives, and a threshold outside [0, 1).
         IndexError: a layer that does not exist.
@@ -278,7 +280,8 @@ class GradientRank(_OfGradients):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
         wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
         matrices: which matrices of each layer, as in `backward_lens`, and "cross_attn.W_K" and "cross_attn.W_V"; None:
             all that have factors.
@@ -357,7 +360,8 @@ class GradientCosines(_OfGradients):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: token trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+        answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
+            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
         wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
         matrices: which matrices of each layer, as in `backward_lens`; None: all that have factors.
         layers: which layers; None: all.

@@ -55,8 +55,8 @@ class OutputLens(Question):
         data: prompts, token ids, a batch, files or a stream of any size.
         part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases). Of the MLP before
             attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
-        answer: target at every position, as text or id, one for all prompts or one each; None: the data's answers, else
-            the next tokens.
+        answer: target at every position, as text or id, one for all prompts or one each; of several tokens the first
+            up to the prompt's end, and then the token that follows; None: the data's answers, else the next tokens.
         top: how many of the most promoted and of the most suppressed tokens are listed; None: 10, or all of fewer.
         source: of a head, the one token of each prompt from which its write is taken (0 the first, negative from the
             end); None: all tokens. Then the write at q is what the head moved from there, a_qs v_s W_O; the writes from

@@ -79,8 +79,8 @@ class Patchscope(Question):
 
         - `top_token`, its text `word`, `top_prob` [prompt, depth, target_depth, rank]: the most probable next tokens.
         - `entropy`, `kl`: in nats, KL(the source run's own next token || these).
-        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of `answer`, by default of the token
-          that the source run finds most probable itself.
+        - `target_rank`, `target_prob`, `target_log_prob`: rank (0 = most probable), probability and log-probability in
+          nats of `answer`, by default of the token that the source run finds most probable itself.
         - `value` [depth, target_depth]: share of prompts whose answer comes first, with the ends `low` and `high` of
           its 95 % interval and `n`.
         - `unpatched_prob` [prompt]: probability of the answer in the target run as it is.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from interp.core.stats import Partial, Rows
@@ -49,10 +49,6 @@ def _token_by_token(
     tokens, present = batch.answer_tokens()
     values = yield from rows(model, batch.by_answer_token())
     by_token = {name: x.unflatten(0, tuple(tokens.shape)) for name, x in values.items()}
-    if "token" in by_token:  # the tokens of the longest row, which begins with all others
-        longest = (present.sum(1) - 1).to(by_token["token"].device)
-        whole = by_token["token"][range(len(longest)), longest]
-        by_token["token"] = whole[:, None].expand_as(by_token["token"])
     return {**by_token, TOKEN: tokens.masked_fill(~present, -1)}
 
 
@@ -71,12 +67,20 @@ def _joined(kept: Partial, result: Callable[[Partial], xr.Dataset], text: Text) 
         parts.append(result(rows).assign_coords(prompt=[numbers[i] for i in there.tolist()]))
     missing = {name: _missing(x) for part in parts for name, x in part.variables.items()}
     joined = xr.concat(
-        parts, TOKEN, join="outer", fill_value=missing, combine_attrs=_combined, data_vars="all", coords="minimal",
-        compat="override",
+        [part.drop_vars("token", errors="ignore") for part in parts], TOKEN, join="outer", fill_value=missing,
+        combine_attrs=_combined, data_vars="all", coords="minimal", compat="override",
     )  # fmt: skip
-    words = text.of_outputs.words(tokens.numpy())
     joined = joined.reindex(prompt=list(numbers), fill_value=missing).transpose("prompt", TOKEN, ...)
+    longest = [part["token"] for part in parts if "token" in part.coords]
+    if longest:  # the longest row of a prompt begins with all others of it
+        joined = joined.assign_coords(token=reduce(_last_of_each_prompt, longest))
+    words = text.of_outputs.words(tokens.numpy())
     return joined.assign_coords(answer=(("prompt", TOKEN), words), answer_token=range(tokens.shape[1]))
+
+
+def _last_of_each_prompt(earlier: xr.DataArray, later: xr.DataArray) -> xr.DataArray:
+    """The rows of `later`, and those of `earlier` for prompts that it does not have."""
+    return later.reindex(prompt=earlier.prompt).where(earlier.prompt.isin(later.prompt), earlier)
 
 
 def _missing(values: xr.Variable) -> object:

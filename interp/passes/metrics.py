@@ -215,7 +215,7 @@ def answer_probability(answer: Answers | None = None) -> Metric:
 
 
 @public()
-def answer_log_probability(answer: Answers | None = None) -> Metric:
+def answer_log_probability(answer: Answers | None = None, *, per_token: bool = False) -> Metric:
     """log p(answer) after the prompt; of several tokens the sum of their log-probabilities.
 
     Each token of an answer is predicted from the prompt and the answer's tokens before it.
@@ -223,6 +223,7 @@ def answer_log_probability(answer: Answers | None = None) -> Metric:
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
             bring.
+        per_token: True: the mean over the answer's tokens, by which answers of other lengths can be compared.
 
     Returns:
         `Metric` in nats, <= 0.
@@ -231,11 +232,11 @@ def answer_log_probability(answer: Answers | None = None) -> Metric:
         >>> interp.metrics.answer_log_probability(" Mary and John").unit
         'nats'
     """
-    return Metric("log probability", "nats", _log_probability, answer, of_answer=True, fewest=FEWEST_LOSSES)
+    return _of_log_probability("log probability", _log_probability, answer, per_token)
 
 
 @public()
-def answer_loss(answer: Answers | None = None) -> Metric:
+def answer_loss(answer: Answers | None = None, *, per_token: bool = False) -> Metric:
     """-log p(answer) after the prompt; of several tokens the sum of their losses.
 
     Each token of an answer is predicted from the prompt and the answer's tokens before it.
@@ -243,11 +244,20 @@ def answer_loss(answer: Answers | None = None) -> Metric:
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
             bring.
+        per_token: True: the mean over the answer's tokens, by which answers of other lengths can be compared.
 
     Returns:
         `Metric` in nats, >= 0.
     """
-    return Metric("loss", "nats", _loss, answer, of_answer=True, fewest=FEWEST_LOSSES)
+    return _of_log_probability("loss", _loss, answer, per_token)
+
+
+def _of_log_probability(name: str, value: MetricValue, answer: Answers | None, per_token: bool) -> Metric:
+    """The metric of an answer's log-probability or loss, as a sum over its tokens or as their mean."""
+    if per_token:
+        name, value = f"{name} per token", partial(_mean_over_tokens, value=value)
+    unit = "nats per token" if per_token else "nats"
+    return Metric(name, unit, value, answer, of_answer=True, fewest=FEWEST_LOSSES)
 
 
 @public()
@@ -394,6 +404,12 @@ def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
+
+
+def _mean_over_tokens(outcome: Outcome, value: MetricValue) -> Float[Tensor, "r"]:
+    """A sum over the tokens of each row's answer, divided by their number."""
+    summed, forced = value(outcome), outcome.batch.forced
+    return summed if forced is None else summed / (1 + forced.to(summed))
 
 
 def _negated_value(outcome: Outcome, value: MetricValue) -> Float[Tensor, "r"]:

@@ -84,9 +84,10 @@ class Attribute(Question):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
-            data. Or a direction u at the output of the final norm, a floating tensor [d] or [prompt, d] (a probe, a
-            feature). The total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs
-            no logits.
+            data. Of an answer of several tokens each logit is split, after the prompt and the tokens before it, along
+            the dim `answer_token`; with a wrong answer the first tokens in which the two differ are compared. Or a
+            direction u at the output of the final norm, a floating tensor [d] or [prompt, d] (a probe, a feature): the
+            total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
             that of the data.
         parts: grain of the split: "layer" (`L0`), "sublayer" (`L0.attn`, `L0.mlp`), "head" (`L0H3`, of cross-attention
@@ -107,12 +108,12 @@ class Attribute(Question):
           the largest, relative to the largest part.
         - `total` [prompt]: the model's own number.
         - `by_source` [prompt, layer, head, source], with `parts="source"`: each head by the token it moved from,
-          numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
-          state of the past instead of moving tokens.
+          numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN at padding, and in layers
+          that keep a state of the past instead of moving tokens.
 
     Raises:
-        ValueError: answers that are not one token, directions of another shape, a `pos` in a model that sees both
-            ways, and models without logits linear in the normed stream.
+        ValueError: answers of several tokens with a `pos`, directions of another shape, a `pos` in a model that sees
+            both ways, and models without logits linear in the normed stream.
         IndexError: a position that a prompt lacks.
         IncompleteSumError: the parts do not sum, as under edits that add to the stream what no part wrote.
 
@@ -286,16 +287,19 @@ def _with_prompt_sources(
     model: Transformer,
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
-    """The values of `inner`, with the source axis starting at each prompt's first token instead of at its padding."""
+    """The values of `inner`, with sources from each prompt's first token on; NaN after its last one."""
     values = inner(trace, batch, model)
     if batch.keep is None:
         return values
     order = batch.keep.int().argsort(dim=1, descending=True, stable=True)
+    absent = ~batch.keep.gather(1, order)[:, None]
+
+    def of_prompt(x: Tensor) -> Tensor:
+        x = x.gather(-1, order.to(x.device)[:, None].expand(x.shape))
+        return x.masked_fill(absent.to(x.device), torch.nan)
+
     by_source = {f"attn_out_{layer}" for layer in range(model.config.n_layers)}
-    return {
-        name: x.gather(-1, order.to(x.device)[:, None].expand(x.shape)) if name in by_source else x
-        for name, x in values.items()
-    }
+    return {name: of_prompt(x) if name in by_source else x for name, x in values.items()}
 
 
 def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n d_model"] | None:

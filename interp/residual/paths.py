@@ -85,7 +85,8 @@ class Paths(Question):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
+        answer: token whose logit is split, one for all prompts or one each, as text or id; of an answer of several
+            tokens each, along the dim `answer_token`; None: the answers of the
             data.
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
             the data.
@@ -101,7 +102,7 @@ class Paths(Question):
         `attrs["completeness_error"]` is the largest relative difference between the sum and the model's own logits.
 
     Raises:
-        ValueError: as in `orders`, and answers that are not one token.
+        ValueError: as in `orders`.
         IncompleteSumError: the sum fails.
 
     Caveat:

@@ -130,7 +130,9 @@ class TokenAttribution(Question):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: next token that is attributed, one for all prompts or one for each; None: the answers of the data.
+        answer: what is attributed, one for all prompts or one for each; each token of an answer of several has an
+            attribution of its own, along the dim `answer_token`, to the prompt and the tokens before it; None: those of
+            the data.
             Methods that mix tokens (`Mixing`) have no use for one, and a note says so.
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
             the data.

@@ -297,6 +297,44 @@ def test_facts_that_the_model_gets_wrong_are_dropped_and_counted() -> None:
         asked("gpt2", wrong=(0, 1, 2)).trace()
 
 
+def test_answer_of_several_tokens_is_traced_as_a_whole() -> None:
+    """By a loop over draws, layers and columns; the noise is that of the prompt, whatever is said after it."""
+    model, prompt = (
+        HookedTransformer(build("llama-gqa", torch.float64)),
+        some_tokens(1, 6, seed=4)[0].tolist(),
+    )
+    said = model.generate([prompt], 3, stop_at_eos=False).tokens[0, -3:].tolist()
+    asked = functools.partial(causal_trace, model, [prompt], range(1, 3), samples=SAMPLES, sigma=0.5)
+    found, single = asked([tuple(said)]), asked(said[0])
+    row = torch.tensor([[*prompt, *said[:-1]]]).repeat(SAMPLES, 1)
+
+    def probability(edits: list[Edit]) -> Tensor:
+        logits = observe(model.transformer, Batch(row), edits=edits).output[:, -3:].log_softmax(-1)
+        return logits.gather(2, torch.tensor(said).expand(SAMPLES, 3)[..., None])[..., 0].sum(1).exp()
+
+    mask = torch.zeros(1, len(prompt), dtype=torch.bool)
+    mask[0, 1:3] = True
+    tracing = CausalTrace("the subject", samples=SAMPLES)
+    noise = Noised.of(model.transformer, Batch(torch.tensor([prompt])), mask, 1.5, tracing).noise
+    noise = torch.nn.functional.pad(noise, (0, 0, 0, 2))
+    corrupted = Edit("hook_embed", lambda x: x + noise)
+    clean = observe(
+        model.transformer, Batch(row), [Read(f"blocks.{i}.hook_resid_post") for i in range(2)]
+    ).trace
+    low = probability([corrupted])
+    for layer, column in itertools.product(range(2), range(row.shape[1])):
+        site = f"blocks.{layer}.hook_resid_post"
+        effect = (probability([corrupted, put(site, clean[site], column)]) - low).mean()
+        assert float(found.each[0, layer, column]) == pytest.approx(float(effect), abs=1e-12)
+    assert float(found.clean[0]) == pytest.approx(float(probability([])[0]), abs=1e-12)
+    assert single.role.values.tolist() == found.role.values.tolist()
+    last = found.value.sel(role="last token")
+    np.testing.assert_allclose(last, found.each[0, :, len(prompt) - 1], atol=1e-12)
+    other = [*said[:2], (said[2] + 1) % 31]
+    with pytest.raises(ValueError, match=f"the first answer is {other[2]}, the model says {said[2]}"):
+        asked([tuple(other)])
+
+
 def test_other_metrics_are_watched_and_compared_with_the_clean_run() -> None:
     a = asked("gpt2")
     found = a.trace(metric=kl_divergence())

@@ -18,6 +18,7 @@ LOOK_AT_NONE = {
     "observe": "what a pass holds is to be seen, NaN too", "verify.contract": "its lines say nan and that they fail",
     "weights.HeadCircuits": "it computes nothing yet", "passes.Sweep": "it is a plan", "causal.batches": "it cuts data",
     "causal.continuations": "it cuts data", "lenses.FittedJacobianLens": "it holds what was computed",
+    "residual.ActivationCache": "it holds what was computed",
     **dict.fromkeys(("circuits.write_mib", "circuits.read_mib"), "scores are given, of the model its shape is asked"),
 }  # fmt: skip
 """Functions that take a model and need not mind."""

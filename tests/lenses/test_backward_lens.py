@@ -272,7 +272,7 @@ def test_half_precision_is_read_in_float32() -> None:
 def test_bad_answers_are_refused() -> None:
     model = hooked("gpt2")
     with pytest.raises(ValueError, match=r"' Mary went' must be a single token, got 2: \[' Mary', ' went'\]"):
-        backward_lens(model, PROMPT, " Mary went")
+        gradient_factors(model, PROMPT, " Mary went")
     with pytest.raises(ValueError, match=r"answer tokens must be in \[0, \d+\], got 5000"):
         backward_lens(model, PROMPT, 5000)
     with pytest.raises(

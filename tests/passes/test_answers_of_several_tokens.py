@@ -49,6 +49,11 @@ def test_a_log_probability_is_the_sum_over_the_answers_tokens(name: str) -> None
     }.items():  # fmt: skip
         found = ablate(model, CLEAN, "mlp", change=Zero(), metric=metric(ANSWERS))
         assert_close(torch.from_numpy(found.base.values), change(expected))
+    lengths = torch.tensor([len(answer) for answer in ANSWERS])
+    for of, sign in ((answer_log_probability, 1), (answer_loss, -1)):
+        found = ablate(model, CLEAN, "mlp", change=Zero(), metric=of(ANSWERS, per_token=True))
+        assert_close(torch.from_numpy(found.base.values), sign * expected / lengths)
+        assert found.attrs["unit"] == "nats per token"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -194,7 +199,7 @@ def test_answers_that_cannot_be_asked_are_refused() -> None:
     with pytest.raises(ValueError, match="must be in"):
         ask(subject("gpt2"), [(4, 1000)])
     with pytest.raises(ValueError, match="single token"):
-        interp.logit_lens(hooked(), "The cat", answer=" Mary and John")
+        interp.lenses.late_layers(hooked(), "The cat", answer=" Mary and John", frequencies=torch.ones(1))
 
 
 def test_a_text_of_several_tokens_is_its_tokens() -> None:
