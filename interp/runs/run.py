@@ -40,6 +40,7 @@ from interp.passes.question import (
     function_name,
 )
 from interp.passes.together import writes
+from interp.runs.chat_roles import chat_rows, with_roles
 from interp.runs.kept import cached_for_model, looked_at
 from interp.runs.over_data import WorkDevices, WorkPlace
 from interp.runs.provenance import with_origin
@@ -200,7 +201,8 @@ def _results(
         for name, each in bound.items()
         if name not in over_rows
     }
-    results = {**of_rows, **of_model}
+    chats = chat_rows(data, subject.text)
+    results = {**{name: with_roles(result, chats) for name, result in of_rows.items()}, **of_model}
     datasets = {name: with_origin(results[name], network) for name in bound if name in results}
     if place.folder is not None and rounds.complete and writes(network):
         write_results(place.folder, datasets, rejected)
