@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Literal, TypeGuard, get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
+from interp.core.files import json_contents
 from interp.core.notes import note
 from interp.core.wording import nearest, value_text
 from interp.data.tokenizers import ChatTokenizer, Tokenizer
@@ -36,6 +39,51 @@ TEMPLATE: Literal["template"] = "template"
 ROLES: tuple[str, ...] = get_args(Role)
 KEYS = ("role", "content", "reasoning_content")
 """Keys of a message; the last is what an assistant thought, for templates that take it apart from the content."""
+
+
+@public()
+def read_chats(path: Path | str) -> list[list[dict[str, str]]]:
+    """The chats in a JSON file, each a list of messages, for every function that takes prompts.
+
+    Args:
+        path: a `.json` file of one chat, a list of messages; of several, a list of such lists; or of an object or a
+            list of objects with the messages under `messages`. A `.jsonl` file has a chat in each line.
+
+    Returns:
+        The chats, in the file's order.
+
+    Raises:
+        ValueError: a file that holds no chats, and a message that is none, by file, chat and number.
+        OSError: a file that cannot be read.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "talk.json"
+        >>> _ = file.write_text(json.dumps([{"role": "user", "content": "The cat"}]))
+        >>> interp.data.read_chats(file)
+        [[{'role': 'user', 'content': 'The cat'}]]
+    """
+    contents, name = json_contents(path), Path(path).name
+    chats = contents_as_chats(contents)
+    if chats is None:
+        raise ValueError(
+            f"{name}: a list of messages with role and content, a list of such lists, or objects with 'messages' are "
+            f"required, got {value_text(contents)}"
+        )
+    return as_chats(chats, name)
+
+
+def contents_as_chats(contents: object) -> list[object] | None:
+    """The chats in what a JSON file holds, not checked yet; None where it holds something else."""
+    if isinstance(contents, Mapping):
+        contents = [contents]
+    if not isinstance(contents, list) or not contents:
+        return None
+    if isinstance(contents[0], Mapping) and "messages" in contents[0]:
+        return [each.get("messages") if isinstance(each, Mapping) else each for each in contents]
+    return [contents] if _has_role(contents[0]) else list(contents) if is_chats(contents[:1]) else None
+
+
 NO_TEMPLATE = (
     "messages require a tokenizer with a chat template, this one has none: give one, "
     "from_pretrained(source, chat_template=...), or the prompts as plain texts"

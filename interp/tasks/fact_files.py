@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.core.files import regular
+from interp.core.files import json_contents, regular
 from interp.core.notes import note
 from interp.core.wording import nearest, value_text
 from interp.data.batch import Batch
@@ -376,32 +375,16 @@ def _contents(file: Path) -> object:
         raise ValueError(
             f"{file.name}: a file of facts ends in {', '.join(SUFFIXES)}, got {suffix or 'no suffix'}"
         )
+    return _table(file) if suffix == ".csv" else json_contents(file)
+
+
+def _table(file: Path) -> list[Row]:
+    """The rows of a CSV file by column."""
+    source = file.name
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as cause:
-        raise ValueError(f"{file.name} must be UTF-8: {cause}") from cause
-    if suffix == ".csv":
-        return _table(file.name, text)
-    try:
-        if suffix == ".json":
-            return json.loads(text)
-        return [_line(file.name, i, line) for i, line in enumerate(filter(str.strip, text.splitlines()))]
-    except RecursionError as cause:
-        raise ValueError(f"{file.name} is nested too deeply") from cause
-    except ValueError as cause:
-        known = str(cause).startswith(file.name)
-        raise ValueError(str(cause) if known else f"{file.name} is not readable JSON: {cause}") from cause
-
-
-def _line(source: str, row: int, line: str) -> object:
-    try:
-        return json.loads(line)
-    except ValueError as cause:
-        raise ValueError(f"{source}: row {row} is not readable JSON: {cause}") from cause
-
-
-def _table(source: str, text: str) -> list[Row]:
-    """The rows of a CSV file by column."""
+        raise ValueError(f"{source} must be UTF-8: {cause}") from cause
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
@@ -597,7 +580,11 @@ def _swaps(tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str]
             ordered.append((fact, found))
     made: list[MakePair] = []
     for fact, found in ordered:
-        others = [other for _, other in pools[found.group] if other.answer != found.answer]
+        others = [
+            other
+            for _, other in pools[found.group]
+            if other.answer != found.answer and other.row.ids != found.row.ids
+        ]
         if others:
             made.append(_swap(found, others))
         else:

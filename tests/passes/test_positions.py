@@ -393,7 +393,9 @@ def test_several_positions_of_each_row_are_those_of_each_text_alone(family: str,
     changes = (Scale(-2.0), Add(vector), Zero(), lambda cells: cells.flip(-1))
     for seed, (where, change) in enumerate(product(("L0.resid", "L1.mlp"), changes)):
         rows = texts(seed)
-        found = observe(model, Batch.of(rows, side=side), edits=[Edit(where, change, {"pos": SEVERAL})]).output
+        found = observe(
+            model, Batch.of(rows, side=side), edits=[Edit(where, change, {"pos": SEVERAL})]
+        ).output
         for i, (mine, real) in enumerate(zip(found, Batch.of(rows, side=side).real, strict=True)):
             at = own(SEVERAL, i, len(rows[i]))
             edits = [Edit(where, change, {"pos": at})] if at else []
@@ -416,7 +418,9 @@ def test_sweeps_and_heads_take_several_positions_of_each_row(side: Side) -> None
 def test_generation_with_a_cache_equals_that_without_at_several_positions_of_each_row() -> None:
     model, rows = build("llama-gqa"), texts(6)
     edits = [Edit("L1.resid", Scale(-2.0), {"pos": SEVERAL})]
-    ways = [generate(model, Batch.of(rows), 4, use_cache=cached, edits=edits).tokens for cached in (True, False)]
+    ways = [
+        generate(model, Batch.of(rows), 4, use_cache=cached, edits=edits).tokens for cached in (True, False)
+    ]
     assert ways[0].equal(ways[1])
 
 
@@ -426,7 +430,9 @@ def test_positions_of_each_row_are_written_alike_and_refused_in_words() -> None:
     assert PerRow([(1, 2), (3,)]).of([1, 0]).places == ((3,), (1, 2))
     assert [one.places for one in PerRow([(1, 2), (3,)]).apart()] == [(1, 3), (2, None)]
     for wrong in ([(1, 1)], [(1, -1)], [(1.5,)], [("a",)], [[[1]]], "ab"):
-        with pytest.raises(ValueError, match="one position for every row is required, .* or several that differ"):
+        with pytest.raises(
+            ValueError, match=r"one position for every row is required, .* or several that differ"
+        ):
             PerRow(wrong)  # type: ignore[arg-type]
     model = build("gpt2")
     read = Read(STREAM, pos=PerRow([(0, 1), (1,)]))
@@ -434,7 +440,10 @@ def test_positions_of_each_row_are_written_alike_and_refused_in_words() -> None:
         observe(model, Batch.of(texts(0, 2)), [read])
     equal = Read(STREAM, pos=PerRow([(0, 1), (1, 2)]))
     batch = Batch.of(texts(0, 2))
-    seen, whole = observe(model, batch, [equal, Read(STREAM)]).trace, observe(model, batch, [Read(STREAM)]).trace
+    seen, whole = (
+        observe(model, batch, [equal, Read(STREAM)]).trace,
+        observe(model, batch, [Read(STREAM)]).trace,
+    )
     assert seen[equal][0].equal(whole[STREAM][0, [0, 1]]) and seen[equal][1].equal(whole[STREAM][1, [1, 2]])
     written = interp.edits.edit_to_json(Edit("L1.mlp", Zero(), {"pos": SEVERAL}))
     assert written["at"] == {"pos": {"per_row": [(0, 1), (-1,), (2, 1, 0), ()]}}

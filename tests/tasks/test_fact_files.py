@@ -117,16 +117,22 @@ def test_other_prompts_of_a_file_are_read_by_name(tmp_path: Path) -> None:
         ("In France, the capital is", 3),
     ]
     neighbours = read_facts(file, prompts="neighborhood_prompts")
-    assert [(f.prompt, f.answer, f.subject) for f in neighbours] == [("The capital of Paris is", " Paris", None)]
+    assert [(f.prompt, f.answer, f.subject) for f in neighbours] == [
+        ("The capital of Paris is", " Paris", None)
+    ]
     relation = read_facts(written(tmp_path, RELATION), prompts="prompt_templates_zs")
     assert relation.prompts == ["What is the capital of France? It is", "What is the capital of Italy? It is"]
-    assert relation[0].relation == "country capital" and isinstance(relation[1:], GivenFacts) and len(relation[1:]) == 1
+    assert (
+        relation[0].relation == "country capital"
+        and isinstance(relation[1:], GivenFacts)
+        and len(relation[1:]) == 1
+    )
     asked = read_facts(written(tmp_path, INPUTS), template="{} ->", space=False)
     assert [(f.prompt, f.answer) for f in asked] == [("France ->", "Paris"), ("Italy ->", "Rome")]
 
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "no answer": ([PLAIN[0], {"prompt": "a"}], r"facts.json: row 1 \(a table\): 'answer' must be a text, it has prompt"),
+    "no answer": ([PLAIN[0], {"prompt": "a"}], r"row 1 \(a table\): 'answer' must be a text, it has prompt"),
     "a number": ([{**PLAIN[0], "answer": 3}], r"row 0 \(a table\): 'answer' must be a text, got 3"),
     "no object": ([PLAIN[0], "a"], r"row 1 \(a table\): 'prompt' must be a text, it has str"),
     "no subject": ([{"prompt": "The {} is", "answer": "a"}], "row 0 .* a subject is required for the {}"),
@@ -151,7 +157,7 @@ REFUSED: dict[str, tuple[object, str]] = {
         [{"requested_rewrite": {**COUNTERFACT[0]["requested_rewrite"], "target_true": {}}}],  # type: ignore[dict-item]
         r"row 0 \(CounterFact\): 'str' must be a text",
     ),
-    "no templates": ({**RELATION, "prompt_templates": []}, "facts.json: 'prompt_templates' must be a list of templates"),
+    "no templates": ({**RELATION, "prompt_templates": []}, "'prompt_templates' must be a list of templates"),
     "no hole": ({**RELATION, "prompt_templates": ["a"]}, "a template has one {} for the subject, got 'a'"),
     "a bad sample": (
         {**RELATION, "samples": [RELATION["samples"][0], {"subject": "a"}]},  # type: ignore[index]
@@ -189,9 +195,11 @@ def test_other_files_and_options_are_refused(tmp_path: Path) -> None:
             read_facts(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         read_facts(tmp_path / "none.json")
-    with pytest.raises(ValueError, match="prompts must be one of prompt_templates, prompt_templates_zs of a relation"):
+    with pytest.raises(
+        ValueError, match="prompts must be one of prompt_templates, prompt_templates_zs of a relation"
+    ):
         read_facts(written(tmp_path, RELATION), prompts="templates")
-    with pytest.raises(ValueError, match="a template has one {} for the input"):
+    with pytest.raises(ValueError, match=r"a template has one \{\} for the input"):
         read_facts(written(tmp_path, INPUTS), template="a")
 
 
@@ -218,10 +226,14 @@ def test_facts_whose_words_share_tokens_are_left_out_with_a_note(tmp_path: Path)
     rows = [{"prompt": "The capital of {} is", "subject": "France", "answer": "Paris"}, {**PLAIN[3]}]
     bad = {"prompt": "A {}ital is", "subject": "cap", "answer": "a"}
     note.cache_clear()
-    with pytest.warns(Note, match="facts.json: left out row 1, the subject 'cap' shares a token with its neighbour"):
+    with pytest.warns(
+        Note, match=r"facts.json: left out row 1, the subject 'cap' shares a token with its neighbour"
+    ):
         asked = read_facts(written(tmp_path, [rows[0], bad])).asked(model.text)
     assert len(asked.batch) == 1
-    with pytest.raises(ValueError, match="facts.json: a fact that the tokenizer can spell is required, got none"):
+    with pytest.raises(
+        ValueError, match=r"facts.json: a fact that the tokenizer can spell is required, got none"
+    ):
         read_facts(written(tmp_path, [bad])).asked(model.text)
     alike = {"prompt": "The cat", "answer": "Paris", "wrong": "Paris."}
     with pytest.raises(ValueError, match="begin with the same token"):
@@ -273,7 +285,10 @@ def test_pairs_exchange_subjects_of_one_phrasing_with_as_many_tokens(tmp_path: P
         other = {"France": "Italy", "Italy": "France"}
         mine = next(name for name in other if name in clean)
         assert corrupt == clean.replace(mine, other[mine])
-        assert answer == tokenizer.encode(f"is {'Paris' if mine == 'France' else 'Rome'}")[len(tokenizer.encode("is"))]
+        assert (
+            answer
+            == tokenizer.encode(f"is {'Paris' if mine == 'France' else 'Rome'}")[len(tokenizer.encode("is"))]
+        )
     drawn = facts.pairs(tokenizer, rows=9, seed=3)
     assert len(drawn) == 9 and torch.equal(drawn.answer, facts.pairs(tokenizer, rows=9, seed=3).answer)
     result = interp.patch(model, *interp.causal.batches(model, pairs), "resid_pre")
@@ -284,7 +299,11 @@ def test_corrupted_prompts_of_a_file_are_its_pairs(tmp_path: Path) -> None:
     model = hooked()
     row = {"prompt": "The cat sat on the", "corrupt": "The dog sat on the", "answer": "mat", "wrong": "cat"}
     pairs = read_facts(written(tmp_path, [row])).pairs(model.text.tokenizer)
-    assert pairs.clean == (row["prompt"],) and pairs.corrupt == (row["corrupt"],) and pairs.changes == ("changed",)
+    assert (
+        pairs.clean == (row["prompt"],)
+        and pairs.corrupt == (row["corrupt"],)
+        and pairs.changes == ("changed",)
+    )
     assert pairs.changed.equal(pairs.spans["changed"])
     short = {**row, "corrupt": "The dog sat"}
     note.cache_clear()
