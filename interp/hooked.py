@@ -25,9 +25,9 @@ from interp.core.factored import FactoredMatrix
 from interp.core.kinds import Device, Precision, as_dtype, require_device
 from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
-from interp.core.wording import nearest
+from interp.core.wording import NO_TEMPLATE, nearest
 from interp.data.batch import Batch, Prompts, Side
-from interp.data.chats import NO_TEMPLATE, Chat, as_chats
+from interp.data.chats import Chat, as_chats
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.fill import check_dtype

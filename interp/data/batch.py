@@ -461,7 +461,7 @@ class Batch(Brief):
             >>> batch = model.to_batch(chat=[{"role": "user", "content": "The cat"}])
             >>> batch.positions("user")
             PerRow([(2, 3)])
-            >>> edit = Edit("L1.mlp", interp.edits.Zero(), at={"pos": batch.positions("user", turn=-1)})
+            >>> edit = interp.Edit("L1.mlp", interp.edits.Zero(), at={"pos": batch.positions("user", turn=-1)})
         """
         return role_positions([self._codes(row) for row in range(len(self))], role, turn)
 

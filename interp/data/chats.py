@@ -24,7 +24,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.files import json_contents
 from interp.core.notes import note
-from interp.core.wording import nearest, value_text
+from interp.core.wording import NO_TEMPLATE, nearest, value_text
 from interp.data.tokenizers import ChatTokenizer, Tokenizer
 from interp.model.layout import PerRow
 
@@ -84,10 +84,6 @@ def contents_as_chats(contents: object) -> list[object] | None:
     return [contents] if _has_role(contents[0]) else list(contents) if is_chats(contents[:1]) else None
 
 
-NO_TEMPLATE = (
-    "messages require a tokenizer with a chat template, this one has none: give one, "
-    "from_pretrained(source, chat_template=...), or the prompts as plain texts"
-)
 UNKNOWN = -1
 """Code of every token of a row for which it is unknown whose they are."""
 _THOUGHT = re.compile(r"(</?think>)")
@@ -357,20 +353,31 @@ def token_characters(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> lis
     """The characters of a text that each of its tokens holds: the first, and one past the last.
 
     The tokens are decoded one after the other, several together where they are one character, and compared with the
-    text. None where their texts do not add up to it, as with a tokenizer that rewrites characters.
+    text; white space may be no token's. None where their texts do not add up to it, as with a tokenizer that rewrites
+    characters.
     """
     places: list[tuple[int, int]] = []
     done, waiting = 0, list[int]()
     for token in ids:
         waiting.append(token)
         written = tokenizer.piece(token) if len(waiting) == 1 else tokenizer.decode(waiting)
-        if written.startswith(" ") and not text.startswith(written, done):
-            written = written[1:]  # the space that SentencePiece puts before a text
-        if not text.startswith(written, done):
+        found = _found_at(text, written, done)
+        if found is None:
             continue
-        places += [(done, done + len(written))] * len(waiting)
-        done, waiting = done + len(written), []
-    return places if done == len(text) and not waiting else None
+        places += [found] * len(waiting)
+        done, waiting = found[1], []
+    return None if waiting or text[done:].strip() else places
+
+
+def _found_at(text: str, written: str, done: int) -> tuple[int, int] | None:
+    """The characters of a text that a token's text is, at a place where a tokenizer may add or drop a space."""
+    if text.startswith(written, done):
+        return done, done + len(written)
+    if written.startswith(" ") and text.startswith(written[1:], done):  # as SentencePiece before a text
+        return done, done + len(written) - 1
+    rest = text[done:].lstrip()  # which tokens of words do not hold
+    start = len(text) - len(rest)
+    return (start, start + len(written)) if rest.startswith(written) else None
 
 
 # --- positions by role ----------------------------------------------------------------------------------------------

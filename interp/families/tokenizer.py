@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from interp.core.boundary import check, public
 from interp.core.files import json_object, regular
 from interp.core.notes import note
-from interp.data.chats import NO_TEMPLATE
-from interp.data.tokenizers import Tokenizer
+from interp.core.wording import NO_TEMPLATE
 from interp.families import gguf, native
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ class StoredTokenizer:
         return HuggingFaceTokenizer.read(folder)
 
 
-def with_template(tokenizer: Tokenizer, chat_template: str) -> HuggingFaceTokenizer:
+def with_template(tokenizer: object, chat_template: str) -> HuggingFaceTokenizer:
     """The tokenizer with another chat template; ValueError for one that transformers does not read."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise ValueError(

@@ -18,6 +18,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Model, text_of
 from interp.passes.question import Question, function_name
+from interp.runs.fact_rows import with_subjects
 from interp.runs.run import answer_of
 from interp.tasks.fact_files import GivenFacts
 
@@ -155,10 +156,7 @@ def _filled(
     if not isinstance(data, GivenFacts):
         return question, data
     asked = data.asked(text_of(model))
-    fields = {field.name for field in dataclasses.fields(question)}
-    if "subject" in fields and getattr(question, "subject", None) is None:
-        question = dataclasses.replace(question, **{"subject": asked.subjects})
-    return question, asked.batch
+    return with_subjects(question, asked), asked.batch
 
 
 def _public_function(

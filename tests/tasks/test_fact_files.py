@@ -255,6 +255,9 @@ def test_causal_tracing_of_facts_is_that_of_their_prompts_subjects_and_answers(t
     wanted = interp.causal_trace(model, prompts, ["France", "Mary"], best, samples=2)
     np.testing.assert_array_equal(found.value.values, wanted.value.values)
     np.testing.assert_array_equal(found["each"].values, wanted["each"].values)
+    ran = interp.run([interp.causal.CausalTrace(samples=2), interp.lenses.LogitLens()], model, facts)
+    np.testing.assert_array_equal(ran["causal_trace"].value.values, wanted.value.values)
+    assert ran["logit_lens"].sizes["prompt"] == 2
     with pytest.raises(ValueError, match="causal tracing requires the subject of every prompt"):
         interp.causal_trace(model, prompts)
     with pytest.raises(ValueError, match="causal tracing requires the subject of every prompt"):
