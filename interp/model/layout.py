@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, TypeGuard
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.hints import Required
 from interp.core.wording import odd_value, value_text
 
 New = Literal["new"]
@@ -54,14 +55,14 @@ class PerRow:
         [[0, 1], [2, -1]]
     """
 
-    places: Sequence[int | Sequence[int] | None]
+    places: Annotated[
+        Sequence[int | Sequence[int] | None],
+        Required("one position for every row, or several", lambda value: None if _row_entries(value) else ""),
+    ]
 
     def __post_init__(self) -> None:
-        is_array = isinstance(self.places, Tensor | np.ndarray) and odd_value(self.places) is None
-        places = self.places.tolist() if is_array else self.places  # type: ignore[attr-defined]
-        is_sequence = isinstance(places, Sequence) and not isinstance(places, str | bytes)
-        entries = [_row_places(place) for place in places] if is_sequence else []
-        if not entries or not all(map(_is_row_entry, entries)):
+        entries = _row_entries(self.places)
+        if not entries:
             raise ValueError(
                 "one position for every row is required, such as [3, 4], or several that differ and are counted from "
                 f"one end, [(2, 3), (4,)], got {value_text(self.places)}"
@@ -112,25 +113,35 @@ Places = int | Sequence[int] | PerRow
 """Positions of tokens in every row: one, several, or each row's own."""
 
 
-def _is_place(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _is_place(value: object) -> TypeGuard[int | np.integer]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
 
 
-def _row_places(entry: object) -> int | tuple[int, ...] | None:
-    """An entry of `PerRow` in plain numbers: a position, several as a tuple, or None; otherwise the entry itself."""
-    if isinstance(entry, Tensor | np.ndarray) and odd_value(entry) is None:
-        entry = entry.tolist()
-    if isinstance(entry, Sequence) and not isinstance(entry, str | bytes):
-        return tuple(int(place) if _is_place(place) else place for place in entry)
-    return int(entry) if _is_place(entry) else entry  # type: ignore[call-overload, return-value]
+def _row_entries(places: object) -> list[int | tuple[int, ...] | None]:
+    """The entries of `PerRow` in plain numbers; empty where one is no position, None, or several as they may be."""
+    if isinstance(places, Tensor | np.ndarray) and odd_value(places) is None:
+        places = places.tolist()
+    if not isinstance(places, Sequence) or isinstance(places, str | bytes):
+        return []
+    entries: list[int | tuple[int, ...] | None] = []
+    for entry in places:
+        several = (
+            entry.tolist() if isinstance(entry, Tensor | np.ndarray) and odd_value(entry) is None else entry
+        )
+        if several is None or _is_place(several):
+            entries.append(None if several is None else int(several))
+        elif isinstance(several, list | tuple | range) and _are_places(several):
+            entries.append(tuple(map(int, several)))
+        else:
+            return []
+    return entries
 
 
-def _is_row_entry(entry: object) -> bool:
-    """Whether an entry of `PerRow` is a position, None, or several that differ and are counted from one end."""
-    if not isinstance(entry, tuple):
-        return entry is None or _is_place(entry)
-    one_end = len({place < 0 for place in entry if _is_place(place)}) < 2
-    return all(map(_is_place, entry)) and len(set(entry)) == len(entry) and one_end
+def _are_places(values: Sequence[object]) -> bool:
+    """Whether values are positions of one row that differ, and are all counted from one end."""
+    places = [int(value) for value in values if _is_place(value)]
+    one_end = len({place < 0 for place in places}) < 2
+    return len(places) == len(values) == len(set(places)) and one_end
 
 
 def several(pos: Places) -> tuple[int, ...] | PerRow:

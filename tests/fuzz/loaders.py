@@ -338,7 +338,7 @@ LOADERS: Mapping[str, Loader] = {
     "a relation": Loader(_make_relation, lambda path: [*interp.tasks.read_facts(path / "relation.json")]),
     "a chat": Loader(
         lambda path: shutil.copy(chats_file(), path),
-        lambda path: model().to_batch(interp.data.read_chats(path / "chats.json")).tokens.tolist(),
+        lambda path: interp.data.read_chats(path / "chats.json"),
         ("data.read_chats",),
     ),
     "a direction": Loader(
