@@ -26,10 +26,11 @@ def chat_rows(data: object, text: Text) -> ChatRows:
     """The tokens of chats and their roles; none for other data, and for batches that cannot be gone through again."""
     rows: dict[int, tuple[Shaped[np.ndarray, "n"], Shaped[np.ndarray, "n"]]] = {}
     for batch in _batches(data, text):
+        if batch.turns is None or batch.documents is not None:
+            continue
         on_host = batch.host().numbered()
         roles, numbers = on_host.roles, on_host.row
-        if roles is None or numbers is None or on_host.documents is not None:
-            continue
+        assert roles is not None and numbers is not None
         words, real = text.words(on_host.tokens.numpy()), on_host.real.numpy()
         rows |= {number: (words[i, real[i]], roles[i, real[i]]) for i, number in enumerate(numbers.tolist())}
     return rows
