@@ -9,6 +9,7 @@ import copy
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +25,9 @@ from interp.core.factored import FactoredMatrix
 from interp.core.kinds import Device, Precision, as_dtype, require_device
 from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
-from interp.core.wording import nearest
+from interp.core.wording import NO_TEMPLATE, nearest
 from interp.data.batch import Batch, Prompts, Side
+from interp.data.chats import Chat, as_chats
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.fill import check_dtype
@@ -33,7 +35,7 @@ from interp.families.hub import located
 from interp.families.live import inside
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
-from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
+from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer, with_template
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.loss import mean_next_token_loss, next_token_loss
@@ -115,6 +117,7 @@ class HookedTransformer(Shown):
         devices: Devices | None = None,
         wrapped: bool | None = None,
         default_prepend_bos: bool | None = None,
+        chat_template: str | None = None,
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), folder, file of weights, hub name or live Hugging Face model.
 
@@ -133,6 +136,7 @@ class HookedTransformer(Shown):
                 (`interp.wrapped`), False never does; None: where this package has none for the family.
             default_prepend_bos: whether texts begin with BOS, in every call that does not say it itself; None: they
                 do where the tokenizer has a BOS. Token ids are taken as they are.
+            chat_template: the Jinja template in which chats are written; None: that of the tokenizer.
 
         Returns:
             The model.
@@ -143,6 +147,8 @@ class HookedTransformer(Shown):
         dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
+        if chat_template is not None and tokenizer is not None:
+            tokenizer = with_template(tokenizer, chat_template)
         if isinstance(source, nn.Module):
             model = families.from_hf_model(
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
@@ -163,7 +169,7 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        chosen_tokenizer = tokenizer or families.tokenizer_for(path)
+        chosen_tokenizer = tokenizer or _tokenizer_in(path, chat_template)
         ends = families.ends_of(path)
         return cls(
             model,
@@ -306,18 +312,43 @@ class HookedTransformer(Shown):
 
     @public()
     def to_batch(
-        self, prompts: Prompts, *, prepend_bos: bool | None = None, padding_side: Side = "right"
+        self,
+        prompts: Prompts | None = None,
+        *,
+        chat: Chat | Sequence[Chat] | None = None,
+        prepend_bos: bool | None = None,
+        padding_side: Side = "right",
     ) -> Batch:
         """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended.
 
+        Chats are written in the chat template of the tokenizer, special tokens included, and nothing is prepended.
+        After a last message of anyone but the assistant the answer's beginning follows, as the template writes it; a
+        last message of the assistant is left open, to be continued.
+
         Args:
-            prompts: texts, token ids, or a batch.
+            prompts: texts, token ids, chats, or a batch.
+            chat: one chat, a list of `{"role": "user", "content": "..."}` and so on, or several; every function that
+                takes prompts takes these too.
             prepend_bos: whether texts begin with BOS; None: as the model does by default.
             padding_side: side on which shorter rows are padded.
 
         Returns:
-            The batch.
+            The batch; of chats, `batch.positions("user")` are the positions of a role, and `batch.roles` names that
+            of each token.
+
+        Raises:
+            ValueError: prompts and a chat, or neither; a message that is none, a tokenizer without a chat template, or
+                messages that its template refuses.
+
+        Example:
+            >>> model.to_batch(chat=[{"role": "user", "content": "The cat"}]).roles.tolist()
+            [['template', 'template', 'user', 'user', 'template']]
         """
+        if (prompts is None) == (chat is None):
+            raise ValueError(f"prompts or a chat are required, got {'neither' if chat is None else 'both'}")
+        if chat is not None:
+            prompts = as_chats(chat)
+        assert prompts is not None
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
     @public()
@@ -331,7 +362,8 @@ class HookedTransformer(Shown):
             add_generation_prompt: end where the assistant's answer begins.
 
         Returns:
-            [1, p]. The ids go wherever a prompt goes, and nothing is prepended to them.
+            [1, p]. The ids go wherever a prompt goes, and nothing is prepended to them. `to_batch(chat=...)` gives
+            them with the role of each token, of several chats too, and lets the assistant's last message be continued.
 
         Raises:
             ValueError: no messages, a message without role or content, a tokenizer without a chat template, or
@@ -345,7 +377,7 @@ class HookedTransformer(Shown):
             raise ValueError("messages must be at least one, each with a role and content")
         tokenizer = self.text.tokenizer
         if not isinstance(tokenizer, HuggingFaceTokenizer):
-            raise ValueError("messages require a tokenizer with a chat template, this one has none")
+            raise ValueError(NO_TEMPLATE)
         return torch.tensor([tokenizer.chat(messages, add_generation_prompt=add_generation_prompt)])
 
     @public()
@@ -540,7 +572,7 @@ class HookedTransformer(Shown):
         model says from nothing. `model.to_texts(batch)` gives the strings.
 
         Args:
-            prompts: texts, token ids, or a batch.
+            prompts: texts, token ids, chats, or a batch.
             max_new_tokens: the most tokens that are added to a row.
             sampling: how tokens are drawn; None: the most probable one.
             repetition_penalty: divides positive logits of tokens that are in the row, and multiplies negative ones;
@@ -548,7 +580,7 @@ class HookedTransformer(Shown):
             stop: what ends a row: a text that its new text contains, a token id, a function of its new text, or several
                 of these. The row keeps the token that ended it.
             stop_at_eos: whether a row ends where the model's own generation does (`generation_config.json`, else the
-                tokenizer's end of text).
+                tokenizer's end of text), and of chats where the template ends the assistant's turn too.
             use_past_kv_cache: keep keys and values of earlier tokens instead of computing them again.
             edits: interventions at every step; hooks of an enclosing `hooks()` apply too. With the cache they see the
                 prompt, then one new token at a time. Positions of an edit are each row's own: 0 is its first token,
@@ -559,7 +591,7 @@ class HookedTransformer(Shown):
             Batch of prompts and continuations; `batch.keep` marks the real tokens.
         """
         batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
-        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos)
+        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos, chat=batch.turns is not None)
         return generate(
             as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_tokens, ends=ends, use_cache=use_past_kv_cache, edits=edits,
@@ -589,7 +621,7 @@ class HookedTransformer(Shown):
             Iterator of pieces of text.
         """
         batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
-        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos)
+        stop_tokens, ends = stops_of(self.text, stop, eos=stop_at_eos, chat=batch.turns is not None)
         steps = stream(
             as_network(self), batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_tokens, ends=ends, edits=edits,
@@ -622,6 +654,12 @@ class HookedTransformer(Shown):
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
             return getattr(self.weights, name)
         raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
+
+
+def _tokenizer_in(path: Path, chat_template: str | None) -> UnreadTokenizer | None:
+    """The tokenizer of a checkpoint, with another chat template if one is given."""
+    stored = families.tokenizer_for(path)
+    return stored if stored is None or chat_template is None else replace(stored, chat_template=chat_template)
 
 
 def _outputs(config: ModelConfig) -> str:

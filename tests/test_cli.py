@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import interp
@@ -492,3 +494,91 @@ def test_a_note_is_a_line_on_stderr_and_under_strict_an_exit_code(
 def test_strict_without_notes_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--strict"]) == 0
     assert capsys.readouterr().err == ""
+
+
+# --- files of chats and facts --------------------------------------------------------------------------------------
+
+
+def chatting(tmp_path: Path) -> Path:
+    """A folder with a small model whose tokenizer has a chat template."""
+    from tests.data.templates import CHATML, backend, speaking
+
+    config = transformers.GPT2Config(
+        vocab_size=backend().get_vocab_size(), n_positions=128, n_embd=8, n_layer=1, n_head=2
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    speaking(CHATML).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_report_is_about_the_chat_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, talk = chatting(tmp_path), [{"role": "user", "content": "The cat"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    model = interp.HookedTransformer.from_pretrained(folder)
+    options = ("--model", str(folder), "--prompt")
+    question = ReportCommand(model=str(folder), prompt=str(tmp_path / "talk.json"))
+    asked = question.as_conversation(model, question.question())
+    assert asked.ids == tuple(model.to_batch(chat=talk).tokens[0].tolist())
+    (tmp_path / "two.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 2))
+    for name, content, message in (
+        ("two.jsonl", None, "a file of one chat is required"),
+        ("none.json", "[1]", "none.json: a list of messages with role and content"),
+        ("bad.json", '[{"role": "user"}]', "bad.json 0, message 0: messages must be at least one"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        found = error_of(capsys, "report", *options, str(tmp_path / name), "--out", str(tmp_path / "out"))
+        assert message in found
+
+
+def test_questions_are_asked_of_chats_and_facts_of_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, talk = chatting(tmp_path), [{"role": "user", "content": "The cat"}]
+    (tmp_path / "talk.json").write_text(json.dumps({"messages": talk}))
+    out = tmp_path / "a.csv"
+    assert main(["logit-lens", str(tmp_path / "talk.json"), "--model", str(folder), "--out", str(out)]) == 0
+    model = interp.HookedTransformer.from_pretrained(folder)
+    words = set(pandas.read_csv(out).token.fillna(""))
+    assert words >= set(model.to_str_tokens(model.to_batch(chat=talk).tokens)) - {"\n"}
+    rows = [{"prompt": f"The {each} sat on the", "subject": each, "answer": "mat"} for each in ("cat", "dog")]
+    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = [f"{row['prompt']},mat,{row['subject']}" for row in rows]
+    (tmp_path / "facts.csv").write_text("\n".join(["prompt,answer,subject", *table]))
+    lens = []
+    for name in ("facts.jsonl", "facts.csv"):
+        out = str(tmp_path / f"{name}.out.csv")
+        assert main(["logit-lens", str(tmp_path / name), "--model", str(folder), "--out", out]) == 0
+        lens.append(Path(out).read_text())
+    assert lens[0] == lens[1]
+    capsys.readouterr()
+    assert "a fact that the model knows is required: of 2 none" in error_of(
+        capsys, "causal-trace", str(tmp_path / "facts.csv"), "--model", str(folder)
+    )
+
+
+def test_a_circuit_is_found_on_the_facts_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capitals = [fact for fact in interp.tasks.load_facts() if fact.relation == "capital"]
+    rows = [{"prompt": "The capital of {} is", "subject": f.subject, "answer": f.object} for f in capitals]
+    (tmp_path / "facts.json").write_text(json.dumps(rows))
+    assert main(["circuit", str(tmp_path / "facts.json"), "--pairs", "2", "--most", "3"]) == 0
+    assert "edges keep" in capsys.readouterr().out
+    assert "no task of this name" in error_of(capsys, "circuit", "indirect_object")
+    (tmp_path / "one.json").write_text(json.dumps(rows[:1]))
+    assert "others to try it on are required" in error_of(capsys, "circuit", str(tmp_path / "one.json"))
+
+
+def test_the_live_page_begins_with_the_text_of_a_chat(tmp_path: Path) -> None:
+    from interp.cli.commands import chat_text
+
+    folder, talk = chatting(tmp_path), [{"role": "user", "content": "The cat"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    model = interp.HookedTransformer.from_pretrained(folder)
+    with pytest.raises(ValueError, match="other tokens than the chat, whose template writes no BOS"):
+        chat_text(model, str(tmp_path / "talk.json"))
+    bare = interp.HookedTransformer.from_pretrained(folder, default_prepend_bos=False)
+    written = chat_text(bare, str(tmp_path / "talk.json"))
+    assert bare.to_batch(written).tokens.equal(bare.to_batch(chat=talk).tokens)
+    assert chat_text(model, "The cat") == "The cat"

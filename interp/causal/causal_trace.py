@@ -72,9 +72,10 @@ class CausalTrace(Question):
     samples of a prompt, then over prompts.
 
     Args:
-        data: prompts, token ids, a batch, files or a stream of any size.
+        data: prompts, token ids, a batch, files or a stream of any size, or facts of a file.
         subject: the words to corrupt: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens
             (BOS counts); one for all prompts, or one for each. A token that holds any part of the word belongs to it.
+            None: those of the facts that are the data (`interp.tasks.read_facts`).
         answer: answer of each prompt, of one or several tokens; None: that of the metric or of the data. Facts whose
             answer is not what the model says greedily are dropped; `attrs["dropped"]` counts them, and `prompt` numbers
             those that are left.
@@ -129,7 +130,7 @@ class CausalTrace(Question):
 
     rows_together: ClassVar[int] = 8
 
-    subject: SpanPlace | Sequence[SpanPlace]
+    subject: SpanPlace | Sequence[SpanPlace] | None = None
     answer: Answers | None = None
     _: KW_ONLY
     kind: TracedKind = "state"
@@ -144,7 +145,12 @@ class CausalTrace(Question):
 
     def bind(self, model: Subject) -> ByRow | Staged:
         """The clean, the corrupted and all restored runs, batch by batch; before them sigma, unless it is given."""
-        config, text = model.transformer.config, model.text
+        config, text, subject = model.transformer.config, model.text, self.subject
+        if subject is None:
+            raise ValueError(
+                "causal tracing requires the subject of every prompt, such as 'France', or facts that name theirs "
+                "(interp.tasks.read_facts), got None"
+            )
         if not config.unembed:
             raise ValueError(
                 "causal tracing requires a model with an unembedding, to tell which facts it knows"
@@ -168,7 +174,7 @@ class CausalTrace(Question):
             )
         metric = answer_probability() if self.metric is None else as_metric(self.metric, model.text)
         answers = _answers(text, self.answer, metric)
-        per_prompt = None if isinstance(self.subject, SpanPlace) else len(self.subject)
+        per_prompt = None if isinstance(subject, SpanPlace) else len(subject)
         counts = {n for n in (per_prompt, None if answers is None else answers.prompts) if n is not None}
         if len(counts) > 1:
             raise ValueError(
@@ -179,7 +185,7 @@ class CausalTrace(Question):
         )
         if self.sigma is not None:
             return bound(self.sigma)
-        spread = _spread_question(text, self.subject)
+        spread = _spread_question(text, subject)
         return Staged.after(
             self.name, Ask(spread), lambda merged: bound(float(spread.result(merged).value)), again="sigma"
         )
@@ -392,6 +398,7 @@ def _compute(
     check_first_column(batch, "effects by token")
     host_batch = batch.host()
     assert host_batch.answer is not None
+    assert question.subject is not None
     span = spans(text, host_batch, _subjects_of(question.subject, host_batch))
     run = yield from recorded(batch, (), final=True)
     with torch.no_grad():

@@ -46,7 +46,7 @@ ANSWERS: Mapping[str, str] = {
     "metric": "What is watched; without it the logit difference of answer and wrong.",
 }
 DATA: Mapping[str, str] = {
-    "data": "Texts, or one file of them, a text a line.",
+    "data": "Texts, or one file of texts (a text a line), chats (.json) or facts (.json, .jsonl, .csv).",
     "clean": "Prompt with the right answer, or a file of such prompts.",
     "corrupt": "The same, token for token, but for what changes the answer.",
 }
@@ -317,9 +317,34 @@ def read_data(given: str | tuple[str, ...]) -> object:
         raise ValueError(
             f"a text or a file of texts is required, {text} is a folder; a model is --model {text}"
         )
-    if isinstance(text, str) and len(text) < 256 and "\n" not in text and Path(text).is_file():
-        return Path(text)
+    if isinstance(text, str) and is_file(text):
+        return read_file(Path(text))
     return text if isinstance(text, str) else list(given)
+
+
+def is_file(text: str) -> bool:
+    """Whether a word of the command line names a file."""
+    return len(text) < 256 and "\n" not in text and Path(text).is_file()
+
+
+def read_file(path: Path) -> object:
+    """The data in a file: chats or facts of JSON or a table, or the path itself of a file of texts."""
+    suffix = path.suffix.lower()
+    if suffix not in (".json", ".jsonl", ".csv"):
+        return path
+    from interp.core.files import json_contents
+    from interp.data.chats import contents_as_chats, read_chats
+    from interp.tasks import read_facts
+
+    if suffix == ".csv":
+        return read_facts(path)
+    contents = json_contents(path)
+    if contents_as_chats(contents) is not None:
+        return read_chats(path)
+    is_texts = isinstance(contents, list) and all(
+        isinstance(row, dict) and "text" in row for row in contents[:1]
+    )
+    return path if suffix == ".jsonl" and is_texts else read_facts(path)
 
 
 def _revisions(model: str, checkpoints: Sequence[str]) -> list[str]:

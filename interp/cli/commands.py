@@ -11,8 +11,6 @@ import tyro
 from interp.cli.opening import Common, ModelCommand
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from interp.hooked import HookedTransformer
     from interp.pages import ReportQuestion
 
@@ -30,7 +28,7 @@ class ReportCommand(ModelCommand):
     """Say what was found for one prompt and write its page: HTML that opens from disk, all tables, run.json."""
 
     prompt: str | None = None
-    """Text to analyse; without it an indirect-object sentence."""
+    """Text to analyse, or the JSON file of a chat; without it an indirect-object sentence."""
     answer: str | None = None
     """Next token to ask about, leading space included; without it the model's own most probable one."""
     wrong: str | None = None
@@ -57,8 +55,7 @@ class ReportCommand(ModelCommand):
             about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
             model = self.opened()
-            if self.chat:
-                question = self.as_conversation(model, question)
+            question = self.as_conversation(model, question)
             report = report_of(model, question, about, seed=self.seed)
             write_report(report, folder, csv=self.csv)
         for sentence in findings(report):
@@ -80,14 +77,53 @@ class ReportCommand(ModelCommand):
         return ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPT)
 
     def as_conversation(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
-        """The question with the prompts as user messages in the model's chat template."""
+        """The question with chats of files, and with `--chat` user messages, in the model's chat template."""
         from interp.pages import ReportQuestion
 
-        def told(text: str) -> "Tensor":
-            return model.chat([{"role": "user", "content": text}])
+        given = [
+            None if text is None else chat_of(text, self.chat) for text in (question.prompt, question.corrupt)
+        ]
+        if not any(isinstance(each, list) for each in given):
+            return question
+        prompt, corrupt = given
+        assert prompt is not None
+        return ReportQuestion.of(model.text, prompt, question.answer, question.wrong, corrupt)
 
-        corrupt = None if question.corrupt is None else told(question.corrupt)
-        return ReportQuestion.of(model.text, told(question.prompt), question.answer, question.wrong, corrupt)
+
+def chat_of(text: str, is_user: bool = False) -> "str | list[dict[str, str]]":
+    """The chat in the JSON file that a prompt names, a user's message, or the prompt itself.
+
+    Raises:
+        ValueError: a file of several chats.
+    """
+    from interp.cli.asking import is_file
+    from interp.data import read_chats
+
+    if text.endswith((".json", ".jsonl")) and is_file(text):
+        chats = read_chats(text)
+        if len(chats) != 1:
+            raise ValueError(f"a file of one chat is required, {text} has {len(chats)}")
+        return chats[0]
+    return [{"role": "user", "content": text}] if is_user else text
+
+
+def chat_text(model: "HookedTransformer", text: str) -> str:
+    """A prompt as the live page shows it: of a chat's file the text in the model's chat template.
+
+    Raises:
+        ValueError: a template whose text is other tokens where it is typed, since texts begin with BOS.
+    """
+    chat = chat_of(text)
+    if isinstance(chat, str):
+        return chat
+    ids = model.to_batch(chat=chat).tokens[0]
+    written = model.to_string(ids)
+    if model.text.batch(written).tokens.tolist() != [ids.tolist()]:
+        raise ValueError(
+            "the live page takes texts, and the text of this chat is other tokens than the chat, whose template writes "
+            "no BOS: interp report --prompt takes it"
+        )
+    return written
 
 
 @dataclass(frozen=True)
@@ -158,9 +194,9 @@ class Serve(ModelCommand):
     """Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it."""
 
     prompt: str = PROMPT
-    """Text that the page begins with."""
+    """Text that the page begins with, or the JSON file of a chat."""
     second: str | None = None
-    """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
+    """Text or chat that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
     answer: str | None = None
     """Next token whose logit is split up, leading space included; without it the most probable one."""
     wrong: str | None = None
@@ -190,10 +226,11 @@ class Serve(ModelCommand):
             if usual and self.answer is None and self.wrong is None
             else (self.answer, self.wrong)
         )
-        begins = Opening(
-            self.prompt, self.second or (CORRUPT if usual else ""), *(text or "" for text in answers)
-        )
         model = self.opened()
+        second = self.second or (CORRUPT if usual else "")
+        begins = Opening(
+            chat_text(model, self.prompt), chat_text(model, second), *(text or "" for text in answers)
+        )
         subspaces = [Subspace.load(file, model) for file in self.direction]
         files = {subspace.site: str(file) for subspace, file in zip(subspaces, self.direction, strict=True)}
         subject = ServedModel(

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from interp.circuits import FindCircuit
 from interp.cli.asking import Asking, asking, read_data
+from interp.core.wording import nearest
 from interp.lenses import JacobianLens
+
+if TYPE_CHECKING:
+    from interp.data.tokenizers import Tokenizer
+    from interp.tasks import TaskPairs
 
 MOST_PAIRS = 100_000
 """Most pairs of prompts, which are all held in memory."""
@@ -23,8 +28,8 @@ TaskName = Literal[
 class OfTask(Asking):
     """Find the edges that carry a generated task, and print how much of the answer they keep on other prompts."""
 
-    task: Annotated[TaskName, tyro.conf.Positional]
-    """Where the pairs of prompts come from."""
+    task: Annotated[TaskName | Path, tyro.conf.Positional]
+    """Where the pairs of prompts come from: a generated task, or a file of facts (.csv, .json, .jsonl)."""
     pairs: int = 32
     """Pairs to find the circuit on, and as many others to try it on."""
     seed: int = 0
@@ -37,7 +42,6 @@ class OfTask(Asking):
         from interp import evaluate_circuit, find_circuit
         from interp.causal import batches
         from interp.core.files import check_replaceable
-        from interp.tasks import TASKS
 
         self.refuse(*OF_TABLES, why="a circuit is found in one model and has one table")
         self.require_some("most")
@@ -48,14 +52,12 @@ class OfTask(Asking):
         if self.seed < 0:
             raise ValueError(f"--seed must be 0 or more, got {self.seed}")
         model = self.opened()
-        seeds = 2 * self.seed, 2 * self.seed + 1  # distinct for every value of --seed
-        drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)
-        to_find, to_try = (batches(model, pairs) for pairs in drawn)
+        to_find, to_try = (batches(model, pairs) for pairs in self.drawn(model.text.tokenizer))
         circuit = find_circuit(
             model,
             *to_find,
             faithfulness=self.faithfulness,
-            **self.fields(),  # type: ignore[arg-type]
+            **self.fields() | {"task": str(self.task)},  # type: ignore[arg-type]
         )
         for edge, score in sorted(circuit.scores.items(), key=lambda item: -abs(item[1]))[: self.most]:
             print(f"{score:+9.3f}  {edge}")
@@ -70,6 +72,30 @@ class OfTask(Asking):
         if self.out is not None:
             circuit.save(self.out)
             print(self.out)
+
+    def drawn(self, tokenizer: "Tokenizer") -> "tuple[TaskPairs, TaskPairs]":
+        """The pairs to find the circuit on, and others to try it on; of a file's facts one from each half."""
+        from interp.tasks import TASKS, read_facts
+
+        first, second = 2 * self.seed, 2 * self.seed + 1  # distinct for every value of --seed
+        if isinstance(self.task, str):
+            task = TASKS[self.task]
+            return task(rows=self.pairs, seed=first).pairs(tokenizer), task(
+                rows=self.pairs, seed=second
+            ).pairs(tokenizer)
+        if not self.task.is_file():
+            raise ValueError(
+                f"there is no file {self.task} and no task of this name; {nearest(str(self.task), TASKS)}"
+            )
+        facts = read_facts(self.task)
+        if len(facts) < 2:
+            raise ValueError(
+                f"{self.task}: facts to find the circuit on and others to try it on are required, got 1"
+            )
+        return (
+            facts[::2].pairs(tokenizer, rows=self.pairs, seed=first),
+            facts[1::2].pairs(tokenizer, rows=self.pairs, seed=second),
+        )
 
 
 CircuitCommand = asking(FindCircuit, OfTask)

@@ -206,3 +206,29 @@ def json_object(path: Path | str) -> dict[str, object]:
     if not isinstance(record, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(record).__name__}")
     return record
+
+
+def json_contents(path: Path | str) -> object:
+    """Everything that a JSON file holds; of JSON lines (`.jsonl`) a list with the value of each line.
+
+    OSError: there is no such file. ValueError, in one sentence with the file's name, and of lines with the row's
+    number: it is no UTF-8, no JSON, or nested too deeply.
+    """
+    file = regular(path)
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise ValueError(f"{file.name} must be UTF-8: {cause}") from cause
+    if file.suffix.lower() == ".jsonl":
+        rows = list(filter(str.strip, text.splitlines()))
+        return [_json_value(row, f"{file.name}: row {i}") for i, row in enumerate(rows)]
+    return _json_value(text, file.name)
+
+
+def _json_value(text: str, what: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError as cause:
+        raise ValueError(f"{what} is nested too deeply") from cause
+    except ValueError as cause:
+        raise ValueError(f"{what} is not readable JSON: {cause}") from cause

@@ -12,6 +12,12 @@ from interp.core.axes import shape_text
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
+NO_TEMPLATE = (
+    "messages require a tokenizer with a chat template, this one has none: give one, "
+    "from_pretrained(source, chat_template=...), or the prompts as plain texts"
+)
+"""Error about a chat for a tokenizer without a chat template."""
+
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """A readable hint, `"nearest: a, b"`, of the known names closest to `name`; empty if none is close."""

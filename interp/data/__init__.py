@@ -1,6 +1,7 @@
 """Prompts and where they come from: texts, token ids, files, streams, pairs, batches."""
 
 from interp.data.batch import Batch
+from interp.data.chats import read_chats
 from interp.data.pairs import Pairs
 from interp.data.sources import open_source
 from interp.data.stream import Stream
@@ -10,4 +11,5 @@ __all__ = [
     "Pairs",
     "Stream",
     "open_source",
+    "read_chats",
 ]

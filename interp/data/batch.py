@@ -22,6 +22,7 @@ from interp.core.hints import Required
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
+from interp.data.chats import Chat, is_chats, role_positions, role_words
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, TextTokens, several
@@ -64,6 +65,10 @@ class Batch(Brief):
 
     The answer is these tokens and then `answer`. None: answers are of one token.
     """
+    turns: Int[Tensor, "b p"] | None = None
+    """In chats: the message and role that each token belongs to, as a code (`data.chats.code_of`), 0 for the marks of
+    the chat template, and -1 in a whole row where it is unknown. `positions` and `roles` read it. None: not chats.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor) or self.tokens.layout is not torch.strided:
@@ -77,13 +82,13 @@ class Batch(Brief):
             )
         if self.tokens.dtype == torch.bool:
             raise ValueError("token ids are required, got a mask of booleans")
-        for name in ("tokens", "answer", "wrong", "documents", "types", "row", "corrupt", "forced"):
+        for name in ("tokens", "answer", "wrong", "documents", "types", "row", "corrupt", "forced", "turns"):
             values = getattr(self, name)
             if (
                 values is not None and values.dtype != torch.int64
             ):  # the one kind that embeddings and losses take
                 object.__setattr__(self, name, values.long())
-        for name in ("keep", "documents", "types", "corrupt"):
+        for name in ("keep", "documents", "types", "corrupt", "turns"):
             values, shape = getattr(self, name), self.tokens.shape
             if values is not None and values.shape != shape:
                 raise ValueError(
@@ -313,16 +318,16 @@ class Batch(Brief):
         known: Batch | None = vars(self).get("_host")
         if known is not None or self.tokens.is_cpu:
             return self if known is None else known
-        names = ("tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt")
+        names = ("tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt", "turns")
         tensors = {name: value for name in names if (value := getattr(self, name)) is not None}
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
         on_host = to_host(tensors)
-        tokens, keep, answer, wrong, forced, documents, types, corrupt = (on_host.get(name) for name in names)
+        tokens, keep, answer, wrong, forced, documents, types, corrupt, turns = map(on_host.get, names)
         assert tokens is not None
         host_batch = Batch(
-            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced,
+            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced, turns,
         )  # fmt: skip
         self._with_host(host_batch)
         return host_batch
@@ -389,7 +394,8 @@ class Batch(Brief):
         """
         if self.corrupt is None:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
-        clean, corrupt = replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        clean = replace(self, corrupt=None)
+        corrupt = replace(self, tokens=self.corrupt, corrupt=None, turns=None)
         known: Batch | None = vars(self).get("_host")
         if known is None:
             return clean, corrupt
@@ -449,17 +455,62 @@ class Batch(Brief):
         rows, columns = on_host.tokens.shape
         return on_host.layout.find(positions, (rows, columns))
 
+    def positions(self, role: str, turn: int | None = None) -> PerRow:
+        """The positions of the tokens of a role in chats, as `pos` and `at` take them.
+
+        These are the tokens of the contents of the role's messages, without the marks that the chat template writes
+        around them. A token that holds any character of a content belongs to it.
+
+        Args:
+            role: "user", "assistant", "system", "developer" or "tool"; "template" for the template's own tokens.
+            turn: which of the role's messages, from 0 (of those with tokens), negative from the last; None: all.
+
+        Returns:
+            Several positions of each row.
+
+        Raises:
+            ValueError: a batch that was not made of chats (`model.to_batch(chat=...)`), an unknown role, a row without
+                this role or turn, or one whose template changes what the messages say.
+
+        Example:
+            >>> batch = model.to_batch(chat=[{"role": "user", "content": "The cat"}])
+            >>> batch.positions("user")
+            PerRow([(2, 3)])
+            >>> edit = interp.Edit("L1.mlp", interp.edits.Zero(), at={"pos": batch.positions("user", turn=-1)})
+        """
+        return role_positions([self._codes(row) for row in range(len(self))], role, turn)
+
+    @property
+    def roles(self) -> Shaped[np.ndarray, "b p"] | None:
+        """The role of each token in chats: "template" for the marks of the template, "" at padding; None: not chats."""
+        on_host = self.host()
+        return None if on_host.turns is None else role_words(on_host.turns, on_host.real)
+
+    def _codes(self, row: int) -> list[int]:
+        """The codes of the real tokens of a row."""
+        on_host = self.host()
+        self._one_text_per_row("a position by role")
+        if on_host.turns is None:
+            raise ValueError(
+                "a role is required of chats, and these prompts are none: model.to_batch(chat=[{'role': 'user', "
+                "'content': '...'}]) makes the batch"
+            )
+        return on_host.turns[row][on_host.real[row]].tolist()
+
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with `change` applied to every tensor `[b p]`: tokens, keep, documents, types, corrupt."""
-        keep, documents, types, corrupt = (
-            None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
+        """The batch with `change` applied to every tensor `[b p]`: tokens, keep, documents, types, corrupt, turns."""
+        keep, documents, types, corrupt, turns = (
+            None if x is None else change(x)
+            for x in (self.keep, self.documents, self.types, self.corrupt, self.turns)
         )
         tokens = change(self.tokens)
-        return replace(self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt)
+        return replace(
+            self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt, turns=turns
+        )
 
     def _each(
         self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
@@ -478,6 +529,7 @@ class Batch(Brief):
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
             changed(self.documents), changed(self.types), memory, row, changed(self.corrupt), changed(self.forced),
+            changed(self.turns),
         )  # fmt: skip
 
 
@@ -550,15 +602,18 @@ Prompts = Annotated[
     | np.ndarray
     | Tensor
     | Mapping[str, object]
+    | Chat
+    | Sequence[Chat]
     | Batch,
     Required(
-        "a text, texts, token ids [pos] or [prompt, pos], what a tokenizer returns, or a Batch", no_prompts
+        "a text, texts, token ids [pos] or [prompt, pos], what a tokenizer returns, a chat, or a Batch",
+        no_prompts,
     ),
 ]
 """Prompts that every analysis accepts.
 
 A text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), the result of a tokenizer of transformers
-(`encoded`), a batch.
+(`encoded`), a chat (`[{"role": "user", "content": "..."}]`) or several, a batch.
 """
 Answers = Annotated[
     str | int | np.integer | Sequence[str | int | np.integer | Tensor | Sequence[int]] | np.ndarray | Tensor,
@@ -578,7 +633,12 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
         return IDS in data
     if not isinstance(data, list | tuple):
         return False
-    return all(isinstance(item, str) for item in data) or is_row(data) or all(map(is_row, data))
+    return (
+        all(isinstance(item, str) for item in data)
+        or is_row(data)
+        or all(map(is_row, data))
+        or is_chats(data)
+    )
 
 
 def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:

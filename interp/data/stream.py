@@ -21,6 +21,7 @@ import torch
 
 from interp.core.boundary import public
 from interp.data.batch import Batch, counted, is_prompts
+from interp.data.chats import is_chats
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Example, Plain, Rejected, Source, SourceRow, open_source
 from interp.data.text import Text
@@ -437,6 +438,8 @@ def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: i
     """
     if isinstance(data, Stream | GivenBatches):
         return data
+    if is_chats(data):
+        return prompt_source(data, text)
     if isinstance(data, Batch):
         return GivenBatches([data if _has_pieces(data) else by_place(data)])
     if isinstance(data, Pairs):

@@ -19,9 +19,11 @@ from interp.core.boundary import public
 from interp.core.notes import note
 from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
+from interp.data.chats import Chat, as_chats, encoded_chats, is_chats
 from interp.data.ids import check_contrast, described, is_id, is_row, sorted_out
 from interp.data.tokenizers import (
     BatchTokenizer,
+    ChatTokenizer,
     EndingTokenizer,
     SpecialTokenizer,
     Tokenizer,
@@ -132,6 +134,12 @@ class Text:
         return frozenset(stated or {i for i in map(self._within, end_tokens) if i is not None})
 
     @property
+    def turn_end(self) -> int | None:
+        """The id with which the chat template ends an assistant's turn; None where there is none."""
+        tokenizer = self._tokenizer
+        return self._within(tokenizer.turn_end) if isinstance(tokenizer, ChatTokenizer) else None
+
+    @property
     def pad_id(self) -> int:
         """The id at padding: the tokenizer's, or EOS, BOS or 0; no result depends on it."""
         tokenizer_pad = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
@@ -146,7 +154,7 @@ class Text:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
         Args:
-            prompts: texts, token ids, or a batch.
+            prompts: texts, token ids, chats, or a batch.
             prepend_bos: whether texts begin with BOS; None: as the model's own default says
                 (`from_pretrained(..., default_prepend_bos=)`). A `Note` says it, once, where the model's own tokenizer
                 would not prepend BOS, or would add other special tokens.
@@ -168,15 +176,23 @@ class Text:
             return self._checked_batch(replace(batch, tokens=batch.tokens.masked_fill(hidden, self.pad_id)))
         if not is_prompts(prompts):
             raise ValueError(
-                "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, or a "
-                f"Batch, got {described(prompts)}"
+                "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, a "
+                f"chat, or a Batch, got {described(prompts)}"
             )
+        if is_chats(prompts):
+            return self._chat_batch(as_chats(prompts), side)
         texts, numbers = sorted_out(prompts)
         if not texts:
             return self._checked_batch(Batch.of(numbers, side=side))
         rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         bos = self._prepends_bos(prepend_bos) and self.bos_id is not None and not self._special
         return self._checked_batch(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
+
+    def _chat_batch(self, chats: Sequence[Chat], side: Side) -> Batch:
+        """The chats in the tokenizer's chat template, which writes the special tokens too."""
+        rows, codes = encoded_chats(self.tokenizer, chats)
+        batch = Batch.of(rows, pad_id=self.pad_id, side=side)
+        return self._checked_batch(replace(batch, turns=Batch.of(codes, side=side).tokens))
 
     def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
         """Ids of one text, with BOS exactly once if `prepend_bos` says so and the tokenizer has one.

@@ -1,6 +1,6 @@
 """Protocols of tokenizers: the methods that all have, and those that only some have."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -58,3 +58,17 @@ class EndingTokenizer(Tokenizer, Protocol):
 
     ends: tuple[int, ...]
     """Ids besides `eos_id` at which generation ends, such as the end of a chat turn."""
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that may have a chat template."""
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as the model reads it, up to where the assistant speaks; ValueError without a template."""
+        ...
+
+    @property
+    def turn_end(self) -> int | None:
+        """Id with which the template ends an assistant's turn; None where there is none."""
+        ...

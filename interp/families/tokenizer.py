@@ -4,14 +4,17 @@ Most tokenizers are read by transformers, which is imported when the first text 
 Code of a checkpoint is never run.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from interp.core.boundary import check, public
 from interp.core.files import json_object, regular
 from interp.core.notes import note
+from interp.core.wording import NO_TEMPLATE
 from interp.families import gguf, native
 
 if TYPE_CHECKING:
@@ -110,8 +113,9 @@ class HuggingFaceTokenizer:
     ends: tuple[int, ...] = ()
     """Further ids at which generation ends: the end of a turn and of a message (GGUF)."""
 
-    def __init__(self, tokenizer: TransformersTokenizer) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self._template = chat_template
         bos, eos, pad = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad"))
         self.eos_id: int | None = eos
         self.bos_id: int | None = eos if bos is None else bos
@@ -182,19 +186,58 @@ class HuggingFaceTokenizer:
         Raises:
             ValueError: a tokenizer without a template, or a conversation that its template refuses.
         """
-        if getattr(self._tokenizer, "chat_template", None) is None:
-            raise ValueError("messages require a tokenizer with a chat template, this one has none")
+        return self.encode(self._rendered(messages, add_generation_prompt=add_generation_prompt))
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as text in the chat template, up to where the assistant speaks.
+
+        A last message of the assistant is left open, to be continued; after any other the template's generation
+        prompt follows.
+
+        Raises:
+            ValueError: a tokenizer without a template, or a conversation that its template refuses.
+        """
+        continues = messages[-1]["role"] == "assistant"
+        return self._rendered(messages, add_generation_prompt=not continues, continue_final_message=continues)
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """Id of the special token with which the template ends an assistant's turn; None where there is none."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            whole, begun = self._rendered(messages), self.chat_text(messages)
+        except ValueError:
+            return None
+        special = set(getattr(self._tokenizer, "added_tokens_decoder", {}))
+        special |= set(getattr(self._tokenizer, "all_special_ids", ()))
+        after = self.encode(whole.removeprefix(begun)) if whole.startswith(begun) else []
+        return next((token for token in after if token in special), None)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+    ) -> str:
+        """A conversation in the chat template; ValueError without one, or for messages that it refuses."""
+        if self._template is None and getattr(self._tokenizer, "chat_template", None) is None:
+            raise ValueError(NO_TEMPLATE)
         import jinja2
 
         try:
             text = self._tokenizer.apply_chat_template(  # type: ignore[attr-defined]
                 [dict(message) for message in messages],
+                chat_template=self._template,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as cause:
-            raise ValueError(f"the tokenizer's chat template refuses these messages: {cause}") from cause
-        return self.encode(text)
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as cause:
+            raise ValueError(
+                f"the tokenizer's chat template refuses these messages: {_first_line(cause)}"
+            ) from cause
+        return str(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included, spaces as they are."""
@@ -284,9 +327,18 @@ class StoredTokenizer:
 
     path: Path
     """The checkpoint's folder, or a GGUF file."""
+    chat_template: str | None = None
+    """A chat template in place of the files' own."""
 
     def opened(self) -> TokenizerAdapter:
         """The tokenizer; ValueError, in one sentence, for files that cannot be read."""
+        tokenizer = self._in_files()
+        if self.chat_template is not None:
+            tokenizer = with_template(tokenizer, self.chat_template)
+        return tokenizer
+
+    def _in_files(self) -> TokenizerAdapter:
+        """The tokenizer as its files say."""
         folder = self.path
         if folder.is_file():
             return HuggingFaceTokenizer.from_gguf(folder)
@@ -301,6 +353,18 @@ class StoredTokenizer:
                 "(tokenizer.json, tokenizer.model, vocab.json and merges.txt, vocab.txt)"
             )
         return HuggingFaceTokenizer.read(folder)
+
+
+def with_template(tokenizer: object, chat_template: str) -> HuggingFaceTokenizer:
+    """The tokenizer with another chat template; ValueError for one that transformers does not read."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise ValueError(
+            f"chat_template requires a tokenizer that transformers reads, got {type(tokenizer).__name__}"
+        )
+    found = copy.copy(tokenizer)
+    found.__dict__.pop("turn_end", None)
+    found._template = chat_template
+    return found
 
 
 @public()

@@ -229,7 +229,7 @@ class LogitLens(Question):
             `blocks.3.hook_resid_mid`. A post-norm block's `resid_mid` and `resid_post` are sums before their norm.
         pos: which of each prompt's tokens, one or several, negative from its end; None: all. Several are several of
             every prompt, and their numbers become the coordinate `pos`; `PerRow([3, 4])` is one for each prompt,
-            numbered by the coordinate `position`.
+            numbered by the coordinate `position` (`PerRow([(2, 3), (4,)])` several of each, NaN and -1 beyond).
         translators: a lens that states go through before the final norm: a `TunedLens`, or a `FittedJacobianLens` with
             `sites="resid_post"`; None: the logit lens.
 
@@ -409,7 +409,8 @@ def _compute(
     columns, real = columns[:, :count], real[:, :count]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
     if isinstance(positions, PerRow):
-        out["position"] = batch.tokens_at(positions).places
+        found = batch.tokens_at(positions)
+        out["position"] = found.places if found.present is None else found.places.where(found.present, -1)
     if positions is None:
         out = {
             name: batch.by_text(value, real, torch.nan if value.is_floating_point() else -1)

@@ -16,7 +16,18 @@ from torch import Tensor
 from interp.core.axes import describe, shape_text
 from interp.core.transfers import to_device
 from interp.model import sites
-from interp.model.edits import COLUMNS, POSITIONS, Edit, Mean, Ready, Resample, Set, SiteAware, own_name
+from interp.model.edits import (
+    COLUMNS,
+    POSITIONS,
+    Edit,
+    Mean,
+    PositionIndex,
+    Ready,
+    Resample,
+    Set,
+    SiteAware,
+    own_name,
+)
 from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, TextTokens, several
 
 
@@ -362,7 +373,7 @@ def _cells_of_texts(
         texts: the row of each text, and the numbers of the chosen texts.
     """
     rows, chosen = texts
-    kept_axes = tuple(i for i, axis in enumerate(letters) if edit.cells.get(axis) == NEW)
+    kept_axes = tuple(i for i, axis in enumerate(letters) if _keeps_axis(edit.cells.get(axis)))
     all_present = torch.ones(len(chosen), 1, dtype=torch.bool)
     by_axis: list[
         tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -379,7 +390,7 @@ def _cells_of_texts(
             pass_columns, present = _within_pass(edit.site, axis, batch_columns, rows[chosen], span)
             present = present if index.present is None else present & index.present[chosen][:, which]
             place = index.places[chosen][:, which]
-            if i in kept_axes:  # "new": only the generated tokens that this pass computes
+            if i in kept_axes:  # only the tokens that this pass computes
                 computed = present.any(0)
                 pass_columns, batch_columns, place, present = (
                     x[:, computed] for x in (pass_columns, batch_columns, place, present)
@@ -393,6 +404,11 @@ def _cells_of_texts(
     return _Cells(rows[chosen], columns, owns, places, kept_axes, all_present)
 
 
+def _keeps_axis(index: PositionIndex | None) -> bool:
+    """Whether cells keep the axis of these positions even for one of them, since their number may differ by batch."""
+    return index == NEW or (isinstance(index, PerRow) and index.several)
+
+
 def _token_indices(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTokens | list[int]:
     """The indices of an edit along one axis: tokens of each text, or a list that is equal for all rows."""
     pos, past = edit.cells[axis], span.past if axis in COLUMNS else 0
@@ -403,7 +419,7 @@ def _token_indices(edit: Edit, axis: str, shape: tuple[int, int], span: Span) ->
     if axis not in POSITIONS or (axis == "k" and layout.keep is not None and layout.keep.shape[1] != width):
         return _indices_in_pass(edit, axis, shape[1], span)
     if isinstance(pos, PerRow) and edit.rows is not None:
-        by_row: list[int | None] = [None] * shape[0]
+        by_row: list[int | Sequence[int] | None] = [None] * shape[0]
         if len(pos) != len(edit.rows):
             raise ValueError(f"one position for each of {len(edit.rows)} rows is required, got {len(pos)}")
         for row, place in zip(edit.rows, pos.places, strict=True):
@@ -448,7 +464,8 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     tokens = span.layout.find(several(pos), (len(value), width))
     columns, present = _within_pass(site, axes[axis], tokens.columns, tokens.rows, span)
     if tokens.present is not None or not bool(present.all()):
-        raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}")
+        more = ": a read requires as many of every row" if isinstance(pos, PerRow) and pos.several else ""
+        raise ValueError(f"this pass does not compute {site} at every one of the positions {pos}{more}")
     index = [to_device(tokens.rows, value.device).view(-1, *[1] * axis)]
     index += [
         torch.arange(n, device=value.device).view(*[1] * i, -1, *[1] * (axis - i))

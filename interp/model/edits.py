@@ -7,7 +7,7 @@ printed as Python. Any function of the cells is a change too; it cannot be plann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
@@ -218,9 +218,9 @@ class Edit(Brief):
         at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1,
             "key": 0}`; all cells along what is not named. Positions are tokens of their own row: 0 is its first, -1
             its last, whatever padding, batch and cache; in packed rows they are each text's own. `{"pos": PerRow([3,
-            4])}` is one for every row that is concerned. While text is generated, negative ones count from the end of
-            each row's prompt, and `{"pos": "new"}` names every generated token. Other negative indices count from the
-            end of their axis.
+            4])}` is one for every row that is concerned, `PerRow([(2, 3), (4,)])` several of each. While text is
+            generated, negative ones count from the end of each row's prompt, and `{"pos": "new"}` names every generated
+            token. Other negative indices count from the end of their axis.
         rows: the batch rows concerned; None = all.
 
     Raises:
@@ -288,10 +288,14 @@ class Edit(Brief):
 
     def singly(self) -> list[Edit]:
         """This edit as several edits, each of which names one index per axis (or one position per row)."""
-        many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
+        many: dict[str, Sequence[PositionIndex]] = {
+            dim: i.apart() if isinstance(i, PerRow) else i
+            for dim, i in self.at.items()
+            if isinstance(i, tuple) or (isinstance(i, PerRow) and i.several)
+        }
         if not many:
             return [self]
-        cells = product(*many.values())
+        cells: Iterable[tuple[PositionIndex, ...]] = product(*many.values())
         return [replace(self, at={**self.at, **dict(zip(many, cell, strict=True))}) for cell in cells]
 
     def _named_cells(self) -> dict[str, PositionIndex]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, TypeGuard
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.hints import Required
 from interp.core.wording import odd_value, value_text
 
 New = Literal["new"]
@@ -31,35 +32,69 @@ class PositionError(IndexError, ValueError):
 @public(unchecked=("places",))
 @dataclass(frozen=True, repr=False)
 class PerRow:
-    """One position for every row: `PerRow([3, 4])` is token 3 of the first row and token 4 of the second.
+    """Positions of each row: `PerRow([3, 4])` is token 3 of the first row and token 4 of the second.
 
-    Several positions of every row are a plain sequence, `(3, 4)`. Analyses of data take one for each prompt, in the
-    order in which the prompts are given, however they are batched.
+    `PerRow([(2, 3), (4,)])` is tokens 2 and 3 of the first row and token 4 of the second: several, as many as each row
+    has (`Batch.positions`: the tokens of a chat's user). Several that are the same for every row are a plain sequence,
+    `(3, 4)`. Analyses of data take one entry for each prompt, in the order in which the prompts are given, however
+    they are batched.
 
     Args:
-        places: token numbers of the rows, negative ones from a row's end; None = no token of that row.
+        places: token numbers of the rows, negative ones from a row's end; None = no token of that row. Where one row
+            has a sequence of them, all may.
+
+    Caveats:
+        Where rows have unequally many, a function as a change sees a row's first token in place of those that it
+        lacks, and what it makes of them is dropped.
 
     Example:
         >>> rows = torch.tensor([[5, 6, 7], [8, 9, 10]])
         >>> interp.logit_lens(model, rows, pos=interp.edits.PerRow([1, -1])).position.values.tolist()
         [[1], [2]]
+        >>> interp.logit_lens(model, rows, pos=interp.edits.PerRow([(0, 1), (2,)])).position.values.tolist()
+        [[0, 1], [2, -1]]
     """
 
-    places: Sequence[int | None]
+    places: Annotated[
+        Sequence[int | Sequence[int] | None],
+        Required("one position for every row, or several", lambda value: None if _row_entries(value) else ""),
+    ]
 
     def __post_init__(self) -> None:
-        several = isinstance(self.places, Sequence) and not isinstance(self.places, str | bytes)
-        is_array = isinstance(self.places, Tensor | np.ndarray) and odd_value(self.places) is None
-        places = self.places.tolist() if is_array else self.places  # type: ignore[attr-defined]
-        places = list(places) if several or isinstance(places, list) else []
-        if not places or not all(place is None or _is_place(place) for place in places):
+        entries = _row_entries(self.places)
+        if not entries:
             raise ValueError(
-                f"one position for every row is required, such as [3, 4], got {value_text(self.places)}"
+                "one position for every row is required, such as [3, 4], or several that differ and are counted from "
+                f"one end, [(2, 3), (4,)], got {value_text(self.places)}"
             )
-        object.__setattr__(self, "places", tuple(None if place is None else int(place) for place in places))
+        if any(isinstance(entry, tuple) for entry in entries):
+            entries = [
+                entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries
+            ]
+        object.__setattr__(self, "places", tuple(entries))
 
     def __len__(self) -> int:
         return len(self.places)
+
+    @property
+    def several(self) -> bool:
+        """Whether rows may have several positions each, so that their axis stays."""
+        return isinstance(self.places[0], tuple)
+
+    def apart(self) -> tuple[PerRow, ...]:
+        """The positions one by one: the first of every row, then the second, with None for rows that have fewer."""
+        if not self.several:
+            return (self,)
+        rows: list[tuple[int, ...]] = list(self.places)  # type: ignore[arg-type]
+        count = max(1, max(map(len, rows)))
+        return tuple(PerRow([row[i] if i < len(row) else None for row in rows]) for i in range(count))
+
+    def table(self) -> tuple[Int[Tensor, "t n"], Bool[Tensor, "t n"]]:
+        """The positions of each row side by side, 0 where a row has fewer, and a mask of those that it has."""
+        columns = [one.places for one in self.apart()]
+        named = torch.tensor([[place or 0 for place in column] for column in columns])
+        present = torch.tensor([[place is not None for place in column] for column in columns])
+        return named.T, present.T
 
     def __repr__(self) -> str:
         return f"PerRow({list(self.places)})"
@@ -75,11 +110,38 @@ class PerRow:
 
 
 Places = int | Sequence[int] | PerRow
-"""Positions of tokens in every row: one, several, or one per row."""
+"""Positions of tokens in every row: one, several, or each row's own."""
 
 
-def _is_place(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _is_place(value: object) -> TypeGuard[int | np.integer]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
+
+
+def _row_entries(places: object) -> list[int | tuple[int, ...] | None]:
+    """The entries of `PerRow` in plain numbers; empty where one is no position, None, or several as they may be."""
+    if isinstance(places, Tensor | np.ndarray) and odd_value(places) is None:
+        places = places.tolist()
+    if not isinstance(places, Sequence) or isinstance(places, str | bytes):
+        return []
+    entries: list[int | tuple[int, ...] | None] = []
+    for entry in places:
+        several = (
+            entry.tolist() if isinstance(entry, Tensor | np.ndarray) and odd_value(entry) is None else entry
+        )
+        if several is None or _is_place(several):
+            entries.append(None if several is None else int(several))
+        elif isinstance(several, list | tuple | range) and _are_places(several):
+            entries.append(tuple(map(int, several)))
+        else:
+            return []
+    return entries
+
+
+def _are_places(values: Sequence[object]) -> bool:
+    """Whether values are positions of one row that differ, and are all counted from one end."""
+    places = [int(value) for value in values if _is_place(value)]
+    one_end = len({place < 0 for place in places}) < 2
+    return len(places) == len(values) == len(set(places)) and one_end
 
 
 def several(pos: Places) -> tuple[int, ...] | PerRow:
@@ -98,7 +160,7 @@ def several(pos: Places) -> tuple[int, ...] | PerRow:
 
 def one_position(pos: object, name: str = "pos") -> None:
     """ValueError for what is not one position of every row: a number, or one for each row."""
-    if not (_is_place(pos) or isinstance(pos, PerRow)):
+    if not (_is_place(pos) or (isinstance(pos, PerRow) and not pos.several)):
         raise ValueError(
             f"{name} is one position of every prompt, a number, or PerRow([3, 4]) with one for each, "
             f"got {value_text(pos)}"
@@ -195,9 +257,7 @@ class Layout:
         if isinstance(pos, PerRow):
             if len(pos) != len(rows):
                 raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
-            none = [place is None for place in pos.places]
-            named = torch.tensor([0 if place is None else place for place in pos.places])[:, None]
-            present = ~torch.tensor(none)[:, None]
+            named, present = pos.table()
         else:
             named = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
             present = torch.ones(named.shape, dtype=torch.bool)

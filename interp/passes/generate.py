@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.core.stats import upcast
 from interp.data.batch import Batch
+from interp.data.chats import UNKNOWN, answer_code
 from interp.data.ids import is_id
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
@@ -127,21 +128,26 @@ def generate(
         use_cache=use_cache,
         edits=edits,
     )
-    return continued(batch.to(model.device), steps)
+    return continued(batch.to(model.device), steps, stop_tokens)
 
 
-def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
-    """The prompts, padded on the left, followed by the tokens of the steps."""
+def continued(batch: Batch, steps: Iterable[Step], stop_tokens: Collection[int] = ()) -> Batch:
+    """The prompts, padded on the left, followed by the tokens of the steps; in chats those are the assistant's."""
     batch = batch.left_aligned()
     columns = [(step.tokens, step.alive) for step in steps]  # the logits of a step go with it
     if not columns:
-        return Batch(batch.tokens, batch.keep, batch.bos)
+        return Batch(batch.tokens, batch.keep, batch.bos, turns=batch.turns)
     new, alive = (torch.stack(column, 1) for column in zip(*columns, strict=True))
-    tokens = torch.cat((batch.tokens, new), 1)
+    tokens, turns = torch.cat((batch.tokens, new), 1), None
+    if batch.turns is not None:
+        codes = torch.tensor([answer_code(row) for row in batch.turns.tolist()], device=new.device)
+        marks = torch.isin(new, torch.tensor(list(stop_tokens), dtype=new.dtype, device=new.device))
+        spoken = codes[:, None].where((alive & ~marks) | (codes[:, None] == UNKNOWN), 0)
+        turns = torch.cat((batch.turns, spoken), 1)
     if batch.keep is None and bool(alive.all()):
-        return Batch(tokens, None, batch.bos)
+        return Batch(tokens, None, batch.bos, turns=turns)
     keep = batch.real
-    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos)
+    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos, turns=turns)
 
 
 def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
@@ -308,11 +314,11 @@ def _check_values(config: ModelConfig, batch: Batch, edits: Sequence[Edit]) -> N
 # --- as text ------------------------------------------------------------
 
 
-def stops_of(text: Text, stop: Stop, *, eos: bool) -> tuple[set[int], Ends | None]:
+def stops_of(text: Text, stop: Stop, *, eos: bool, chat: bool = False) -> tuple[set[int], Ends | None]:
     """The stop tokens, and the rule of the texts and functions; None where there are none.
 
     A text ends a row as soon as the new text, not that of the prompt, contains it. `eos` adds the tokens at which the
-    model's own generation ends (`Text.end_ids`).
+    model's own generation ends (`Text.end_ids`), and after a chat the token that ends a turn (`Text.turn_end`).
 
     Raises:
         ValueError: what is neither an id, a text nor a function; an empty text.
@@ -330,6 +336,8 @@ def stops_of(text: Text, stop: Stop, *, eos: bool) -> tuple[set[int], Ends | Non
         partial(_contains, s) if isinstance(s, str) else s for s in every if isinstance(s, str) or callable(s)
     ]
     ids = {int(s) for s in every if is_id(s)} | (text.end_ids if eos else set())
+    if eos and chat and text.turn_end is not None:
+        ids.add(text.turn_end)
 
     def ends(prompt: Sequence[int]) -> Callable[[int], bool]:
         new = NewText(text.tokenizer, prompt)

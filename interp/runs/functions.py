@@ -18,7 +18,9 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Model, text_of
 from interp.passes.question import Question, function_name
+from interp.runs.fact_rows import with_subjects
 from interp.runs.run import answer_of
+from interp.tasks.fact_files import GivenFacts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,7 +84,8 @@ def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING)
     def function(
         model: Model, data: DataSource | Data | Pairs, *args: P.args, **kwargs: P.kwargs
     ) -> xr.Dataset:
-        question, rows = _question_of(record, *args, **kwargs).with_data(model, data)
+        asked, data = _filled(_question_of(record, *args, **kwargs), model, data)
+        question, rows = asked.with_data(model, data)
         return answer_of(question, model, rows)
 
     return cast("OfData[P]", _public_function(function, record, renamed))
@@ -144,6 +147,16 @@ def _question_of(record: Callable[P, Question], *args: P.args, **kwargs: P.kwarg
         if not message.startswith(call):
             raise
         raise TypeError(message.replace(call, f"{function_name(record)}()")) from None
+
+
+def _filled(
+    question: Question, model: Model, data: DataSource | Data | Pairs
+) -> tuple[Question, DataSource | Data | Pairs]:
+    """Facts of a file as a batch with answers, and the question with their subjects where it asks for some."""
+    if not isinstance(data, GivenFacts):
+        return question, data
+    asked = data.asked(text_of(model))
+    return with_subjects(question, asked), asked.batch
 
 
 def _public_function(

@@ -40,11 +40,14 @@ from interp.passes.question import (
     function_name,
 )
 from interp.passes.together import writes
+from interp.runs.chat_roles import chat_rows, with_roles
+from interp.runs.fact_rows import with_subjects
 from interp.runs.kept import cached_for_model, looked_at
 from interp.runs.over_data import WorkDevices, WorkPlace
 from interp.runs.provenance import with_origin
 from interp.runs.rounds import Rounds
 from interp.runs.work_folder import Shard, write_results
+from interp.tasks.fact_files import GivenFacts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,6 +164,10 @@ def run(
         (2, 2)
     """
     subject = _subject(questions, model, edits)
+    if isinstance(data, GivenFacts):
+        asked = data.asked(subject.text)
+        data = asked.batch
+        questions = {name: with_subjects(each, asked) for name, each in _by_name(questions).items()}
     place = WorkPlace(None if out is None else Path(out), resume, shard, devices, engine)
     return _results(questions, subject, data, place, bootstrap, seed)
 
@@ -200,7 +207,8 @@ def _results(
         for name, each in bound.items()
         if name not in over_rows
     }
-    results = {**of_rows, **of_model}
+    chats = chat_rows(data, subject.text)
+    results = {**{name: with_roles(result, chats) for name, result in of_rows.items()}, **of_model}
     datasets = {name: with_origin(results[name], network) for name in bound if name in results}
     if place.folder is not None and rounds.complete and writes(network):
         write_results(place.folder, datasets, rejected)

@@ -14,6 +14,7 @@ from typing import Protocol
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.agreement import Agreement
 from interp.tasks.examples import Examples, Place
+from interp.tasks.fact_files import QUESTION, GivenFact, GivenFacts, read_facts
 from interp.tasks.facts import (
     DISTANT_PHRASINGS,
     HELD_OUT_PHRASINGS,
@@ -40,11 +41,11 @@ from interp.tasks.repeats import RepeatedSequences, RepeatedTokens, RepeatingCha
 from interp.tasks.sequences import AssociativeRecall, InContextRegression, SequencePairs
 
 __all__ = [
-    "DISTANT_PHRASINGS", "GIFTS", "HELD_OUT_PHRASINGS", "NAMES", "PLACES", "SHORT_SENTENCES", "TASKS", "TEMPLATES",
-    "TRAINED_PHRASINGS", "Agreement", "AssociativeRecall", "DocstringArguments", "Examples", "Fact", "FactPrompt",
-    "Facts", "GreaterThan", "InContextRegression", "IndirectObject", "IndirectObjects", "ListCopy", "Place",
-    "RepeatedSequences", "RepeatedTokens", "RepeatingChain", "SequencePairs", "Task", "TaskPairs",
-    "fact_prompts", "load_facts",
+    "DISTANT_PHRASINGS", "GIFTS", "HELD_OUT_PHRASINGS", "NAMES", "PLACES", "QUESTION", "SHORT_SENTENCES", "TASKS",
+    "TEMPLATES", "TRAINED_PHRASINGS", "Agreement", "AssociativeRecall", "DocstringArguments", "Examples", "Fact",
+    "FactPrompt", "Facts", "GivenFact", "GivenFacts", "GreaterThan", "InContextRegression", "IndirectObject",
+    "IndirectObjects", "ListCopy", "Place", "RepeatedSequences", "RepeatedTokens", "RepeatingChain",
+    "SequencePairs", "Task", "TaskPairs", "fact_prompts", "load_facts", "read_facts",
 ]  # fmt: skip
 
 

@@ -246,7 +246,7 @@ class Facts:
             >>> len(capitals), capitals.changes
             (3, ('subject',))
         """
-        pools: dict[tuple[str, str], list[_SpelledFact]] = defaultdict(list)
+        pools: dict[tuple[str, str], list[SpelledFact]] = defaultdict(list)
         for prompt in self.prompts:
             if spelled := _spelled_fact(tokenizer, prompt):
                 pools[prompt.fact.relation, spelled.group].append(spelled)
@@ -262,12 +262,12 @@ class Facts:
         pairs = []
         for index in generator.integers(0, len(fitting), size=self.rows).tolist():
             spelled, others = fitting[index]
-            pairs.append(_swapped_pair(spelled, others[int(generator.integers(0, len(others)))]))
+            pairs.append(swapped_pair(spelled, others[int(generator.integers(0, len(others)))]))
         return pairs_of("facts", pairs, changes=("subject",))
 
 
 @dataclass(frozen=True)
-class _SpelledFact:
+class SpelledFact:
     """A prompt of a fact in tokens."""
 
     row: WordRow
@@ -276,7 +276,7 @@ class _SpelledFact:
     group: str
 
 
-def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | None:
+def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> SpelledFact | None:
     """The tokens of a prompt; None if its subject or object is not spelled by whole tokens of its own."""
     fact = prompt.fact
     try:
@@ -291,10 +291,10 @@ def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> _SpelledFact | No
     ):
         return None
     group = f"{prompt.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)"
-    return _SpelledFact(row, answer[0], group)
+    return SpelledFact(row, answer[0], group)
 
 
-def _swapped_pair(fact: _SpelledFact, other: _SpelledFact) -> Pair:
+def swapped_pair(fact: SpelledFact, other: SpelledFact) -> Pair:
     """A pair whose corrupted prompt is that of the other fact."""
     subject = fact.row.columns["subject"]
     roles = {"subject": subject, "subject_last": subject[-1:]}

@@ -8,6 +8,7 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -158,6 +159,21 @@ def graph_file() -> Path:
     interp.circuits.write_attribution_graph(
         circuit(), interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5), path
     )
+    return path
+
+
+@once
+def facts_file() -> Path:
+    path = Path(tempfile.mkdtemp()) / "facts.json"
+    row = {"prompt": "The cat sat on the {}", "subject": "mat", "answer": "a", "wrong": "b"}
+    path.write_text(json.dumps([row]))
+    return path
+
+
+@once
+def chats_file() -> Path:
+    path = Path(tempfile.mkdtemp()) / "chats.json"
+    path.write_text(json.dumps([{"role": "user", "content": "a"}]))
     return path
 
 
@@ -327,6 +343,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.Project": {"directions": lambda: numbers(2, 24)},
     "edits.Swap": {"directions": lambda: numbers(2, 24)},
     "edits.Scale": {"factor": lambda: 2.0},
+    "tasks.GivenFact": {"prompt": lambda: "The cat", "answer": lambda: " sat"},
+    "tasks.GivenFacts": {"source": lambda: "mine", "facts": lambda: (interp.tasks.GivenFact("The cat", " sat"),)},
+    "tasks.read_facts": {"path": facts_file, "prompts": lambda: None, "template": lambda: None},
+    "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
@@ -339,6 +359,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods
     "HookedTransformer.from_pretrained": {"source": folder},
+    "HookedTransformer.to_batch": {"prompts": lambda: TEXT},
     "HookedTransformer.chat": {"messages": lambda: [{"role": "user", "content": "a"}]},
     "HookedTransformer.to_single_token": {"text": lambda: "a"},
     "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
@@ -359,7 +380,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                      "descent": lambda: interp.causal.Descent(1),
                      "pos": lambda: [3], "answer": lambda: [5, 6]},
     "causal.batches": {"pairs": pairs},
-    "causal_trace": TEXTS | {"answer": best, "samples": lambda: 1},
+    "causal_trace": TEXTS | {"subject": lambda: "Mary", "answer": best, "samples": lambda: 1},
     "causal.subject_spread": TEXTS,
     "metrics.choice_difference": {"options": lambda: torch.tensor([3, 4]),
                                   "right": lambda: torch.tensor([[True, False]] * 2)},
@@ -521,7 +542,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,
     "attention.AttentionKernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
-    "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
+    "causal.Ablate": METRIC,
+    "causal.CausalTrace": {"subject": lambda: "Mary", "answer": lambda: 5, "sigma": lambda: 0.1},
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
     "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,
     "circuits.EdgeAttribution": METRIC, "circuits.Interchange": METRIC | {"circuits": whole_circuit},

@@ -40,7 +40,9 @@ from tests.fuzz.values import DOUBTFUL, WRONG, near
 MADE_BY_US: Mapping[str, str] = {
     "answers, which functions give": """
         circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
-        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs model.LayerWeights
+        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
+        tasks.GivenFact tasks.GivenFacts
+        model.LayerWeights
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",

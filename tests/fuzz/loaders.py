@@ -31,7 +31,9 @@ from tests.configs import build
 from tests.contract.calls import (
     TOKENIZER,
     TOKENS,
+    chats_file,
     directions,
+    facts_file,
     graph_file,
     mend,
     mib_file,
@@ -204,6 +206,17 @@ def _llama2c(path: Path) -> None:
     (path / "new.bin").write_bytes(version_1(False))
 
 
+def _make_facts(path: Path) -> None:
+    """A table of facts, and the list of a paper."""
+    shutil.copy(facts_file(), path)
+
+
+def _make_relation(path: Path) -> None:
+    samples = [{"subject": "the cat", "object": "a dog"}, {"subject": "Mary", "object": "John"}]
+    held = {"name": "pets", "prompt_templates": ["The pet of {} is"], "samples": samples}
+    (path / "relation.json").write_text(json.dumps(held))
+
+
 def _rows(name: str) -> Opened:
     def read(path: Path) -> object:
         source = interp.data.open_source(path / name)
@@ -316,6 +329,17 @@ LOADERS: Mapping[str, Loader] = {
     "a circuit": Loader(
         lambda path: whole_circuit().save(path / "circuit.json"),
         lambda path: interp.circuits.Circuit.load(path / "circuit.json").nodes, ("circuits.Circuit.load",),
+    ),
+    "facts": Loader(
+        _make_facts,
+        lambda path: [interp.tasks.read_facts(path / "facts.json").asked(model().text).batch.tokens.tolist()],
+        ("tasks.read_facts",),
+    ),
+    "a relation": Loader(_make_relation, lambda path: [*interp.tasks.read_facts(path / "relation.json")]),
+    "a chat": Loader(
+        lambda path: shutil.copy(chats_file(), path),
+        lambda path: interp.data.read_chats(path / "chats.json"),
+        ("data.read_chats",),
     ),
     "a direction": Loader(
         lambda path: directions()[0].save(path / "direction.safetensors", model()),

@@ -380,3 +380,71 @@ def test_a_prompt_that_is_too_short_is_named_by_its_place_among_all(edited: bool
     edits = [Edit("L0.mlp", Zero(), at={"pos": 3})] if edited else []
     with pytest.raises(PositionError, match="position 3 is required of every row, but row 0 has 2 tokens"):
         interp.logit_lens(model.edited(edits), Batch.of(rows), pos=-1 if edited else 3)
+
+
+SEVERAL = PerRow([(0, 1), (-1,), (2, 1, -0), ()])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_positions_of_each_row_are_those_of_each_text_alone(family: str, side: Side) -> None:
+    model = build(family)
+    vector = torch.randn(24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    changes = (Scale(-2.0), Add(vector), Zero(), lambda cells: cells.flip(-1))
+    for seed, (where, change) in enumerate(product(("L0.resid", "L1.mlp"), changes)):
+        rows = texts(seed)
+        found = observe(
+            model, Batch.of(rows, side=side), edits=[Edit(where, change, {"pos": SEVERAL})]
+        ).output
+        for i, (mine, real) in enumerate(zip(found, Batch.of(rows, side=side).real, strict=True)):
+            at = own(SEVERAL, i, len(rows[i]))
+            edits = [Edit(where, change, {"pos": at})] if at else []
+            assert_close(mine[real], observe(model, Batch.of([rows[i]]), edits=edits).output[0])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_sweeps_and_heads_take_several_positions_of_each_row(side: Side) -> None:
+    model, rows = build("llama-gqa"), texts(5)
+    batch = next(iter(batches(rows, side, 4)))
+    edits = [Edit("blocks.0.attn.hook_z", Scale(3.0), {"pos": SEVERAL, "head": (0, 2)})]
+    swept = Sweep(model, batch, [Variant(edits), Variant([Edit("L1.mlp", Zero(), {"pos": SEVERAL})])])
+    values = swept.run(logit_difference()).values
+    for which, each in enumerate((edits, [Edit("L1.mlp", Zero(), {"pos": SEVERAL})])):
+        logits = observe(model, batch, edits=each).output
+        last = logits[torch.arange(4), batch.last()]
+        assert_close(values[which], last[torch.arange(4), torch.tensor([3, 5, 7, 9])])
+
+
+def test_generation_with_a_cache_equals_that_without_at_several_positions_of_each_row() -> None:
+    model, rows = build("llama-gqa"), texts(6)
+    edits = [Edit("L1.resid", Scale(-2.0), {"pos": SEVERAL})]
+    ways = [
+        generate(model, Batch.of(rows), 4, use_cache=cached, edits=edits).tokens for cached in (True, False)
+    ]
+    assert ways[0].equal(ways[1])
+
+
+def test_positions_of_each_row_are_written_alike_and_refused_in_words() -> None:
+    assert PerRow([(1, 2), 3, None]) == PerRow([[1, 2], [3], []]) == PerRow([np.array([1, 2]), (3,), ()])
+    assert PerRow([1, None]).several is False and PerRow([(1,), None]).several is True
+    assert PerRow([(1, 2), (3,)]).of([1, 0]).places == ((3,), (1, 2))
+    assert [one.places for one in PerRow([(1, 2), (3,)]).apart()] == [(1, 3), (2, None)]
+    for wrong in ([(1, 1)], [(1, -1)], [(1.5,)], [("a",)], [[[1]]], "ab"):
+        with pytest.raises(
+            ValueError, match=r"one position for every row is required, .* or several that differ"
+        ):
+            PerRow(wrong)  # type: ignore[arg-type]
+    model = build("gpt2")
+    read = Read(STREAM, pos=PerRow([(0, 1), (1,)]))
+    with pytest.raises(ValueError, match="a read requires as many of every row"):
+        observe(model, Batch.of(texts(0, 2)), [read])
+    equal = Read(STREAM, pos=PerRow([(0, 1), (1, 2)]))
+    batch = Batch.of(texts(0, 2))
+    seen, whole = (
+        observe(model, batch, [equal, Read(STREAM)]).trace,
+        observe(model, batch, [Read(STREAM)]).trace,
+    )
+    assert seen[equal][0].equal(whole[STREAM][0, [0, 1]]) and seen[equal][1].equal(whole[STREAM][1, [1, 2]])
+    written = interp.edits.edit_to_json(Edit("L1.mlp", Zero(), {"pos": SEVERAL}))
+    assert written["at"] == {"pos": {"per_row": [(0, 1), (-1,), (2, 1, 0), ()]}}
+    assert interp.edits.edit_from_json(written).at["pos"] == SEVERAL
