@@ -6,6 +6,12 @@ from interp.causal.attribution_patching import AttributionPatch, attribution_pat
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
 from interp.causal.effects import RankAgreement, agreement
+from interp.causal.function_vectors import (
+    AverageIndirectEffect,
+    FunctionVectors,
+    average_indirect_effect,
+    function_vectors,
+)
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
@@ -22,9 +28,11 @@ __all__ = [
     "ROLES",
     "Ablate",
     "AttributionPatch",
+    "AverageIndirectEffect",
     "CausalTrace",
     "Descent",
     "EdgeGraph",
+    "FunctionVectors",
     "KnockOut",
     "Mention",
     "Patch",
@@ -39,9 +47,11 @@ __all__ = [
     "agreement",
     "align",
     "attribution_patch",
+    "average_indirect_effect",
     "batches",
     "causal_trace",
     "continuations",
+    "function_vectors",
     "identity",
     "knock_out",
     "patch",

@@ -11,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
-from interp import HookedTransformer
+from interp import Batch, Edit, HookedTransformer
 from interp.causal import (
     Ablate,
     AttributionPatch,
@@ -25,10 +25,12 @@ from interp.causal import (
 from interp.causal.graph import EdgeGraph
 from interp.circuits import EdgeAttribution, EdgeEffects, Interchange
 from interp.data import Pairs
-from interp.edits import Mean, Resample, Zero
+from interp.data.answers import AnswerTokens
+from interp.edits import Mean, Resample, Set, Variant, Zero
 from interp.metrics import answer_log_probability
 from interp.passes.metrics import Metric
 from interp.passes.question import Question
+from interp.passes.sweep import Sweep
 from interp.runs.run import answered
 from tests.configs import build
 from tests.loops import over
@@ -122,3 +124,17 @@ def test_the_last_query_of_a_knock_out_is_the_prompts_last() -> None:
     short = torch.tensor([[False, True, False, False, False]])
     by_mask = knock_out(model, [CLEAN], [4], short, metric=metric)
     np.testing.assert_allclose(by_mask.value.values, fourth.value.values)
+
+
+def test_the_last_position_of_a_sweeps_edit_is_the_prompts_last() -> None:
+    """Whether the rows are padded or not, and however many tokens of the answer follow."""
+    network, edit = build("gpt2"), torch.ones(6, dtype=torch.float64)
+    for answers in ([ANSWER], [ANSWER, ANSWER[:2]]):
+        batch = AnswerTokens.of(HookedTransformer(network).text, answers, several=True)
+        assert batch is not None
+        rows = batch.on(Batch.of([CLEAN] * len(answers)).numbered())
+        ends = [
+            Sweep(network, rows, [Variant([Edit("L0H1", Set(edit), {"pos": pos})])]).run(answer_log_probability())
+            for pos in (-1, len(CLEAN) - 1)
+        ]
+        assert bool(ends[0].changed.all()) and torch.equal(ends[0].values, ends[1].values)
