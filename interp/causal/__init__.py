@@ -14,6 +14,7 @@ from interp.causal.function_vectors import (
 )
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
+from interp.causal.linear_relations import LinearRelation, linear_relation
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import MEASURES, Recall, continuations, recall
@@ -34,6 +35,7 @@ __all__ = [
     "EdgeGraph",
     "FunctionVectors",
     "KnockOut",
+    "LinearRelation",
     "Mention",
     "Patch",
     "PathPatch",
@@ -54,6 +56,7 @@ __all__ = [
     "function_vectors",
     "identity",
     "knock_out",
+    "linear_relation",
     "patch",
     "patch_preset",
     "path_patch",

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -40,11 +40,11 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import output_norm, output_scale
 from interp.passes.metrics import (
+    LogitFunction,
     Metric,
     Outcome,
-    answer_log_probability,
     answer_probability,
-    logit_difference,
+    as_metric,
 )
 from interp.passes.needs import Steps, recorded, swept, swept_by
 from interp.passes.observe import Subject
@@ -61,14 +61,6 @@ if TYPE_CHECKING:
     RowSteps = Callable[[Transformer, Batch], Steps[Values]]
     """The values of a batch's rows, step by step."""
 
-AnswerMetric = Literal["probability", "log_probability", "logit"]
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "probability": answer_probability(),
-        "log_probability": answer_log_probability(),
-        "logit": logit_difference(),
-    }
-)
 ZERO_SHOT, SHUFFLED = "zero-shot", "shuffled labels"
 NONE, FUNCTION, OTHER = "none", "function vector", "other tasks"
 LISTS = PairLists()
@@ -87,7 +79,9 @@ class AverageIndirectEffect(Question):
 
     Args:
         tasks: by name, the pairs (input, output) of each task, of texts or of lists of token ids.
-        metric: of the right answer, "probability", "log_probability" or "logit" (the last of one token only).
+        metric: a `Metric` of the right answers, which the pairs bring, or a function of the logits [b, v] at the last
+            token; None: p(answer), of several tokens the product. `interp.metrics.answer_log_probability()` and
+            `interp.logit_difference()` (the answer's logit) are others.
         lists: how lists are written and drawn, and which pairs are set aside; their test is not looked at here.
 
     Returns:
@@ -103,8 +97,8 @@ class AverageIndirectEffect(Question):
           together could bring back.
 
     Raises:
-        ValueError: too few pairs of a task for its lists, lists that the context cannot hold, answers of several
-            tokens for "logit".
+        ValueError: too few pairs of a task for its lists, lists that the context cannot hold, a metric that brings
+            answers of its own or compares two runs, answers of several tokens for a logit.
         KeyError: a model without heads in some layer.
 
     Caveats:
@@ -127,13 +121,14 @@ class AverageIndirectEffect(Question):
 
     tasks: Mapping[str, WordPairs]
     _: KW_ONLY
-    metric: AnswerMetric = "probability"
+    metric: Metric | LogitFunction | None = None
     lists: PairLists = LISTS
 
     def bind(self, model: Subject) -> Staged:
         """A pass over the lists whose outputs are averaged, then one planned sweep per task and batch."""
         _check_tasks(self.tasks, self.lists)
         site_names("z", model.transformer.config)
+        _metric_of(self.metric, model)
         return Staged(self.name, partial(_effect_stages, model, self), data="none")
 
 
@@ -151,11 +146,23 @@ def _check_tasks(tasks: Mapping[str, WordPairs], lists: PairLists) -> None:
             raise ValueError(f"tasks: {task!r}: {cause}") from cause
 
 
+def _metric_of(given: Metric | LogitFunction | None, model: Subject) -> Metric:
+    """The metric of an argument. ValueError for one that compares runs or brings answers: those of the pairs count."""
+    metric = answer_probability() if given is None else as_metric(given, model.text)
+    if metric.compares or metric.answer is not None or metric.wrong is not None:
+        raise ValueError(
+            f"metric: one of the answers that the pairs bring is required, such as "
+            f"interp.metrics.answer_log_probability() without arguments, got {metric.name!r} that compares two runs or "
+            "brings answers"
+        )
+    return metric
+
+
 def _effect_stages(model: Subject, question: AverageIndirectEffect, has_data: bool) -> Stages[xr.Dataset]:
     """The mean outputs, then the effects that they have."""
     means = yield from HeadMeans.of(model, question.tasks, question.lists)
     found = yield from effects_of(model, question, means)
-    return _effect_table(found, question, model.transformer.config)
+    return _effect_table(found, question, model)
 
 
 class HeadMeans(NamedTuple):
@@ -226,7 +233,7 @@ def effects_of(
     model: Subject, question: AverageIndirectEffect, means: HeadMeans
 ) -> Stages[list[TaskEffects]]:
     """The effects of all heads in the lists of the part "effect", task by task."""
-    metric, asks = METRICS[question.metric], []
+    metric, asks = _metric_of(question.metric, model), []
     for pairs, z in zip(question.tasks.values(), means.z, strict=True):
         variants = [
             Variant([Edit(str(Part("head", layer, head)), Set(z[kind, layer, head]), {"pos": -1})])
@@ -273,12 +280,12 @@ def _base(model: Transformer, batch: Batch, metric: Metric) -> Steps[Values]:
 
 
 def _effect_table(
-    found: Sequence[TaskEffects], question: AverageIndirectEffect, config: ModelConfig
+    found: Sequence[TaskEffects], question: AverageIndirectEffect, model: Subject
 ) -> xr.Dataset:
     """Dataset of `average_indirect_effect`."""
-    metric, dims = METRICS[question.metric], ("layer", "head")
+    config, metric, dims = model.transformer.config, _metric_of(question.metric, model), ("layer", "head")
     total = {name: _merged([task.effects[name] for task in found]) for name in ("effect", "null", "beyond")}
-    within = SIGNED if question.metric == "probability" else ANYWHERE
+    within = SIGNED if metric.unit == answer_probability().unit else ANYWHERE
     beyond = total["beyond"]
     ends = (beyond.mean, *beyond.interval(fewest=metric.fewest, within=within))
     null = total["null"].mean
@@ -334,7 +341,7 @@ class FunctionVectors(Question):
         top: number of heads where they are to be found; 10 in the paper for GPT-J, which has 448.
         layers: after which blocks the vector is added, one at a time; None: the one at a third of the depth.
         templates: further prompts, each a text with `{input}` after which the output is due.
-        metric: by which heads are found: "probability", "log_probability" or "logit" of the right answer.
+        metric: by which heads are found, as in `average_indirect_effect`; None: p(answer).
         random: number of draws of as many other heads, whose vectors are scaled to the length of the function vector.
         lists: how lists are written and drawn, and which pairs are set aside to judge the vectors.
         seed: seed of the random heads.
@@ -351,7 +358,6 @@ class FunctionVectors(Question):
           as the function vector; at least 2 / (random + 1).
         - `directions` [task, layer, direction (one), d_model]: the function vector, the same in each layer;
           `Subspace.of_result(found.sel(task=...), layer=...)` adds it anywhere.
-        - `norm` [task, vector]: lengths of the vectors (mean length for "other tasks").
         - `heads` [rank]: names of the heads, those of the largest effect first.
 
         Scores:
@@ -390,7 +396,7 @@ class FunctionVectors(Question):
     top: PositiveCount = 10
     layers: Sequence[int] | None = None
     templates: Sequence[str] = ()
-    metric: AnswerMetric = "probability"
+    metric: Metric | LogitFunction | None = None
     random: Count = RANDOM
     lists: PairLists = LISTS
     seed: Seed = 0
@@ -400,6 +406,7 @@ class FunctionVectors(Question):
         config = model.transformer.config
         _check_tasks(self.tasks, self.lists)
         site_names("z", config)
+        _metric_of(self.metric, model)
         layers = [config.n_layers // 3] if self.layers is None else list(self.layers)
         layers = chosen(layers, config.n_layers, "layer")
         given = None if self.heads is None else _head_numbers(self.heads, config)
@@ -566,7 +573,6 @@ def _vector_table(
         for i, name in enumerate(names)
     }
     function = torch.stack([scores[name].value[..., 1] for name in names], -1)
-    size = torch.stack([torch.stack([v.norm(dim=-1).mean() for v in its.named.values()]) for its in vectors])
     others: dict[str, tuple[Sequence[str], Tensor]] = {
         "random": ((*where, "score", "draw"), random),
         "band": ((*where, "score", "end"), band(random)),
@@ -575,7 +581,6 @@ def _vector_table(
             ("task", "layer", "direction", "d_model"),
             torch.stack([its.function.expand(len(layers), 1, -1) for its in vectors]),
         ),
-        "norm": (("task", "vector"), torch.cat((torch.zeros(len(vectors), 1), size), 1)),
     }
     coords: dict[str, object] = {
         "task": list(question.tasks),
@@ -584,6 +589,7 @@ def _vector_table(
         "vector": [NONE, *vectors[0].named],
         "end": ["low", "high"],
         "site": (("layer",), [full_name("resid_post", layer) for layer in layers]),
+        "rank": range(len(heads)),
         "heads": (("rank",), [str(Part("head", *divmod(number, config.n_heads))) for number in heads]),
     }
     attrs: dict[str, str | int | float] = {

@@ -27,6 +27,7 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.cost import costs
 from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
+from interp.plot.function_vectors import average_indirect_effect, function_vectors
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
@@ -52,6 +53,7 @@ __all__ = [
     "attention_entropy",
     "attribution",
     "attribution_map",
+    "average_indirect_effect",
     "backward_lens",
     "backward_lens_curves",
     "backward_lens_grid",
@@ -72,6 +74,7 @@ __all__ = [
     "drawn",
     "eigenvalue_disc",
     "factored_spectrum",
+    "function_vectors",
     "gradient_cosines",
     "gradient_rank",
     "head_labels",
@@ -119,6 +122,7 @@ PICTURES.draws |= {
     "attention_entropy": attention_entropy,
     "attribute": attribution,
     "attribution_patch": patching,
+    "average_indirect_effect": average_indirect_effect,
     "backward_lens": backward_lens,
     "causal_trace": causal_trace,
     "circuit_curve": circuit_curve,
@@ -133,6 +137,7 @@ PICTURES.draws |= {
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
     "find_circuit": circuit,
+    "function_vectors": function_vectors,
     "gradient_cosines": gradient_cosines,
     "gradient_rank": gradient_rank,
     "heads": heads,

@@ -34,6 +34,7 @@ from interp.passes.sweep import Sweep
 from interp.runs.run import answered
 from tests.configs import build
 from tests.loops import over
+from tests.tolerances import assert_close
 
 CLEAN, CORRUPT, ANSWER = [3, 4, 5, 6, 7], [3, 9, 5, 2, 7], (4, 6, 2)
 Asking = Callable[[Metric], Question]
@@ -134,7 +135,22 @@ def test_the_last_position_of_a_sweeps_edit_is_the_prompts_last() -> None:
         assert batch is not None
         rows = batch.on(Batch.of([CLEAN] * len(answers)).numbered())
         ends = [
-            Sweep(network, rows, [Variant([Edit("L0H1", Set(edit), {"pos": pos})])]).run(answer_log_probability())
+            Sweep(network, rows, [Variant([Edit("L0H1", Set(edit), {"pos": pos})])]).run(
+                answer_log_probability()
+            )
             for pos in (-1, len(CLEAN) - 1)
         ]
         assert bool(ends[0].changed.all()) and torch.equal(ends[0].values, ends[1].values)
+
+
+def test_rows_of_a_slice_may_all_have_shorter_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are computed in slices of rows, as memory allows: here one by one."""
+    network = build("gpt2")
+    answers = AnswerTokens.of(HookedTransformer(network).text, [ANSWER, ANSWER[:1], ANSWER[:2]], several=True)
+    assert answers is not None
+    rows = answers.on(Batch.of([CLEAN] * 3).numbered())
+    variants = [Variant([Edit(f"L{layer}.mlp", Zero())]) for layer in range(2)]
+    whole = Sweep(network, rows, variants).run(answer_log_probability())
+    monkeypatch.setattr("interp.passes.sweep.that_fit", lambda *_: 1)
+    sliced = Sweep(network, rows, variants).run(answer_log_probability())
+    assert_close(sliced.values, whole.values)

@@ -47,7 +47,9 @@ def test_shuffled_lists_differ_in_their_outputs_alone() -> None:
 
 def test_the_test_lists_every_pair_set_aside_once() -> None:
     for asked in (LISTS.lists(PAIRS, "test"), LISTS.zero_shot(PAIRS)):
-        assert sorted(read(prompt)[1] for prompt in asked.prompts) == sorted(x for x, _ in LISTS.split(PAIRS)["test"])
+        assert sorted(read(prompt)[1] for prompt in asked.prompts) == sorted(
+            x for x, _ in LISTS.split(PAIRS)["test"]
+        )
     assert LISTS.zero_shot(PAIRS).prompts[0].startswith("Q: in")
 
 
@@ -64,7 +66,10 @@ def test_a_template_of_ones_own_ends_where_the_output_is_due() -> None:
     last = LISTS.split(PAIRS)["test"][0]
     assert (asked.prompts[0], asked.answers[0]) == (f"The word for {last[0]} is", f" {last[1]}")
     own = PairLists(shots=2, rows=1, template="{input}->{output}", separator=";")
-    assert own.lists(PAIRS, "mean").prompts[0].endswith("->") and own.lists(PAIRS, "mean").answers[0][:3] == "out"
+    assert (
+        own.lists(PAIRS, "mean").prompts[0].endswith("->")
+        and own.lists(PAIRS, "mean").answers[0][:3] == "out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_settings_that_make_no_lists_are_refused(settings: dict[str, object], me
 
 
 def test_too_few_pairs_are_refused_with_their_number() -> None:
-    with pytest.raises(ValueError, match="more than 10 pairs for the lists .* got 4 and 2 of 6"):
+    with pytest.raises(ValueError, match=r"more than 10 pairs for the lists .* got 4 and 2 of 6"):
         PairLists().split(PAIRS[:6])
     with pytest.raises(ValueError, match=r"with \{input\}"):
         LISTS.zero_shot(PAIRS, "The answer is")
