@@ -26,7 +26,7 @@ from interp.causal.effects import SIGN
 from interp.causal.steering import RANDOM, band
 from interp.core.kinds import Count, PositiveCount, Seed
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import ANYWHERE, SIGNED, Means, Moments, Partial, over, two_sided_p, upcast
+from interp.core.stats import FEWEST, Means, Moments, Partial, over, two_sided_p, upcast
 from interp.core.transfers import check, to_device
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
@@ -285,12 +285,13 @@ def _effect_table(
     """Dataset of `average_indirect_effect`."""
     config, metric, dims = model.transformer.config, _metric_of(question.metric, model), ("layer", "head")
     total = {name: _merged([task.effects[name] for task in found]) for name in ("effect", "null", "beyond")}
-    within = SIGNED if metric.unit == answer_probability().unit else ANYWHERE
-    beyond = total["beyond"]
-    ends = (beyond.mean, *beyond.interval(fewest=metric.fewest, within=within))
-    null = total["null"].mean
+    bounded = metric.unit == answer_probability().unit
+    interval = change_interval if bounded else partial(Moments.interval, fewest=metric.fewest)
+    beyond, (low, high) = total["beyond"], interval(total["effect"])
+    ends = (beyond.mean, *interval(beyond))
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        **total["effect"].estimate(dims, null=null, fewest=metric.fewest, within=within),
+        **total["effect"].estimate(dims, null=total["null"].mean),
+        **{"low": (dims, low), "high": (dims, high)},
         "beyond": ((*dims, "estimate"), torch.stack(ends, -1)),
         "by_task": (("task", *dims), torch.stack([task.effects["effect"].mean for task in found])),
         "correct": (("task",), torch.stack([task.correct.mean for task in found])),
@@ -298,11 +299,22 @@ def _effect_table(
     }
     heads = [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
     attrs: dict[str, str | int | float] = {
-        "metric": metric.name, "unit": metric.unit, "effect": SIGN, "interval": over("lists", metric.fewest),
+        "metric": metric.name, "unit": metric.unit, "effect": SIGN,
+        "interval": over("lists", FEWEST if bounded else metric.fewest),
         "null": "the head's mean over lists with shuffled outputs", **_list_attrs(question.lists),
     }  # fmt: skip
     coords = {"task": list(question.tasks), "part": (dims, heads), "estimate": ["value", "low", "high"]}
     return labelled(question.name, values, coords=coords, units=metric.unit, attrs=attrs)
+
+
+def change_interval(moments: Moments) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """A 95 % interval of the mean of rows between -1 and 1, changes of a share, that is valid for skewed rows as well.
+
+    (1 + change) / 2 is a share, and so has the interval of one (`interp.core.stats.share_interval`), from one row on.
+    """
+    shares = Moments(moments.n, (1 + moments.mean) / 2, moments.spread / 4)
+    low, high = shares.interval(share=True)
+    return 2 * low - 1, 2 * high - 1
 
 
 def _merged(parts: Sequence[Moments]) -> Moments:
@@ -593,7 +605,7 @@ def _vector_table(
         "heads": (("rank",), [str(Part("head", *divmod(number, config.n_heads))) for number in heads]),
     }
     attrs: dict[str, str | int | float] = {
-        "interval": over("pairs set aside", SCORES["probability"].fewest),
+        "interval": over("pairs set aside"),
         "null": f"as many other heads, {question.random} draws, at the length of the function vector",
         **_list_attrs(question.lists),
     }
@@ -610,10 +622,7 @@ def _score(
 ) -> Score:
     """One score over task, setting, layer and vector."""
     change, metric = name.endswith("_change"), SCORES[name.removesuffix("_change")]
-    parts = [
-        Score.of(each, metric.unit, share=not change, fewest=metric.fewest, within=SIGNED) for each in moments
-    ]
-    value, low, high, n = (
-        _stacked([getattr(part, end) for part in parts], shape) for end in ("value", "low", "high", "n")
-    )
+    ends = [change_interval(each) if change else each.interval(share=True) for each in moments]
+    value, n = (_stacked(part, shape) for part in ([m.mean for m in moments], [m.count() for m in moments]))
+    low, high = (_stacked([pair[end] for pair in ends], shape) for end in (0, 1))
     return Score(value, low, high, n, null[..., None].expand_as(value), metric.unit)

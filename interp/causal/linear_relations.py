@@ -285,7 +285,7 @@ def subject_jacobian(
     past = None if cache is None else cache
     size = max(1, min(config.d_model, ROOM // (n - first)))
     rows: list[Tensor] = []
-    for piece in torch.eye(config.d_model, dtype=stream.dtype, device=stream.device).split(size):
+    for piece in torch.eye(config.d_model, device=stream.device).split(size):
         with torch.enable_grad():
             entering = stream[:, first:].expand(len(piece), -1, -1).clone().requires_grad_()
             prefix = None if past is None or not first else Prefix(past, first, len(piece))
@@ -430,7 +430,7 @@ def _edit_asks(
     return [
         Ask(
             ByRow(
-                "edits",
+                f"edits after block {layer}",
                 partial(_edited, layer=layer, by=shifts.by[:, i], columns=columns),
                 Rows,
                 answers=answers,
@@ -452,8 +452,8 @@ def _edited(
     rows, place = torch.arange(len(batch), device=stream.device), to_device(at, stream.device)
     variants = []
     for shift in by[numbers].unbind(1):
-        values = stream.clone()
-        values[rows, place] += to_device(shift, stream.device).to(stream)
+        values = upcast(stream).clone()
+        values[rows, place] += to_device(shift, stream.device).to(values)
         where = {"pos": columns.of(numbers.tolist())}
         variants.append(Variant([Edit(site.site, Set(values), where)]))
     sweep = yield from swept(batch, variants, SCORES["accuracy"])
@@ -489,16 +489,7 @@ def _table(
         hit = edited[i]["hit"].cpu() if edited else torch.empty(0, len(EDITS))
         null = float(hit[:, -1].double().mean()) if len(hit) else float("nan")
         by_layer.append(scores | {name: _share(hit[:, k], null) for k, name in enumerate(EDITS)})
-    stacked = {
-        name: Score(
-            *(
-                torch.stack([getattr(scores[name], part) for scores in by_layer])
-                for part in Score._fields[:-1]
-            ),
-            by_layer[0][name].unit,
-        )
-        for name in by_layer[0]
-    }
+    stacked = {name: _over_layers([scores[name] for scores in by_layer]) for name in by_layer[0]}
     others: dict[str, tuple[Sequence[str], Tensor]] = {
         "weight": (("layer", "out", "in"), relation.weight),
         "bias": (("layer", "out"), relation.bias),
@@ -527,6 +518,15 @@ def _of_another(guess: Int[Tensor, "k"], top: Int[Tensor, "k"]) -> float:
     same = (guess[:, None] == top[None]).double()
     pairs = len(guess) * (len(guess) - 1)
     return float((same.sum() - same.trace()) / pairs) if pairs else float("nan")
+
+
+def _over_layers(scores: Sequence[Score]) -> Score:
+    """One score of every layer as one score over layers."""
+    value, low, high, n, null = (
+        torch.stack([getattr(score, part) for score in scores])
+        for part in ("value", "low", "high", "n", "null")
+    )
+    return Score(value, low, high, n, null, scores[0].unit)
 
 
 def _share(hits: Tensor, null: float) -> Score:

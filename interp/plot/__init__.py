@@ -33,6 +33,7 @@ from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
 from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.linear_relations import linear_relation
 from interp.plot.paper import paper
 from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
@@ -85,6 +86,7 @@ __all__ = [
     "learning_coefficient",
     "lens_comparison",
     "lens_curve",
+    "linear_relation",
     "logit_lens",
     "loss_by_index",
     "loss_by_order",
@@ -147,6 +149,7 @@ PICTURES.draws |= {
     "lds": influence,
     "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
+    "linear_relation": linear_relation,
     "logit_lens": logit_lens,
     "loss_map": loss_map,
     "patch": patching,

@@ -212,6 +212,19 @@ def test_edits_are_those_of_one_edited_pass_per_subject() -> None:
     np.testing.assert_allclose(scores, np.mean(hits, 0))
 
 
+def test_layers_together_are_each_alone() -> None:
+    network = model_of("gpt2", n_layers=3)
+    how = {"template": TEMPLATE, "examples": 3, "only_known": False}
+    both = linear_relation(network, PAIRS, layers=[1, 0], **how)  # type: ignore[arg-type]
+    for layer in (0, 1):
+        alone = linear_relation(network, PAIRS, layers=[layer], **how)  # type: ignore[arg-type]
+        np.testing.assert_allclose(both.weight.sel(layer=layer), alone.weight[0], atol=1e-12)
+        scores = [name for name in alone.score.values if name != "causality_random"]
+        np.testing.assert_allclose(
+            both.value.sel(layer=layer, score=scores), alone.value[0].sel(score=scores)
+        )
+
+
 def rank_of(matrix: Tensor, rank: int) -> Tensor:
     """The best approximation of this rank (Eckart and Young)."""
     u, sizes, v = torch.linalg.svd(matrix)

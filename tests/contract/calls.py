@@ -291,6 +291,9 @@ LISTED: Mapping[str, Made] = {
     "tasks": lambda: {"next": [([i], [i + 1]) for i in range(3, 12)]},
     "lists": lambda: interp.tasks.PairLists(shots=2, rows=2)}
 FEW_HEADS: Mapping[str, Made] = {"random": lambda: 2, "top": lambda: 2}
+RELATED: Mapping[str, Made] = {
+    "pairs": lambda: [([i], [i + 1]) for i in range(3, 10)], "examples": lambda: 3, "layers": lambda: [0],
+    "only_known": lambda: False}
 LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
@@ -453,6 +456,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "lenses.late_layers": {"answer": lambda: 5}, "weights.singular_directions": {"count": lambda: 2},
     **{f"causal.{name}": LISTED for name in ("average_indirect_effect", "AverageIndirectEffect")},
     **{f"causal.{name}": LISTED | FEW_HEADS for name in ("function_vectors", "FunctionVectors")},
+    **{f"causal.{name}": RELATED for name in ("linear_relation", "LinearRelation")},
     "causal.steering": KINDS, "causal.Steering": KINDS,
     "causal.steering_curve": METRIC | {"random": lambda: 2},
     "causal.SteeringCurve": METRIC | {"random": lambda: 2},

@@ -26,6 +26,7 @@ from interp.causal import (
     EdgeGraph,
     FunctionVectors,
     KnockOut,
+    LinearRelation,
     Patch,
     PathPatch,
     Recall,
@@ -438,6 +439,14 @@ _CAUSAL: dict[str, Case] = {
         | of("band", over="task setting layer score end")
         | of("random", over="task setting layer score draw")
         | of("directions", over="task layer direction d_model"),
+    ),
+    "LinearRelation": Case(
+        LinearRelation(NEXT["next"], layers=[0], examples=3, only_known=False),
+        of(*_SCORE, over="layer score")
+        | of("weight", over="layer out in")
+        | of("bias", over="layer out")
+        | of("predicted", over="layer prompt")
+        | of("answered", "known", over="prompt"),
     ),
     "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), only="llama-gqa"),
     "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), only="llama-gqa"),
