@@ -161,7 +161,7 @@ def _metric_of(given: Metric | LogitFunction | None, model: Subject) -> Metric:
 def _effect_stages(model: Subject, question: AverageIndirectEffect, has_data: bool) -> Stages[xr.Dataset]:
     """The mean outputs, then the effects that they have."""
     means = yield from HeadMeans.of(model, question.tasks, question.lists)
-    found = yield from effects_of(model, question, means)
+    found = yield from _effects_of(model, question, means)
     return _effect_table(found, question, model)
 
 
@@ -200,6 +200,12 @@ def head_outputs(model: Transformer, batch: Batch) -> Steps[Values]:
 
     `added` is what reaches the residual stream: z W_O, after the norm and the factor that the family puts there, at
     the scale of the pass. The bias of the sublayer belongs to no head.
+
+    Args:
+        batch: prompts, padded on any side.
+
+    Returns:
+        By name, one row per prompt, in float32 at least.
     """
     config, last = model.config, to_device(batch.host().prompt_ends(), model.device)
     sites = site_names("z", config)
@@ -229,7 +235,7 @@ class TaskEffects(NamedTuple):
     """Metric of the lists with right outputs."""
 
 
-def effects_of(
+def _effects_of(
     model: Subject, question: AverageIndirectEffect, means: HeadMeans
 ) -> Stages[list[TaskEffects]]:
     """The effects of all heads in the lists of the part "effect", task by task."""
@@ -311,6 +317,12 @@ def change_interval(moments: Moments) -> tuple[Float[Tensor, "..."], Float[Tenso
     """A 95 % interval of the mean of rows between -1 and 1, changes of a share, that is valid for skewed rows as well.
 
     (1 + change) / 2 is a share, and so has the interval of one (`interp.core.stats.share_interval`), from one row on.
+
+    Args:
+        moments: of the changes, [...].
+
+    Returns:
+        The lower and the upper end, [...] each, between -1 and 1.
     """
     shares = Moments(moments.n, (1 + moments.mean) / 2, moments.spread / 4)
     low, high = shares.interval(share=True)
@@ -469,7 +481,7 @@ def _vector_stages(
     means = yield from HeadMeans.of(model, question.tasks, question.lists)
     if given is None:
         effects = AverageIndirectEffect(question.tasks, metric=question.metric, lists=question.lists)
-        found = yield from effects_of(model, effects, means)
+        found = yield from _effects_of(model, effects, means)
         effect = _merged([task.effects["effect"] for task in found]).mean
         given = effect.flatten().argsort(descending=True, stable=True)[: question.top].tolist()
     vectors = [
