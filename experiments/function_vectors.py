@@ -5,7 +5,7 @@ the largest effect add, averaged over lists of a task, is added to prompts about
 examples, in lists with shuffled outputs, and in a template. Beside it stand the prompts as they are, the same heads
 averaged over shuffled lists, the vectors of the other tasks, and as many other heads at the same length.
 
-Run: `interp run experiments/function_vectors.py -p model=FOLDER`, nine minutes of one CPU on SmolLM2-135M.
+Run: `interp run experiments/function_vectors.py -p model=FOLDER`, about ten minutes of one CPU on SmolLM2-135M.
 """
 
 from dataclasses import dataclass
