@@ -289,11 +289,15 @@ NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: Tru
 KINDS: Mapping[str, Made] = {"positive": lambda: TOKENS[[0, 1] * 2], "negative": lambda: OTHERS[[0, 1] * 2]}
 LISTED: Mapping[str, Made] = {
     "tasks": lambda: {"next": [([i], [i + 1]) for i in range(3, 12)]},
-    "lists": lambda: interp.tasks.PairLists(shots=2, rows=2)}
+    "lists": lambda: interp.tasks.PairLists(shots=2, rows=2),
+}
 FEW_HEADS: Mapping[str, Made] = {"random": lambda: 2, "top": lambda: 2}
 RELATED: Mapping[str, Made] = {
-    "pairs": lambda: [([i], [i + 1]) for i in range(3, 10)], "examples": lambda: 3, "layers": lambda: [0],
-    "only_known": lambda: False}
+    "pairs": lambda: [([i], [i + 1]) for i in range(3, 10)],
+    "examples": lambda: 3,
+    "layers": lambda: [0],
+    "only_known": lambda: False,
+}
 LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 

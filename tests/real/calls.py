@@ -252,7 +252,8 @@ REPEATED: Mapping[str, Made] = {"repeats": lambda: RepeatedTokens(period=25, rep
 KINDS: Mapping[str, Made] = {"positive": texts(*JOY), "negative": texts(*MISERY)}
 ANTONYMS: Mapping[str, Made] = {
     "tasks": lambda: {"antonym": interp.tasks.load_word_pairs()["antonym"][:24]},
-    "lists": lambda: interp.tasks.PairLists(shots=4, rows=3)}
+    "lists": lambda: interp.tasks.PairLists(shots=4, rows=3),
+}
 TUNING: Mapping[str, Made] = {"names": lambda: [WRITER], "tuning": lambda: FineTuning(steps=2)}
 ONE_FACT: Mapping[str, Made] = {"data": lambda: FACT, "answer": lambda: " Rome"}
 
