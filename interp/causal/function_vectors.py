@@ -24,7 +24,7 @@ from interp.causal.ablation import chosen
 from interp.causal.contrast import site_names
 from interp.causal.effects import SIGN
 from interp.causal.steering import RANDOM, band
-from interp.core.kinds import Count, PositiveCount, Seed
+from interp.core.kinds import PositiveCount, Seed
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Means, Moments, Partial, over, two_sided_p, upcast
 from interp.core.transfers import check, to_device
@@ -421,7 +421,7 @@ class FunctionVectors(Question):
     layers: Sequence[int] | None = None
     templates: Sequence[str] = ()
     metric: Metric | LogitFunction | None = None
-    random: Count = RANDOM
+    random: PositiveCount = RANDOM
     lists: PairLists = LISTS
     seed: Seed = 0
 
@@ -520,7 +520,7 @@ class TaskVectors:
         left = np.setdiff1d(np.arange(by_head.shape[2]), heads)
         generator = np.random.default_rng(seed)
         drawn = [generator.choice(left, len(heads), replace=False).tolist() for _ in range(draws)]
-        random = torch.stack([by_head[task, 0, one].sum(0) for one in drawn]) if drawn else summed[:0, 0]
+        random = torch.stack([by_head[task, 0, one].sum(0) for one in drawn])
         length = random.norm(dim=-1, keepdim=True)
         random = random * function.norm() / length.where(length > 0, 1.0)
         others = torch.cat((summed[:task, 0], summed[task + 1 :, 0]))

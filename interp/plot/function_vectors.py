@@ -73,6 +73,8 @@ def function_vectors(
         >>> function_vectors(found, "probability", setting="shuffled labels")
     """
     check_result("result", result, ("value", "band", "setting", "vector"), "interp.causal.function_vectors")
+    if result.sizes["end"] != 2:
+        raise ValueError("result must be a whole result, with both ends of the band, got one without an end")
     some = score_of(result, score).sel(setting=_one_of(result, "setting", setting))
     layer = int(result.layer[0]) if layer is None else layer
     some = some.sel(layer=_one_of(result, "layer", layer))
