@@ -6,8 +6,15 @@ from interp.causal.attribution_patching import AttributionPatch, attribution_pat
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
 from interp.causal.effects import RankAgreement, agreement
+from interp.causal.function_vectors import (
+    AverageIndirectEffect,
+    FunctionVectors,
+    average_indirect_effect,
+    function_vectors,
+)
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
+from interp.causal.linear_relations import LinearRelation, linear_relation
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import MEASURES, Recall, continuations, recall
@@ -22,10 +29,13 @@ __all__ = [
     "ROLES",
     "Ablate",
     "AttributionPatch",
+    "AverageIndirectEffect",
     "CausalTrace",
     "Descent",
     "EdgeGraph",
+    "FunctionVectors",
     "KnockOut",
+    "LinearRelation",
     "Mention",
     "Patch",
     "PathPatch",
@@ -39,11 +49,14 @@ __all__ = [
     "agreement",
     "align",
     "attribution_patch",
+    "average_indirect_effect",
     "batches",
     "causal_trace",
     "continuations",
+    "function_vectors",
     "identity",
     "knock_out",
+    "linear_relation",
     "patch",
     "patch_preset",
     "path_patch",

@@ -192,7 +192,8 @@ def _indices_by_axis(
     indices: dict[str, int | tuple[int, ...]] = {}
     for axis, i in edit.cells.items():
         size = sizes[axis]
-        if size is not None and axis in POSITIONS and (isinstance(i, PerRow | str) or not layout.uniform):
+        plain = layout.uniform and not layout.ends_early and not isinstance(i, PerRow | str)
+        if size is not None and axis in POSITIONS and not plain:
             if layout.documents is None:
                 indices[axis] = _column_of_examples(edit, i, layout, (examples, size))
             continue

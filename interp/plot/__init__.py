@@ -27,11 +27,13 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.cost import costs
 from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
+from interp.plot.function_vectors import average_indirect_effect, function_vectors
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
 from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.linear_relations import linear_relation
 from interp.plot.paper import paper
 from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
@@ -52,6 +54,7 @@ __all__ = [
     "attention_entropy",
     "attribution",
     "attribution_map",
+    "average_indirect_effect",
     "backward_lens",
     "backward_lens_curves",
     "backward_lens_grid",
@@ -72,6 +75,7 @@ __all__ = [
     "drawn",
     "eigenvalue_disc",
     "factored_spectrum",
+    "function_vectors",
     "gradient_cosines",
     "gradient_rank",
     "head_labels",
@@ -82,6 +86,7 @@ __all__ = [
     "learning_coefficient",
     "lens_comparison",
     "lens_curve",
+    "linear_relation",
     "logit_lens",
     "loss_by_index",
     "loss_by_order",
@@ -119,6 +124,7 @@ PICTURES.draws |= {
     "attention_entropy": attention_entropy,
     "attribute": attribution,
     "attribution_patch": patching,
+    "average_indirect_effect": average_indirect_effect,
     "backward_lens": backward_lens,
     "causal_trace": causal_trace,
     "circuit_curve": circuit_curve,
@@ -133,6 +139,7 @@ PICTURES.draws |= {
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
     "find_circuit": circuit,
+    "function_vectors": function_vectors,
     "gradient_cosines": gradient_cosines,
     "gradient_rank": gradient_rank,
     "heads": heads,
@@ -142,6 +149,7 @@ PICTURES.draws |= {
     "lds": influence,
     "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
+    "linear_relation": linear_relation,
     "logit_lens": logit_lens,
     "loss_map": loss_map,
     "patch": patching,

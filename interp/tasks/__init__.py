@@ -36,16 +36,18 @@ from interp.tasks.indirect_objects import (
     IndirectObjects,
 )
 from interp.tasks.lists import DocstringArguments, ListCopy
+from interp.tasks.pair_lists import PairLists, load_word_pairs
 from interp.tasks.pairs import TaskPairs
 from interp.tasks.repeats import RepeatedSequences, RepeatedTokens, RepeatingChain
 from interp.tasks.sequences import AssociativeRecall, InContextRegression, SequencePairs
 
 __all__ = [
-    "DISTANT_PHRASINGS", "GIFTS", "HELD_OUT_PHRASINGS", "NAMES", "PLACES", "QUESTION", "SHORT_SENTENCES", "TASKS",
-    "TEMPLATES", "TRAINED_PHRASINGS", "Agreement", "AssociativeRecall", "DocstringArguments", "Examples", "Fact",
-    "FactPrompt", "Facts", "GivenFact", "GivenFacts", "GreaterThan", "InContextRegression", "IndirectObject",
-    "IndirectObjects", "ListCopy", "Place", "RepeatedSequences", "RepeatedTokens", "RepeatingChain",
-    "SequencePairs", "Task", "TaskPairs", "fact_prompts", "load_facts", "read_facts",
+    "DISTANT_PHRASINGS", "GIFTS", "HELD_OUT_PHRASINGS", "NAMES", "PLACES", "QUESTION", "SHORT_SENTENCES",
+    "TASKS", "TEMPLATES", "TRAINED_PHRASINGS", "Agreement", "AssociativeRecall", "DocstringArguments",
+    "Examples", "Fact", "FactPrompt", "Facts", "GivenFact", "GivenFacts", "GreaterThan", "InContextRegression",
+    "IndirectObject", "IndirectObjects", "ListCopy", "PairLists", "Place", "RepeatedSequences",
+    "RepeatedTokens", "RepeatingChain", "SequencePairs", "Task", "TaskPairs", "fact_prompts", "load_facts",
+    "load_word_pairs", "read_facts",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
-from interp import HookedTransformer
+from interp import Batch, Edit, HookedTransformer
 from interp.causal import (
     Ablate,
     AttributionPatch,
@@ -25,13 +25,16 @@ from interp.causal import (
 from interp.causal.graph import EdgeGraph
 from interp.circuits import EdgeAttribution, EdgeEffects, Interchange
 from interp.data import Pairs
-from interp.edits import Mean, Resample, Zero
+from interp.data.answers import AnswerTokens
+from interp.edits import Mean, Resample, Set, Variant, Zero
 from interp.metrics import answer_log_probability
 from interp.passes.metrics import Metric
 from interp.passes.question import Question
+from interp.passes.sweep import Sweep
 from interp.runs.run import answered
 from tests.configs import build
 from tests.loops import over
+from tests.tolerances import assert_close
 
 CLEAN, CORRUPT, ANSWER = [3, 4, 5, 6, 7], [3, 9, 5, 2, 7], (4, 6, 2)
 Asking = Callable[[Metric], Question]
@@ -122,3 +125,32 @@ def test_the_last_query_of_a_knock_out_is_the_prompts_last() -> None:
     short = torch.tensor([[False, True, False, False, False]])
     by_mask = knock_out(model, [CLEAN], [4], short, metric=metric)
     np.testing.assert_allclose(by_mask.value.values, fourth.value.values)
+
+
+def test_the_last_position_of_a_sweeps_edit_is_the_prompts_last() -> None:
+    """Whether the rows are padded or not, and however many tokens of the answer follow."""
+    network, edit = build("gpt2"), torch.ones(6, dtype=torch.float64)
+    for answers in ([ANSWER], [ANSWER, ANSWER[:2]]):
+        batch = AnswerTokens.of(HookedTransformer(network).text, answers, several=True)
+        assert batch is not None
+        rows = batch.on(Batch.of([CLEAN] * len(answers)).numbered())
+        ends = [
+            Sweep(network, rows, [Variant([Edit("L0H1", Set(edit), {"pos": pos})])]).run(
+                answer_log_probability()
+            )
+            for pos in (-1, len(CLEAN) - 1)
+        ]
+        assert bool(ends[0].changed.all()) and torch.equal(ends[0].values, ends[1].values)
+
+
+def test_rows_of_a_slice_may_all_have_shorter_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are computed in slices of rows, as memory allows: here one by one."""
+    network = build("gpt2")
+    answers = AnswerTokens.of(HookedTransformer(network).text, [ANSWER, ANSWER[:1], ANSWER[:2]], several=True)
+    assert answers is not None
+    rows = answers.on(Batch.of([CLEAN] * 3).numbered())
+    variants = [Variant([Edit(f"L{layer}.mlp", Zero())]) for layer in range(2)]
+    whole = Sweep(network, rows, variants).run(answer_log_probability())
+    monkeypatch.setattr("interp.passes.sweep.that_fit", lambda *_: 1)
+    sliced = Sweep(network, rows, variants).run(answer_log_probability())
+    assert_close(sliced.values, whole.values)

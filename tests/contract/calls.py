@@ -303,6 +303,17 @@ TEXTS: Mapping[str, Made] = {"data": lambda: TEXT}
 FACTORS: Mapping[str, Made] = {"x": lambda: numbers(4), "delta": lambda: numbers(3)}
 NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
 KINDS: Mapping[str, Made] = {"positive": lambda: TOKENS[[0, 1] * 2], "negative": lambda: OTHERS[[0, 1] * 2]}
+LISTED: Mapping[str, Made] = {
+    "tasks": lambda: {"next": [([i], [i + 1]) for i in range(3, 12)]},
+    "lists": lambda: interp.tasks.PairLists(shots=2, rows=2),
+}
+FEW_HEADS: Mapping[str, Made] = {"random": lambda: 2, "top": lambda: 2}
+RELATED: Mapping[str, Made] = {
+    "pairs": lambda: [([i], [i + 1]) for i in range(3, 10)],
+    "examples": lambda: 3,
+    "layers": lambda: [0],
+    "only_known": lambda: False,
+}
 LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
@@ -468,6 +479,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "circuits.read_mib": {"path": mib_file},
     "circuits.MibScores": {"scores": lambda: torch.ones(2, 3), "kept": lambda: torch.ones(2, 3, dtype=torch.bool)},
     "lenses.late_layers": {"answer": lambda: 5}, "weights.singular_directions": {"count": lambda: 2},
+    **{f"causal.{name}": LISTED for name in ("average_indirect_effect", "AverageIndirectEffect")},
+    **{f"causal.{name}": LISTED | FEW_HEADS for name in ("function_vectors", "FunctionVectors")},
+    **{f"causal.{name}": RELATED for name in ("linear_relation", "LinearRelation")},
     "causal.steering": KINDS, "causal.Steering": KINDS,
     "causal.steering_curve": METRIC | {"random": lambda: 2},
     "causal.SteeringCurve": METRIC | {"random": lambda: 2},

@@ -21,9 +21,12 @@ from interp.attention.sentences import MENTIONS, name_attention
 from interp.causal import (
     Ablate,
     AttributionPatch,
+    AverageIndirectEffect,
     CausalTrace,
     EdgeGraph,
+    FunctionVectors,
     KnockOut,
+    LinearRelation,
     Patch,
     PathPatch,
     Recall,
@@ -64,6 +67,7 @@ from interp.model import Transformer
 from interp.model.edits import Zero
 from interp.passes.question import ByRow
 from interp.residual import Attribute, Orders, Paths, TermImportance
+from interp.tasks import PairLists
 from interp.tokens import (
     CompareMethods,
     Erasure,
@@ -92,6 +96,8 @@ from tests.edited import without_head, without_values
 SPAN = torch.zeros(ROWS, 9, dtype=torch.bool)
 SPAN[:, 5:] = True
 SPAN[1, 5] = False
+NEXT = {step: [([i], [i + n]) for i in range(3, 13)] for n, step in enumerate(("next", "second"), 1)}
+SHORT_LISTS = PairLists(shots=3, rows=4)
 LABELS = (True, False, True, False, True)
 _SCORE = ("value", "low", "high", "null", "n")
 _EFFECT = ("value", "low", "high", "n", "changed")
@@ -418,6 +424,29 @@ _CAUSAL: dict[str, Case] = {
         | of("total", over="estimate"),
         only="llama-gqa",
         rows=known,
+    ),
+    "AverageIndirectEffect": Case(
+        AverageIndirectEffect(NEXT, lists=SHORT_LISTS),
+        of("value", "low", "high", "null", "n", over="layer head")
+        | of("beyond", over="layer head estimate")
+        | of("by_task", over="task layer head")
+        | of("correct", "shuffled", over="task"),
+    ),
+    "FunctionVectors": Case(
+        FunctionVectors(NEXT, top=2, random=2, lists=SHORT_LISTS),
+        of(*_SCORE, over="task setting layer vector score")
+        | of("p", over="task setting layer score")
+        | of("band", over="task setting layer score end")
+        | of("random", over="task setting layer score draw")
+        | of("directions", over="task layer direction d_model"),
+    ),
+    "LinearRelation": Case(
+        LinearRelation(NEXT["next"], layers=[0], examples=3, only_known=False),
+        of(*_SCORE, over="layer score")
+        | of("weight", over="layer out in")
+        | of("bias", over="layer out")
+        | of("predicted", over="layer prompt")
+        | of("answered", "known", over="prompt"),
     ),
     "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), only="llama-gqa"),
     "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), only="llama-gqa"),

@@ -58,6 +58,9 @@ def test_no_question_waits_often_on_one_batch(today: dict[str, Counts]) -> None:
         **dict.fromkeys(
             ("AttributionPatch", "AttributionPatch heads"), 12
         ),  # a sweep for each of four prompts
+        "AverageIndirectEffect": 12,  # eight sets of lists: two tasks, four kinds of lists
+        "FunctionVectors": 20,  # four sets of prompts more, of two tasks and two settings
+        "LinearRelation": 12,  # a prompt of each example alone
     }
     often = {
         name: counts.waits for name, counts in today.items() if counts.waits > allowed.get(name, MOST_WAITS)

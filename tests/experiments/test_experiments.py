@@ -32,6 +32,9 @@ SMALL = {
     "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2 dtype=float64",
     "every_decoder": "types=arcee,mamba",
     "framework_one_two_layers": "rows=4 dtype=float64",
+    "function_vectors": (
+        "tasks=country_capital tasks=antonym pairs=10 shots=2 rows=3 top=2 draws=2 dtype=float64"
+    ),
     "induction_phase_change": (
         "seeds=1 d_model=16 d_vocab=20 training.steps=2 training.rows=4 training.checkpoints=2"
         " training.evaluation_rows=4"
@@ -39,6 +42,7 @@ SMALL = {
     "influence": "rows=8 queries=3 groups=3 seeds=2 d_vocab=8 width=6 training.steps=3 training.rows=4",
     "ioi": "model=demo-attn-2l prompts=2 dtype=float64",
     "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
+    "linear_relations": "most=6 examples=2 only_known=False dtype=float64",
     "memory_model": "strings=4 copying_steps=2 memory_steps=2 rows=4 tested=4",
     "minimal_pairs": "rows=4 training.steps=4 training.rows=4 training.log_every=2 training.evaluation_rows=4",
     "mixers_and_induction": (

@@ -250,6 +250,10 @@ ONE: Mapping[str, Made] = {"data": texts(PROMPTS[0])}
 LONG: Mapping[str, Made] = {"data": texts(*TEXTS)}
 REPEATED: Mapping[str, Made] = {"repeats": lambda: RepeatedTokens(period=25, repeats=2, rows=4)}
 KINDS: Mapping[str, Made] = {"positive": texts(*JOY), "negative": texts(*MISERY)}
+ANTONYMS: Mapping[str, Made] = {
+    "tasks": lambda: {"antonym": interp.tasks.load_word_pairs()["antonym"][:24]},
+    "lists": lambda: interp.tasks.PairLists(shots=4, rows=3),
+}
 TUNING: Mapping[str, Made] = {"names": lambda: [WRITER], "tuning": lambda: FineTuning(steps=2)}
 ONE_FACT: Mapping[str, Made] = {"data": lambda: FACT, "answer": lambda: " Rome"}
 
@@ -278,6 +282,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "causal.knock_out": METRIC, "causal.short_circuit": METRIC,
     "causal.patch_preset": METRIC | {"preset": lambda: "attn_head_out_all_pos"},
     "causal.subject_spread": {"data": texts(PROMPTS[0], PROMPTS[2])},
+    "causal.average_indirect_effect": ANTONYMS,
+    "causal.function_vectors": ANTONYMS | {"random": lambda: 5},
+    "causal.linear_relation": {"pairs": lambda: interp.tasks.load_word_pairs()["country_capital"][:16],
+                               "template": lambda: "The capital of {input} is {output}", "examples": lambda: 2},
     "causal.steering": KINDS, "causal.steering_curve": METRIC | {"random": lambda: 9, "loss_on": texts(*TEXTS[:2])},
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
