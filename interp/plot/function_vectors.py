@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.results import check_result
 from interp.core.wording import nearest
-from interp.plot.canvas import axes, draw_heads, legend, printable, score_of
+from interp.plot.canvas import axes, draw_heads, printable, score_of
 from interp.views.function_vectors import effect_map
 
 NULL = "random heads"
@@ -40,7 +40,7 @@ def average_indirect_effect(result: xr.Dataset, task: str | None = None, *, ax: 
     marked = (result.beyond.sel(estimate="low") > 0).to_numpy() if task is None else None
     label = f"change of {result.attrs['metric']} ({result.attrs['unit']})"
     name = "all tasks" if task is None else task
-    view = effect_map(cells.to_numpy(), marked, label, f"average indirect effect, {printable(name)}")
+    view = effect_map(cells.to_numpy(), marked, label, f"average indirect effect, {_title_of(name)}")
     return draw_heads(ax, view, cells)
 
 
@@ -87,11 +87,16 @@ def function_vectors(
         ends = np.abs(np.stack((cells.low, cells.high)) - cells.value.to_numpy())
         shift = 0.6 * (i / max(1, len(names) - 1) - 0.5)
         ax.errorbar(place + shift, cells.value, yerr=ends, fmt=MARKS[i], markersize=5, capsize=2, label=name)
-    ax.set_xticks(place, [printable(str(task)) for task in result.task.values], rotation=20)
+    ax.set_xticks(place, [_title_of(str(task)) for task in result.task.values], rotation=20)
     ax.set_ylabel(f"{score.replace('_', ' ')} ({some['unit'].item()})")
-    ax.set_title(f"{printable(setting)}, after block {layer}; n = {int(some.n.max())}")
-    legend(ax, title="vector")
+    ax.set_title(f"{_title_of(setting)}, after block {layer}; n = {int(some.n.max())}")
+    ax.legend(title="vector", fontsize="small", edgecolor="none", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
+
+
+def _title_of(name: str) -> str:
+    """The name of a task or a setting as matplotlib writes it, its spaces as spaces."""
+    return printable(name).replace("·", " ")
 
 
 def _one_of(result: xr.Dataset, dim: str, label: str | int) -> str | int:
