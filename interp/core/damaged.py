@@ -28,7 +28,7 @@ BELOW = ("xarray", "pandas", "numpy", "matplotlib")
 """What reads and draws results."""
 _LOOKED_UP = re.compile(
     r"(?:No variable named|Data\w+' object has no attribute|Dimensions \{|found in index)\s*'(\w+)'|^'(\w+)'$"
-    r"|'(\w+)' is not a valid dimension"
+    r"|'(\w+)' (?:is not a valid dimension|not found in array dim)"
 )
 """How xarray and Python say which name was looked up and is not there."""
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from interp.causal.recall import WHOLE
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.model.parts import Part
 from interp.plot.canvas import annotate, axes, draw, heat_map, name_cells, score_of
 from interp.views.ablation import ablation_map
@@ -109,7 +110,7 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         >>> pair = [("The cat sat", " on the mat")]
         >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
-    some, found = score_of(result, score), {}
+    some, found = score_of(in_order("result", result, {"part": result["part"].to_numpy()}), score), {}
     for name in (name for name in map(str, result.part.values) if name != WHOLE):
         layers = [Part.of(part).layer or 0 for part in name.split("+")]
         if layers == list(range(layers[0], layers[-1] + 1)):
