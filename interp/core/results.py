@@ -206,7 +206,7 @@ def in_order(what: str, result: Labelled, labels: Mapping[str, Iterable[object] 
     Args:
         what: the name of the result in an error message.
         labels: by dim, the labels that it must have, all of them and no other, in the order needed; None: those that
-            it has, ascending.
+            it has, ascending (of a dim without labels the order stays).
 
     Raises:
         ValueError: a dim that is missing, has no labels or the same one twice, or has other labels than needed.
@@ -216,9 +216,13 @@ def in_order(what: str, result: Labelled, labels: Mapping[str, Iterable[object] 
             raise ValueError(
                 WHOLE.format(what, f"without {dim!r}; it has {', '.join(map(str, result.dims))}")
             )
-        if flaw := label_flaw(result, dim):
+        unordered = (
+            labels[dim] is None and dim not in result.indexes
+        )  # as it is: there are no labels to go by
+        if not unordered and (flaw := label_flaw(result, dim)):
             raise ValueError(WHOLE.format(what, flaw))
-    places = {dim: _places(what, result.indexes[dim], dim, needed) for dim, needed in labels.items()}
+    known = {dim: needed for dim, needed in labels.items() if dim in result.indexes}
+    places = {dim: _places(what, result.indexes[dim], dim, needed) for dim, needed in known.items()}
     moved = {dim: place for dim, place in places.items() if not np.array_equal(place, np.arange(len(place)))}
     return result.isel(moved).transpose(*labels, ...)
 
