@@ -73,7 +73,8 @@ class Subspace(Brief):
         if cell_dims:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, cell_dims))}")
         several = {"direction": None} if "direction" in cell_result.directions.dims else {}
-        along = {**several, "d_model": range(cell_result.sizes.get("d_model", 0))}
+        named = "d_model" in cell_result.coords
+        along = {**several, "d_model": range(cell_result.sizes["d_model"]) if named else None}
         rows = torch.atleast_2d(numbers("directions", cell_result.directions, along))
         places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:
