@@ -31,6 +31,21 @@ MOST_HEADS = 100_000
 """Most heads of a graph, whose edge matrix is that many squared; the largest published models have some 20 000."""
 
 
+_KINDS = ("resid", "head", "query", "key", "group_key", "value", "group_value", "mlp")
+"""Kinds of senders and receivers in the order of a layer."""
+
+
+def in_pass_order(names: Iterable[str]) -> list[str]:
+    """Names of senders or receivers in the order of `EdgeGraph`. KeyError for one that no part has."""
+
+    def place(name: str) -> tuple[bool, int, int, int]:
+        part = Part.of(name)
+        kind = _KINDS.index(part.kind) if part.kind in _KINDS else len(_KINDS)
+        return part.layer is None, part.layer or 0, kind, part.index or 0
+
+    return sorted(names, key=place)
+
+
 def reads_by_qkv(config: ModelConfig) -> bool:
     """Whether heads read the stream as queries, keys and values only: no gate, no memory, no other scores."""
     return all(mixer.traits.reads_by_qkv for mixer in config.mixers)
@@ -105,6 +120,11 @@ class EdgeGraph:
                 names += [str(Part(group + kind, layer, g)) for g in range(self.n_kv_heads)]
             names += [str(Part("mlp", layer))] * self.mlp
         return (*names, LOGITS)
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """The labels of a table of all edges, by dim, in the order of the graph."""
+        return {"sender": self.senders, "receiver": self.receivers}
 
     @cached_property
     def visible(self) -> Int[Tensor, "receiver"]:

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.files import write_atomically
+from interp.core.results import numbers
 from interp.core.viewer import Brief
 from interp.model.edits import Add, Edit, PositionIndex, Project, Swap, orthonormal
 from interp.model.fitted_file import fitted_file, is_of, sample_of
@@ -72,10 +72,13 @@ class Subspace(Brief):
         cell_dims = [dim for dim in cell_result.directions.dims if dim not in ("direction", "d_model")]
         if cell_dims:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, cell_dims))}")
-        rows = torch.from_numpy(np.atleast_2d(cell_result.directions.values))
+        several = {"direction": None} if "direction" in cell_result.directions.dims else {}
+        named = "d_model" in cell_result.coords
+        along = {**several, "d_model": range(cell_result.sizes["d_model"]) if named else None}
+        rows = torch.atleast_2d(numbers("directions", cell_result.directions, along))
         places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:
-            places["pos"] = tuple(result.column.values.tolist())
+            places["pos"] = tuple(result.column.to_numpy().tolist())
         about = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
         return cls(str(cell_result.site.values), rows, places, about)
 

@@ -20,7 +20,7 @@ from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
 from interp.core.kinds import Count, Seed
-from interp.core.results import Score, check_finite, check_result, scored
+from interp.core.results import Score, check_finite, check_result, in_order, scored
 from interp.core.stats import Moments, Partial, Rows, over
 from interp.core.viewer import Brief
 from interp.data.batch import Prompts
@@ -131,7 +131,8 @@ class CircuitCurve(Brief, Question):
         """Passes of all circuits, whose metrics are compared in the end."""
         passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         _check_scores(passes.graph, self.scores, self.fractions)
-        tried = _best_edges(passes.graph, self)
+        ordered = in_order("scores", self.scores, passes.graph.labels)
+        tried = _best_edges(passes.graph, replace(self, scores=ordered))
         finish = partial(_curve, question=self, attrs=passes.attrs, tried=tried, fewest=passes.metric.fewest)
         return passes.analysis(model, self.name, tried, finish)
 
@@ -575,7 +576,7 @@ def _count(name: str, value: int, least: int = 0) -> int:
 
 def _check_scores(graph: EdgeGraph, scores: xr.Dataset, fractions: Sequence[float]) -> None:
     check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
-    if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
+    if set(scores.sender.values) != set(graph.senders) or set(scores.receiver.values) != set(graph.receivers):
         raise ValueError("scores of the model's own graph are required, got other senders or receivers")
     check_finite("value of scores", scores["value"], len(graph))
     rising = bool(fractions) and all(a < b for a, b in itertools.pairwise(fractions))

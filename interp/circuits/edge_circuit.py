@@ -21,6 +21,7 @@ from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import PositiveCount
+from interp.core.results import numbers
 from interp.core.viewer import Viewable, fitted, notes_of
 from interp.runs.folder import built
 
@@ -122,9 +123,9 @@ class Circuit(Viewable):
         if "kept" not in result or "circuit" not in result.attrs:
             raise ValueError("the result of FindCircuit is required, with the edges that it kept")
         record = json.loads(result.attrs["circuit"])
-        kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
         protocol = CircuitProtocol(**record["protocol"])
         graph, notes = EdgeGraph(**record["graph"]), notes_of(result)
+        kept, scores = (numbers(name, result[name], graph.labels) for name in ("kept", "value"))
         return cls.of(graph, kept, scores, model=model, task=record["task"], protocol=protocol, notes=notes)
 
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:

@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.effects import EDGE_DIMS
+from interp.causal.graph import in_pass_order
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
-from interp.core.results import Score, check_finite, check_result, labelled, origin, scored
+from interp.core.results import Score, check_finite, check_result, in_order, labelled, numbers, origin, scored
 from interp.model.parts import Edge
 
 if TYPE_CHECKING:
@@ -56,14 +57,15 @@ def edge_stability(
         >>> float(edge_stability(scores, scores.attrs["edges"]).value)
         1.0
     """
-    check_scores("scores", scores)
+    scores = checked_scores("scores", scores)
     total = scores.attrs["edges"]
     if "each" not in scores or resamples < 2:
         raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
     check_finite("each of scores", scores["each"], total * scores.sizes["prompt"])
     if not 1 <= top <= total:
         raise ValueError(f"top must be 1 to {total} edges, got {top}")
-    prompt_scores, sign = torch.from_numpy(scores["each"].values), towards(scores)
+    prompt_scores = numbers("each of scores", scores["each"], ("prompt", *EDGE_DIMS))
+    sign = towards(scores)
     weights = resampled(len(prompt_scores), resamples, np.random.default_rng(seed))[1:].to(prompt_scores)
     resample_means = torch.einsum("wb,bsr->wsr", weights, prompt_scores)
     sets = torch.stack(
@@ -72,7 +74,7 @@ def edge_stability(
     common = sets.flatten(1) @ sets.flatten(1).T
     pairs = common / (2 * top - common)
     mean = (pairs.sum() - pairs.trace()) / (resamples * (resamples - 1))
-    missing, share = torch.from_numpy(scores.value.isnull().values), top / total
+    missing, share = _matrix(scores).isnan(), top / total
     return labelled(
         "edge_stability",
         {
@@ -94,10 +96,22 @@ def edge_stability(
     )
 
 
-def check_scores(what: str, scores: xr.Dataset) -> None:
-    """Raises a ValueError that names `what`, unless it is a table of edge scores, with a finite one for every edge."""
+def checked_scores(what: str, scores: xr.Dataset) -> xr.Dataset:
+    """The table with its prompts by number, and its senders and receivers in the order of the forward pass.
+
+    Raises:
+        ValueError: one that is no table of edge scores, with a finite one for every edge; it names `what`.
+    """
     check_result(what, scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
     check_finite(f"value of {what}", scores["value"], scores.attrs["edges"])
+    prompts = {"prompt": None} if "prompt" in scores.dims else {}
+    names = {dim: in_pass_order(scores[dim].to_numpy().tolist()) for dim in EDGE_DIMS}
+    return in_order(what, scores, {**prompts, **names})
+
+
+def _matrix(table: xr.Dataset) -> Float[Tensor, "sender receiver"]:
+    """The scores of a table in the order of its own labels."""
+    return numbers("scores", table["value"], EDGE_DIMS)
 
 
 def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
@@ -117,7 +131,7 @@ def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, 
     """The area `edge_auroc`, and its p-value: how often as many random edges have an area as large."""
     from scipy.stats import mannwhitneyu
 
-    values = torch.from_numpy(abs(scores.value).values)
+    values = _matrix(scores).abs()
     is_planted = torch.zeros(values.shape, dtype=torch.bool)
     for edge in planted:
         sender, receiver = str(Edge.of(edge)).split("->")
@@ -165,8 +179,7 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
     """
     if not tables:
         raise ValueError("at least one of tables is required, got none")
-    for table in tables:
-        check_scores("every one of tables", table)
+    tables = [checked_scores("every one of tables", table) for table in tables]
     numbers = torch.tensor(
         [(_mann_whitney(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
     )  # [table, score, value or p]
@@ -210,7 +223,7 @@ def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender 
     magnitude: the absolute score. helpful: the score, signed so that an edge that moves the metric towards the run
     that values come from ranks first, and one that moves it away ranks last.
     """
-    return valued(torch.from_numpy(table.value.values), rank, towards(table))
+    return valued(_matrix(table), rank, towards(table))
 
 
 def towards(table: xr.Dataset) -> int:

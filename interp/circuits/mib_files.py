@@ -25,6 +25,7 @@ from interp.causal.graph import EdgeGraph
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import json_object, regular, write_atomically
+from interp.core.results import numbers
 from interp.core.viewer import Brief
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -86,7 +87,7 @@ def write_mib(
         raise ValueError(
             "scores must be a matrix, or a table as score_edges gives it; this one has no 'value'"
         )
-    matrix = scores if isinstance(scores, Tensor) else torch.from_numpy(scores.value.values)
+    matrix = scores if isinstance(scores, Tensor) else numbers("scores", scores["value"], graph.labels)
     values, chosen = matrix.detach().cpu().double(), graph.exists if kept is None else kept.cpu()
     if values.shape != graph.exists.shape or chosen.shape != graph.exists.shape:
         raise ValueError(

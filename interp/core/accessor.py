@@ -138,6 +138,7 @@ class Result:
             or not {"word", "top_prob"} <= set(dataset.data_vars)
         ):
             return []
+        dataset = dataset.sortby([dim for dim in ("pos", "rank") if dim in dataset.coords])
         first = dataset.isel({dim: 0 for dim in ("prompt", "rank") if dim in dataset.dims})
         filled = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)
         if not filled.size:

@@ -110,7 +110,7 @@ def public(
             try:
                 with guarded():
                     return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
-            except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError) as error:
+            except Exception as error:  # of any kind, as what reads a damaged result may raise its own
                 check_whole(name, error, bound.arguments)
                 raise
 

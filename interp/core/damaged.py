@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 IDENTIFIED = ("prompt", "example")
 """Dims over rows of the data, whose labels the run adds."""
+REAL = "biuf"
+"""The kinds of numpy's dtypes that are real numbers."""
+WHOLE = "{} must be a whole result, got one {}"
+"""How an error says what a result lacks: the result's name, and what it is without."""
+ESTIMATED = ("value", "low", "high", "null", "n")
+"""Variables that are numbers in every result."""
 BELOW = ("xarray", "pandas", "numpy", "matplotlib")
 """What reads and draws results."""
 _LOOKED_UP = re.compile(
     r"(?:No variable named|Data\w+' object has no attribute|Dimensions \{|found in index)\s*'(\w+)'|^'(\w+)'$"
+    r"|'(\w+)' (?:is not a valid dimension|not found in array dim)"
 )
 """How xarray and Python say which name was looked up and is not there."""
 
@@ -42,8 +49,10 @@ def _flaw(error: Exception, given: Mapping[str, object]) -> str | None:
     found = [(argument, result) for argument, value in given.items() for result in _results(value)]
     if not found:
         return None
-    name = next((one or other for one, other in _LOOKED_UP.findall(str(error))), "")
-    whole = "{} must be a whole result, got one {}".format
+    said = f"{error.args[0]}" if isinstance(error, KeyError) and error.args else ""  # str() quotes it
+    groups = (each for text in (str(error), said) for each in _LOOKED_UP.findall(text))
+    name = next((found for each in groups for found in each if found), "")
+    whole = WHOLE.format
     for argument, result in found:
         if name and name not in {*result.variables, *result.sizes, *result.attrs}:
             return whole(
@@ -78,10 +87,20 @@ def _by_chance(trace: TracebackType | None) -> bool:
 def _flaws(result: "xr.Dataset") -> Iterator[str]:
     """What may keep a result from being read: dims that are empty or were selected away, no finite number."""
     yield from (f"without entries along {dim}" for dim, size in result.sizes.items() if not size)
-    unnamed = [str(dim) for dim in result.sizes if dim not in {*result.coords, *IDENTIFIED}]
-    yield from (f"without the labels of {dim}" for dim in unnamed)
+    named = [str(dim) for dim in result.sizes if dim not in IDENTIFIED or dim in result.coords]
+    yield from filter(None, (label_flaw(result, dim) for dim in named))
     selected = [str(name) for name, values in result.coords.items() if not values.dims]
     yield from (f"with one {name} and without that dim: keep it, isel({name}=[0])" for name in selected)
+    estimated = [str(name) for name in ESTIMATED if name in result and result[name].dtype.kind not in REAL]
+    yield from (f"without real numbers in {name}, but {result[name].dtype}" for name in estimated)
     numbers = [each for each in result.values() if each.dtype.kind == "f"]
     if numbers and not any(np.isfinite(each).any() for each in numbers):
         yield "without a finite number: all are NaN"
+
+
+def label_flaw(result: "xr.Dataset | xr.DataArray", dim: str) -> str | None:
+    """What keeps the labels of a dim from telling its entries apart, in words; None where nothing does."""
+    if dim not in result.indexes:
+        return f"without the labels of {dim}"
+    twice = result.indexes[dim][result.indexes[dim].duplicated()]
+    return f"with {dim} {twice[0]} twice" if len(twice) else None

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core import late, viewer
 from interp.core.boundary import public
-from interp.core.damaged import IDENTIFIED
+from interp.core.damaged import IDENTIFIED, REAL, WHOLE, label_flaw
 from interp.core.files import write_atomically
 from interp.core.notes import note
 from interp.core.stats import ANYWHERE, FEWEST, Moments
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Labelled = TypeVar("Labelled", "xr.Dataset", "xr.DataArray")
 PLACE_OF: dict[str, Callable[[object], tuple[int | None, int | None, str | None]]] = {}
 """Under "part", the function from a part's name to its layer, head and kind; `interp.model.parts` registers it."""
 
@@ -196,8 +197,84 @@ def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str
         )
 
 
+def in_order(what: str, result: Labelled, labels: Mapping[str, Iterable[object] | None]) -> Labelled:
+    """The result with these dims first, in this order, and along each of them its labels in the order needed.
+
+    A function that takes a result back reads it through this or `numbers`, so that a result which was transposed,
+    sorted or reversed on its way is read as what it names, and its rows meet those of another result by name.
+
+    Args:
+        what: the name of the result in an error message.
+        labels: by dim, the labels that it must have, all of them and no other, in the order needed; None: those that
+            it has, ascending (of a dim without labels the order stays).
+
+    Raises:
+        ValueError: a dim that is missing, has no labels or the same one twice, or has other labels than needed.
+    """
+    for dim in labels:
+        if dim not in result.dims:
+            raise ValueError(
+                WHOLE.format(what, f"without {dim!r}; it has {', '.join(map(str, result.dims))}")
+            )
+        unordered = (
+            labels[dim] is None and dim not in result.indexes
+        )  # as it is: there are no labels to go by
+        if not unordered and (flaw := label_flaw(result, dim)):
+            raise ValueError(WHOLE.format(what, flaw))
+    known = {dim: needed for dim, needed in labels.items() if dim in result.indexes}
+    places = {dim: _places(what, result.indexes[dim], dim, needed) for dim, needed in known.items()}
+    moved = {dim: place for dim, place in places.items() if not np.array_equal(place, np.arange(len(place)))}
+    return result.isel(moved).transpose(*labels, ...)
+
+
+def numbers(
+    what: str, values: xr.DataArray, dims: Sequence[str] | Mapping[str, Iterable[object] | None]
+) -> Tensor:
+    """The real numbers of one variable of a result, its axes in the order of these dims.
+
+    Args:
+        what: the name of the variable in an error message.
+        dims: all its dims, with the labels needed along each as for `in_order`; names alone leave the entries in the
+            order they have, for a function whose own result bears the same labels.
+
+    Raises:
+        ValueError: as `in_order`; other dims, or values that are no real numbers.
+    """
+    if set(values.dims) != set(dims):
+        got = ", ".join(map(str, values.dims)) or "none"
+        raise ValueError(f"{what} must be over {', '.join(dims)}, got {got}")
+    if values.dtype.kind not in REAL:
+        raise ValueError(f"{what} must have real numbers, got {values.dtype}")
+    ordered = in_order(what, values, dims) if isinstance(dims, Mapping) else values.transpose(*dims)
+    return torch.from_numpy(
+        np.array(ordered.to_numpy(), order="C")
+    )  # copied: a reversed array has negative strides
+
+
+def _places(what: str, index: pd.Index, dim: str, needed: Iterable[object] | None) -> np.ndarray:
+    """The place of every label that is needed; ValueError unless the index has them, each once, and no other."""
+    import pandas as pd
+
+    if needed is None:
+        try:
+            return index.argsort()
+        except TypeError as error:
+            kinds = ", ".join(sorted({type(label).__name__ for label in index}))
+            raise ValueError(f"{what} must have labels of one kind along {dim}, got {kinds}") from error
+    wanted = pd.Index(list(needed))
+    if len(missing := wanted.difference(index, sort=False)):
+        raise ValueError(WHOLE.format(what, f"without {dim} {missing[0]}"))
+    if len(foreign := index.difference(wanted, sort=False)):
+        raise ValueError(
+            f"{what} must have no {dim} but the {len(wanted)} it is read for, got {dim} {foreign[0]}"
+        )
+    return index.get_indexer(wanted)
+
+
 def check_finite(what: str, values: xr.DataArray, required: int | None = None) -> None:
     """Raises a ValueError that names `what`, unless so many numbers of a result are finite; None: all."""
+    if values.dtype.kind not in REAL:
+        raise ValueError(f"{what} must have real numbers, got {values.dtype}")
     finite, required = int(np.isfinite(values).sum()), values.size if required is None else required
     if finite != required:
         raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import check, public
-from interp.core.results import labelled
+from interp.core.results import labelled, numbers
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -151,8 +151,8 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
             f"a dim 'step' with at least two checkpoints is required, got {dict(series.sizes)} in {series.name!r}"
         )
     others = [str(dim) for dim in series.dims if dim != "step"]
-    values = torch.tensor(series.transpose("step", *others).to_numpy()).double()
-    steps = torch.tensor(series["step"].to_numpy())
+    values = numbers("series", series, ("step", *others)).double()
+    steps = numbers("steps", series["step"], ("step",))
     if bool((steps.diff() <= 0).any()) or bool(values.isnan().any()):
         raise ValueError(f"ascending steps and a value at each are required, got steps {steps.tolist()}")
     of, unit = (_scalar_label(series, name) for name in ("score", "unit"))
@@ -214,7 +214,7 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
     if "prompt" not in losses.dims:
         raise ValueError(f"losses with a dim 'prompt' are required, got dims {list(losses.dims)}")
     others = [str(dim) for dim in losses.dims if dim != "prompt"]
-    values = torch.tensor(losses.transpose(*others, "prompt").to_numpy()).double()
+    values = numbers("losses", losses, (*others, "prompt")).double()
     snapshots = values.reshape(-1, values.shape[-1])
     most = min(len(snapshots) - 1, snapshots.shape[1])
     if not 1 <= components <= most or bool(snapshots.isnan().any()):

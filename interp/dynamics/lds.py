@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import check_finite, check_result, labelled, origin
+from interp.core.results import check_finite, check_result, labelled, numbers, origin
 from interp.core.stats import t95
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
             "predicted": (("group", "query"), predicted),
             "exact": (("group", "query"), truth),
         },
-        coords={"group": exact.group.to_numpy()},
+        coords={"group": exact.group.to_numpy(), "query": exact["query"].to_numpy()},
         units={
             **dict.fromkeys((*names, "each"), "Spearman's correlation"),
             "predicted": str(estimate.value.attrs["unit"]),
@@ -94,7 +94,7 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
 
 
 def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
-    """Predicted and exact effects of the groups, `[group, query]`.
+    """Predicted and exact effects of the groups, `[group, query]`, whose rows and queries meet by their labels.
 
     Raises:
         ValueError: as `lds`.
@@ -108,9 +108,10 @@ def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
             raise ValueError(
                 f"the same rows and queries are required, got {dict(exact.sizes)} and {dict(estimate.sizes)}"
             )
-    left_out = torch.tensor(exact.left_out.transpose("group", "row").to_numpy()).double()
-    each_row = torch.tensor(estimate.value.transpose("row", "query").to_numpy()).double()
-    return left_out @ each_row, torch.tensor(exact.value.transpose("group", "query").to_numpy()).double()
+    groups, rows, queries = ({dim: exact[dim].to_numpy()} for dim in ("group", "row", "query"))
+    left_out = numbers("left_out of exact", exact["left_out"], groups | rows).double()
+    each_row = numbers("estimate", estimate["value"], rows | queries).double()
+    return left_out @ each_row, numbers("value of exact", exact["value"], groups | queries).double()
 
 
 def correlations(

@@ -202,7 +202,7 @@ def examples_table(result: xr.Dataset) -> pd.DataFrame:
     check_result("result", result, ("peak", "row", "pos", "text"), "top_examples")
     names = ["peak", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
     table = result[names].to_dataframe().reset_index()
-    columns = [str(result.peak.dims[0]), "rank", *names]
+    columns = [next(str(dim) for dim in result.peak.dims if dim != "rank"), "rank", *names]
     return table[table.row >= 0][columns].reset_index(drop=True)
 
 

@@ -23,7 +23,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import regular, write_atomically
 from interp.core.kinds import Count
-from interp.core.results import check_result
+from interp.core.results import check_result, in_order, numbers
 from interp.core.stats import FEWEST, narrowed, upcast
 from interp.core.transfers import to_device
 from interp.data.batch import Answers, Batch
@@ -105,10 +105,16 @@ class FittedJacobianLens:
             ValueError: another result, or one of a model of another width.
         """
         check_result("result", result, ("value", "error", "by_group", "prompts", "layer"), "jacobian_lens")
+        row = "token" if "token" in result.dims else "out"
+        own = {dim: result[dim].to_numpy() for dim in ("layer", row)}
+        width = range(result.sizes.get("in", 0))
+        needed = {"group": None, **own, **({} if row == "token" else {"out": width}), "in": width}
+        result = in_order("result", result, needed)
         network = as_network(model)
         like = upcast(torch.empty(0, dtype=network.dtype, device=network.device))
         tensors = {
-            name: torch.from_numpy(result[name].values) for name in ("value", "error", "by_group", "prompts")
+            name: numbers(name, result[name], [str(dim) for dim in result[name].dims])
+            for name in ("value", "error", "by_group", "prompts")
         }
         tokens = tuple(int(token) for token in result.token.values) if "token" in result.dims else None
         return cls(

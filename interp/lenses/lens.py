@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.kinds import listed
-from interp.core.results import Score, check_result, labelled, scored
+from interp.core.results import Score, check_result, labelled, numbers, scored
 from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, upcast
 from interp.core.transfers import check, to_device
 from interp.data.answers import AnswerTokens
@@ -358,7 +358,7 @@ def by_depth(result: xr.Dataset) -> xr.Dataset:
     check_result("result", result, ("prompt", "depth", "pos", "kl", "entropy", "target_prob"), "logit_lens")
     scores: dict[str, Score] = {}
     for name in ("kl", "entropy", "target_prob"):
-        rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
+        rows = numbers(name, result[name], ("prompt", "depth", "pos")).nanmean(-1)
         moments, unit = Moments.of(rows[~rows.isnan().any(1)]), result[name].attrs["unit"]
         scores[name] = Score.of(moments, unit, share=name == "target_prob", within=POSITIVE)
     attrs = {**result.attrs, "interval": "95 % over prompts"}

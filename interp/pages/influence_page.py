@@ -10,7 +10,7 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
-from interp.core.results import check_result
+from interp.core.results import check_result, numbers
 from interp.core.visible import harmless
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -69,13 +69,13 @@ def influence_page(
         True
     """
     check_result("result", result, ("value",), "interp.dynamics.influence")
-    if result["value"].dims != ("row", "query"):
+    if set(result["value"].dims) != {"row", "query"}:
         raise ValueError(f"result must have values over row and query, got {result['value'].dims}")
     sizes = (len(rows.batch), len(queries.batch))
-    if result.value.shape != sizes:
-        raise ValueError(f"values of {sizes} rows and queries are required, got {result.value.shape}")
+    if (got := (result.sizes["row"], result.sizes["query"])) != sizes:
+        raise ValueError(f"values of {sizes} rows and queries are required, got {got}")
     text = text_of(model)
-    values = result.value.to_numpy()
+    values = numbers("value of result", result["value"], dict.fromkeys(("row", "query"))).numpy()
     texts = _texts(rows.batch, text)
     shown = [
         _query_rows(i, query, values[:, i], texts, top)

@@ -82,7 +82,7 @@ def steering_page(result: xr.Dataset) -> str:
         True
     """
     check_result("result", result, NEEDED, "interp.causal.steering_curve")
-    some = result.sortby("strength")
+    some = result.sortby("strength").sel(end=["low", "high"])
     names = [str(name) for name in some.score.values]
     strengths = some.strength.to_numpy().astype(float)
     return environment().get_template("steering.html").render(
@@ -119,7 +119,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
     for layer in mine.layer.values:
         one = mine.sel(layer=layer)
         value = one.value.to_numpy()
-        band = one.band.sel(end=["low", "high"]).transpose("end", "strength").to_numpy()
+        band = one.band.transpose("end", "strength").to_numpy()
         ends = [np.where(np.isnan(one[end]), value, one[end]) for end in ("low", "high")]
         outline = [*zip(along, up(band[0]), strict=True), *zip(along[::-1], up(band[1])[::-1], strict=True)]
         dots = np.stack((along, up(value), *map(up, ends)), 1).round(1).tolist()

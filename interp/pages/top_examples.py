@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
 from interp.views.writing import count, short
@@ -68,7 +69,8 @@ def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
     """
     if "piece" not in result:
         raise ValueError("the result of top_examples is required, got one without `piece`")
-    dim = str(result.peak.dims[0])
+    dim = next(str(dim) for dim in result.peak.dims if dim != "rank")
+    result = in_order("result", result, {dim: None, "rank": None, "offset": None, "q": None})
     shown = result.isel({dim: slice(most)})
     template = environment().get_template("top_examples.html")
     return template.render(

@@ -8,7 +8,9 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.causal.recall import WHOLE
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.model.parts import Part
 from interp.plot.canvas import annotate, axes, draw, heat_map, name_cells, score_of
 from interp.views.ablation import ablation_map
@@ -76,7 +78,8 @@ def recall_curve(
         >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
     some = score_of(result, score)
-    names = [str(part) for part in result.part.values if "+" not in str(part)]  # the whole model first
+    layers = [name for name in map(str, result.part.values) if "+" not in name and name != WHOLE]
+    names = [WHOLE, *layers]
     ax = axes(ax, 1.6 + 0.7 * len(names), 3.4)
     some = some.sel(part=names)
     value = some.value.to_numpy()
@@ -107,8 +110,8 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         >>> pair = [("The cat sat", " on the mat")]
         >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
-    some, found = score_of(result, score), {}
-    for name in map(str, result.part.values[1:]):
+    some, found = score_of(in_order("result", result, {"part": result["part"].to_numpy()}), score), {}
+    for name in (name for name in map(str, result.part.values) if name != WHOLE):
         layers = [Part.of(part).layer or 0 for part in name.split("+")]
         if layers == list(range(layers[0], layers[-1] + 1)):
             found[layers[0], layers[-1]] = float(some.value.sel(part=name))
@@ -121,7 +124,7 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
     scale = ColourScale("plain", 0.0, float(np.nanmax(values)), label)
     scale = ColourScale.mass(label) if unit.startswith("share") else scale
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
-    image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
+    image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part=WHOLE)):.2f}")
     annotate(ax, image, numbers(values))
     name_cells(ax, rows=[str(i) for i in range(size)], columns=[str(i) for i in range(size)])
     ax.set_xlabel("last short-circuited layer")

@@ -47,7 +47,7 @@ def alignment(
         >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
         >>> plot.alignment(interp.causal.align(model, base, source, answer=[9, 8], rank=2))
     """
-    cells = score_of(result, score)
+    cells = score_of(result, score).transpose("layer", ..., "swapped", missing_dims="ignore")
     dims = [str(dim) for dim in cells.value.dims if dim != "swapped"]
     label = f"{score} ({cells['unit'].item()})"
     title = f"{result.attrs['site']}, rank {result.attrs['rank']}, {result.attrs['method']}"

@@ -14,6 +14,7 @@ from jaxtyping import Bool
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.core.visible import visible
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.passes.answer_tokens import TOKEN
@@ -24,6 +25,7 @@ from interp.plot.canvas import (
     heat_map,
     legend,
     name_cells,
+    names_along,
     printable,
     token_names,
 )
@@ -77,7 +79,7 @@ def backward_lens(
         >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
         >>> plot.backward_lens(found)
     """
-    result, which = _of_first_token(result), _chosen(result, matrix)
+    result, which = _of_first_token(_in_order(result)), _chosen(result, matrix)
     cells = result.isel(prompt=prompt).sel(matrix=which)
     real = ~np.isnan(cells.delta.transpose("layer", "pos").to_numpy()[0])
     cells = cells.isel(pos=np.flatnonzero(real))
@@ -143,7 +145,7 @@ def backward_lens_grid(
     Example:
         >>> plot.backward_lens_grid(interp.backward_lens(model, prompt, " Mary"))
     """
-    cells = _of_first_token(result).isel(prompt=prompt).transpose("matrix", "layer", "pos", ...)
+    cells = _of_first_token(_in_order(result)).isel(prompt=prompt).transpose("matrix", "layer", "pos", ...)
     real = np.flatnonzero(~np.isnan(cells.delta.to_numpy()[0, 0]))
     if not -len(real) <= pos < len(real):
         raise IndexError(f"this prompt has {len(real)} tokens, got pos {pos}")
@@ -196,7 +198,7 @@ def backward_lens_curves(
     """
     if value not in _VALUES:
         raise KeyError(f"no number {value!r} of a backward lens; there are {', '.join(_VALUES)}")
-    result, which = _of_first_token(result), _chosen(result, matrix)
+    result, which = _of_first_token(_in_order(result)), _chosen(result, matrix)
     cells = result[value].sel(matrix=which).transpose("prompt", "layer", "pos")
     numbers_bld = cells.where(result[value].sel(matrix=which) >= 0).to_numpy()
     lengths = (~np.isnan(result.delta.sel(matrix=which).isel(layer=0))).sum("pos").to_numpy()
@@ -259,18 +261,23 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
         >>> plot.gradient_cosines(interp.lenses.gradient_cosines(model, prompt, " Mary"))
     """
     result, which = _of_first_token(result), _chosen(result, matrix)
-    mean = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer").to_numpy()
+    cells = result.value.sel(matrix=which).mean("prompt").transpose("layer", "other_layer")
+    mean = cells.to_numpy()
     n = len(mean)
     ax = axes(ax, 2.2 + 0.5 * n, 1.6 + 0.42 * n)
     image = heat_map(
         ax, mean, ColourScale.signed(1.0, "cosine"), title=f"gradients of {which} at the last token"
     )
     annotate(ax, image, numbers(mean))
-    layers = [str(i) for i in result["layer"].values]
-    name_cells(ax, rows=layers, columns=layers)
+    name_cells(ax, rows=names_along(cells, "layer"), columns=names_along(cells, "other_layer"))
     ax.set_xlabel("layer")
     ax.set_ylabel("layer")
     return ax
+
+
+def _in_order(result: xr.Dataset) -> xr.Dataset:
+    """The result with positions and ranks ascending, as they are counted here."""
+    return in_order("result", result, dict.fromkeys(("pos", "rank")))
 
 
 def _of_first_token(result: xr.Dataset) -> xr.Dataset:

@@ -92,6 +92,7 @@ def circuit_curve(
     if not ax.lines:
         ax.axhline(1, color="0.6", linewidth=0.8)
         ax.axhline(0, color="0.6", linewidth=0.8)
+    result = result.sortby("fraction")
     for kind in result.circuit.values.tolist() if circuits is None else circuits:
         one = result.sel(circuit=kind, score="faithfulness")
         cpr, cmd = result.value.sel(circuit=kind, score=["cpr", "cmd"]).isel(fraction=-1).values

@@ -13,6 +13,7 @@ from matplotlib.patches import Circle
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.plot.canvas import COLOURS, axes, draw_heads, score_of
 from interp.views.heads import score_map
 from interp.views.scale import ColourScale
@@ -136,7 +137,8 @@ def copying_plane(
     for line in (ax.axhline, ax.axvline):
         line(0, color=GREY, linewidth=0.6)
     if heads is not None:
-        shown = _score(heads, "induction").value.to_numpy().ravel()
+        same = {dim: table[dim].to_numpy() for dim in ("layer", "head")}
+        shown = in_order("heads", _score(heads, "induction").value, same).to_numpy().ravel()
         shade = ColourScale.mass("induction score (attention mass)")
         dots = ax.scatter(
             across, up, c=shown, cmap=COLOURS[shade.kind], vmin=shade.low, vmax=shade.high, edgecolors=GREY

@@ -33,7 +33,8 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
         >>> ax = plot.loss_by_index(interp.dynamics.in_context(model, rows))
     """
     ax = axes(ax, 6.4, 3.6)
-    index, loss = result["index"].to_numpy(), result.sel(score="loss")
+    loss = result.sel(score="loss").sortby("index")
+    index = loss["index"].to_numpy()
     name = _score_line(result) if label is None else f"{label}: {_score_line(result)}"
     curve(ax, index, loss, alpha=0.25, linewidth=1.4, label=name)
     for place in (result.attrs["early"], result.attrs["late"]):

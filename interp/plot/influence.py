@@ -24,7 +24,7 @@ def influence(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> exact = xr.Dataset({"value": (("group", "query"), np.random.rand(4, 2), {"unit": "nats"}),
         ...                     "left_out": (("group", "row"), np.eye(4) > 0)},
-        ...                    coords={"group": range(4), "query": range(2)})
+        ...                    coords={"group": range(4), "row": range(4), "query": range(2)})
         >>> guess = xr.Dataset({"value": (("row", "query"), np.random.rand(4, 2), {"unit": "nats"})},
         ...                    coords={"row": range(4), "query": range(2)})
         >>> ax = influence(interp.dynamics.lds(exact, guess))

@@ -8,7 +8,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.core.results import in_order, numbers
 from interp.core.wording import nearest
+from interp.model.parts import Part
 from interp.plot.canvas import (
     annotate,
     axes,
@@ -52,7 +54,8 @@ def logit_lens(
     """
     if most < 2:
         raise ValueError(f"most must be 2 or more depths, got {most}")
-    best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
+    ordered = in_order("result", result, {"rank": None, "depth": result["depth"].to_numpy()})
+    best = ordered.isel(prompt=prompt, rank=0).transpose("depth", "pos")
     labels = depth_labels([str(depth) for depth in best.depth.values])
     shown = shown_depths(best.sizes["depth"], most)
     best = best.isel(depth=shown)
@@ -86,13 +89,15 @@ def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
     """
-    values = result.value.transpose("depth", "target_depth").to_numpy()
+    along = {dim: result[dim].to_numpy() for dim in ("depth", "target_depth")}
+    values = numbers("value of result", result.value, along).numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
+    columns = ["logit lens" if Part.of(name).kind == "hook_resid_post" else name for name in columns]
     ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
     scale = ColourScale.mass("share: answer comes first")
     image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
     annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
-    name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)
+    name_cells(ax, rows=rows, columns=columns, turned=True)
     ax.set_xlabel("put at, in the target prompt")
     ax.set_ylabel("taken at")
     return ax

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from mpl_toolkits.mplot3d.axes3d import Axes3D
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.plot.canvas import axes, legend, score_of
 
 WORDS = {
@@ -69,6 +70,7 @@ def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
         >>> ax = particles(interp.lab.depth.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100))
     """
+    result = in_order("result", result, dict.fromkeys(("time", "axis", "other_axis")))
     paths = result.position.transpose("token", "axis", "time").to_numpy()
     width = paths.shape[1]
     if width not in (2, 3):
@@ -79,7 +81,7 @@ def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         raise ValueError(
             'an Axes of projection="3d" is required for tokens of three dimensions, got a flat one'
         )
-    surface = _surface(result.ellipsoid.to_numpy())
+    surface = _surface(result.ellipsoid.transpose("axis", "other_axis").to_numpy())
     if isinstance(ax, Axes3D):
         ax.plot_wireframe(*surface, color=OUTLINE, linewidth=0.3, rcount=16, ccount=16)
         ax.set_zlabel("axis 2")

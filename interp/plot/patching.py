@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.model.parts import Part
 from interp.plot.canvas import draw, names_along, printable
 from interp.views.patching import HOW, Effect, patching_map, patching_scale
@@ -77,6 +78,7 @@ def patching(
 
 def _by_layer(result: xr.Dataset) -> xr.Dataset:
     """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for missing ones."""
+    result = in_order("result", result, {"part": result["part"].to_numpy()})
     parts = [Part.of(str(name)) for name in result.part.values]
     labels = [part.index if part.kind == "head" else part.kind for part in parts]
     columns = [

@@ -29,7 +29,7 @@ def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> plot.loss_by_order(term_importance(small, ["abcabcabc", "xyxyxyxy"]))
     """
     whole = [str(term).startswith("order") for term in result.term.values]
-    loss = result.isel(term=whole).sel(score="loss")
+    loss = result.isel(term=whole).sel(score="loss").sortby("order")
     losses = [float(loss["null"][0]), *loss.value.values]
     last = int(loss.order[-1])
     names = ["uniform\nguess"]

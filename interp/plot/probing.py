@@ -39,6 +39,8 @@ def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) ->
     if score not in WORDS:
         raise KeyError(f"no score {score!r} of a probe; {nearest(score, WORDS)}")
     cells = result[["value", "low", "high", "null"]].sel(score=score)
+    if others := {str(dim) for dim in cells.value.dims} - {"layer", "n_neurons"}:
+        raise ValueError(f"result must be over layer and n_neurons, got also {', '.join(sorted(others))}")
     layered = cells if "layer" in cells.dims else cells.expand_dims(layer=[-1])
     layers = layered.layer.values.tolist()
     ax = axes(ax, 6.4, 3.8)

@@ -39,7 +39,7 @@ def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None
     colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, len(layers)))
     for layer, colour in zip(layers, colours, strict=True):
         line = some.sel(layer=layer)
-        low, high = line.band.transpose("end", "strength").to_numpy()
+        low, high = line.band.sel(end=["low", "high"]).transpose("end", "strength").to_numpy()
         ax.fill_between(line.strength, low, high, color=colour, alpha=0.08, linewidth=0)
         ax.plot(line.strength, np.stack((low, high), 1), color=colour, linestyle=":", linewidth=1)
         ends = np.abs(np.stack((line.low, line.high)) - line.value.to_numpy())

@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.core.results import in_order
 from interp.passes.answer_tokens import TOKEN
 from interp.plot.canvas import annotate, axes, heat_map, name_cells, printable
 from interp.views.scale import ColourScale
@@ -42,6 +43,7 @@ def token_attribution(
         results = {str(results.attrs.get("method", "score")): results}
     if not results:
         raise ValueError("at least one attribution is required, got none")
+    results = {name: in_order("results", result, {"pos": None}) for name, result in results.items()}
     rows = {
         name: row for each, result in results.items() for name, row in _rows(each, result.isel(prompt=prompt))
     }

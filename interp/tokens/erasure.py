@@ -14,7 +14,6 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.kinds import Count
-from interp.core.results import Score, check_finite, check_result, scored
+from interp.core.results import Score, check_finite, check_result, numbers, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, upcast
 from interp.core.transfers import check, to_device, to_host
 from interp.core.viewer import Brief
@@ -145,8 +144,8 @@ class Erasure(Brief, Question):
         check_finite(
             "value of attribution", self.attribution["value"], int(self.attribution["value"].count())
         )
-        value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
-        by_prompt = [torch.tensor(row[~np.isnan(row)]) for row in value]
+        value = numbers("attribution", self.attribution["value"], dict.fromkeys(("prompt", "pos")))
+        by_prompt = [row[~row.isnan()] for row in value]
         answers = AnswerTokens.of(model.text, self.answer, self.wrong)
         if answers is not None and answers.prompts not in (None, len(by_prompt)):
             raise ValueError(

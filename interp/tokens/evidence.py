@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.results import Score, check_finite, check_result, origin, scored
+from interp.core.results import Score, check_finite, check_result, in_order, numbers, origin, scored
 from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, if_at_least, over
 
 if TYPE_CHECKING:
@@ -76,9 +76,10 @@ def evidence(
         ('prompt', 'score')
     """
     check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")
+    attribution = in_order("attribution", attribution, dict.fromkeys(("prompt", "pos")))
     real = attribution["token"] != "" if "token" in attribution.coords else attribution["value"].notnull()
     check_finite("value of attribution", attribution["value"].where(real, 0.0))
-    value = torch.tensor(attribution["value"].transpose("prompt", "pos").to_numpy()).double()
+    value = numbers("attribution", attribution["value"], ("prompt", "pos")).double()
     for name, mask in (("known", known), ("among", among)):
         if mask is not None and mask.shape != value.shape:
             raise ValueError(

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import check_finite, check_result, labelled
+from interp.core.results import check_finite, check_result, in_order, labelled
 from interp.core.stats import Partial, Rows, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -160,13 +160,15 @@ def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos:
     import pandas as pd
 
     check_result(
-        "shares", shares, ("prompt", "layer", "head", "query", "key", "value", "resid"), "flow_routes"
+        "shares", shares, ("prompt", "layer", "head", "query", "key", "pos", "value", "resid"), "flow_routes"
     )
     if not -shares.sizes["prompt"] <= prompt < shares.sizes["prompt"]:
         raise IndexError(f"prompt must be in [0, {shares.sizes['prompt'] - 1}], got {prompt}")
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold in (0, 1] is required, got {threshold}")
-    result = shares.isel(prompt=prompt).transpose(..., "layer", "head", "query", "key", missing_dims="ignore")
+    inner = {dim: range(shares.sizes[dim]) for dim in ("layer", "head", "query", "key", "pos")}
+    ordered = in_order("shares", shares, {"prompt": None, **inner})
+    result = ordered.isel(prompt=prompt)
     real = result.resid.notnull().values[0].nonzero()[0]
     if not -len(real) <= pos < len(real):
         raise IndexError(f"positions of a prompt of {len(real)} tokens are required, got {pos}")

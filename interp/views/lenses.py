@@ -42,8 +42,9 @@ def depth_labels(depths: Sequence[str]) -> list[str]:
     """The depths of a lens in words, by their parts or sites: embedding, after layer 0, ..., output."""
     parts = [Part.of(depth) for depth in depths]
     labels = [_in_words(part) for part in parts]
-    if all(part.kind == "resid" for part in parts[:-1]) and parts[-1].kind != "resid":
-        labels[-1] = "output"
+    others = [i for i, part in enumerate(parts) if part.kind != "resid"]
+    if len(others) == 1:
+        labels[others[0]] = "output"
     return labels
 
 

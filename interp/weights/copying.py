@@ -29,7 +29,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
-from interp.core.results import Score, scored
+from interp.core.results import Score, numbers, scored
 from interp.core.stats import Moments, two_sided_p, upcast
 from interp.core.tiles import entry_ranks
 from interp.core.transfers import to_device, to_host
@@ -212,8 +212,15 @@ class Copying(Question):
                 "one weight per head is required, dims layer and head such as heads(model).value.sel(score="
                 f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
             )
+        previous = None if self.previous is None else _weight_by_head(self.previous, circuits.config)
         random_heads(circuits.network, self.random)  # refuses what it cannot do
-        return WithoutData(self.name, partial(_copying_table, circuits, self))
+        return WithoutData(self.name, partial(_copying_table, circuits, self, previous))
+
+
+def _weight_by_head(previous: xr.DataArray, config: ModelConfig) -> Float[Tensor, "l h"]:
+    """The weight of each head by the labels of layers and heads. ValueError unless these are the model's."""
+    heads = {"layer": range(config.n_layers), "head": range(config.n_heads)}
+    return numbers("previous", previous, heads)
 
 
 copying = of_weights(Copying)
@@ -528,15 +535,16 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 
 
 @torch.no_grad()
-def _copying_table(circuits: HeadCircuits, question: Copying) -> xr.Dataset:
+def _copying_table(
+    circuits: HeadCircuits, question: Copying, previous: Float[Tensor, "l h"] | None
+) -> xr.Dataset:
     config = circuits.config
     notes: list[str] = []
     score, random, _ = against_random(circuits)
     scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
     p = {"eigenvalue": random.p(score)}
-    if question.previous is not None:
-        weight = torch.tensor(question.previous.transpose("layer", "head").to_numpy())
-        layers = _matching_with_random(circuits, weight, None)
+    if previous is not None:
+        layers = _matching_with_random(circuits, previous, None)
         matching = torch.stack([score for score, _ in layers])
         chance = matching.new_tensor([null.mean for _, null in layers])[:, None]
         scores["matching"] = Score.exact(matching, POSITIVITY, chance)

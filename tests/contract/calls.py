@@ -224,7 +224,8 @@ def left_out() -> xr.Dataset:
     """The exact effects of three groups of rows."""
     effects = {"value": (("group", "query"), numbers(3, 2).numpy(), {"unit": "nats"})}
     return xr.Dataset(
-        {**effects, "left_out": (("group", "row"), np.eye(3) > 0)}, {"group": range(3), "query": range(2)}
+        {**effects, "left_out": (("group", "row"), np.eye(3) > 0)},
+        {"group": range(3), "row": range(3), "query": range(2)},
     )
 
 

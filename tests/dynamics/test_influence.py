@@ -275,12 +275,14 @@ def test_correlations_are_scipys_with_and_without_each_group() -> None:
 
 
 def study(exact: np.ndarray, left_out: np.ndarray) -> xr.Dataset:
-    groups, queries = exact.shape
+    (groups, queries), rows = exact.shape, left_out.shape[1]
     values = {
         "value": (("group", "query"), exact, {"unit": "nats"}),
         "left_out": (("group", "row"), left_out),
     }
-    return xr.Dataset(values, {"group": np.arange(groups), "query": np.arange(queries)})
+    return xr.Dataset(
+        values, {"group": np.arange(groups), "row": np.arange(rows), "query": np.arange(queries)}
+    )
 
 
 def guess(value: np.ndarray) -> xr.Dataset:

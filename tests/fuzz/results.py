@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
     """Every damage to the result of every function in everything that shows it."""
     for name in names():
         result = result_of(name)
-        for where, show in _shown(name, result).items():
+        for where, show in shown(name, result).items():
             for what, damaged_name, make in damaged(result):
                 words = functools.partial(_words, damaged_name)
                 yield Case(FAMILY, name, f"{where} {what}", functools.partial(_call, show, make), words)
@@ -62,7 +62,7 @@ def result_of(name: str) -> object:
     return called(name, FUNCTIONS[name], valid_of(name))
 
 
-def _shown(name: str, result: xr.Dataset) -> dict[str, Shown]:
+def shown(name: str, result: xr.Dataset) -> dict[str, Shown]:
     picture: dict[str, Shown] = {"plot": lambda result: result.view.plot()} if PICTURES.of(result) else {}
     return {**picture, **EVERYWHERE, **ONLY.get(name, {})}
 

@@ -17,10 +17,10 @@ def scored(unit: str) -> xr.Dataset:
             "value": (("group", "query"), draw.random((6, 3)), {"unit": "nats"}),
             "left_out": (("group", "row"), np.eye(6) > 0),
         },
-        {"group": range(6), "query": range(3)},
+        {"group": range(6), "row": range(6), "query": range(3)},
     )
-    guess = xr.Dataset({"value": (("row", "query"), draw.random((6, 3)), {"unit": unit})}, {"row": range(6)})
-    return lds(exact, guess)
+    guess = {"value": (("row", "query"), draw.random((6, 3)), {"unit": unit})}
+    return lds(exact, xr.Dataset(guess, {"row": range(6), "query": range(3)}))
 
 
 @pytest.mark.parametrize(("unit", "diagonals"), [("nats", 1), ("nats per step of length 1", 0)])
