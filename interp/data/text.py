@@ -336,7 +336,8 @@ class Text:
         """
         listed = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         items = listed if isinstance(listed, list | tuple) else [listed]
-        if not any(isinstance(item, str) or is_row(item) for item in items):
+        plain = not any(isinstance(item, str) or is_row(item) for item in items)
+        if plain or self._d_vocab_out is not None:  # outputs of its own: one for each answer
             return [[token] for token in self.outputs(answers).tolist()]
         token_lists = [self._continuation(item) for item in items]
         if not all(token_lists):

@@ -128,7 +128,7 @@ def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted
 @pytest.mark.kinds  # a function whose shapes are checked is another one, of another name
 def test_a_page_that_fails_is_said_in_one_line_with_the_question_that_failed() -> None:
     try:
-        interp.attribute(HookedTransformer.from_pretrained("demo-attn-2l"), "Mary", "no such token", " John")
+        interp.attribute(HookedTransformer.from_pretrained("demo-attn-2l"), "Mary", 10**9, " John")
     except ValueError as cause:
         said = page.not_written(cause)
     assert said.startswith("out/real: the page could not be written, since `attribute` failed: ")
