@@ -2,7 +2,8 @@
 
 A public function runs under torch's default settings (by the decorator in `core/boundary.py`). So an analysis gives the
 same bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, and may differentiate inside
-`torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings.
+`torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings;
+under autocast `generate` and `stream` say so by a `Note`, since their tokens may be others.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,11 @@ def undisturbed() -> Iterator[None]:
             yield
     finally:
         _INSIDE.reset(token)
+
+
+def inside() -> bool:
+    """Whether a public function of this package is running: what it makes it has computed, and need not check."""
+    return _INSIDE.get()
 
 
 def untouched() -> bool:

@@ -197,7 +197,11 @@ class Settings:
         """ValueError for a value of a kind that transformers refuses: 1.5 for a whole number, 7 for true or false."""
         for key, taken in kinds_taken(self._kind).items() if self._values.get("model_type") else ():
             value = self._values.get(key)
-            if value is None or key in NOT_ARITHMETIC or type(value).__name__.replace("tuple", "list") in taken:
+            if (
+                value is None
+                or key in NOT_ARITHMETIC
+                or type(value).__name__.replace("tuple", "list") in taken
+            ):
                 continue
             words = " or ".join(KIND_WORDS[kind] for kind in sorted(taken & KIND_WORDS.keys()))
             raise ValueError(

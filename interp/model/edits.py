@@ -7,6 +7,7 @@ printed as Python. Any function of the cells is a change too; it cannot be plann
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -35,6 +36,8 @@ COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
 POSITIONS = (*COLUMNS, "k", "s")
 """The axes along which an index is a position: a token of its own row, and not a column."""
+SCORES = "hook_attn_scores"
+"""The site whose cells may be -inf: a query does not see that key."""
 ANSWERS = "answers"
 """Key of a pass's memory for the values read so far, a dict by `Read`."""
 
@@ -46,7 +49,7 @@ class Set(Brief):
 
     Args:
         values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
-            *axes]`, of which the same cells are taken.
+            *axes]`, of which the same cells are taken. Up to 1e30 in size; attention scores may be set to -inf.
         first: the row of `values` that belongs to the first example, where it holds several values per example.
     """
 
@@ -255,6 +258,11 @@ class Edit(Brief):
                 f"rows must be a tuple of the rows' numbers or None, got {value_text(self.rows)}"
             )
         object.__setattr__(self, "_cells", self._named_cells())
+        hides = isinstance(self.change, Set | Add) and self.site.endswith(SCORES)
+        if not hides and isinstance(self.change, Set | Add | Swap) and _lowest(self.change) == -math.inf:
+            raise ValueError(
+                f"values for {self.name} must be finite, got -inf, which only scores may be set to"
+            )
 
     def __reduce__(self) -> tuple[type[Edit], tuple[object, ...]]:
         """Pickling for other processes: the view of an empty `at` cannot be pickled."""
@@ -311,6 +319,17 @@ class Edit(Brief):
             indices[possible[dim]] = _checked_index(dim, index)
         object.__setattr__(self, "at", {dim: indices[possible[dim]] for dim in self.at})
         return indices
+
+
+def _lowest(change: Set | Add | Swap) -> float:
+    """The lowest of a change's values, found once; 0 for a tensor that is not on the host, which would have to wait."""
+    if not isinstance(change.values, Tensor):
+        return change.values
+    if not change.values.is_cpu or not change.values.numel():
+        return 0.0
+    if "_lowest" not in change.__dict__:
+        object.__setattr__(change, "_lowest", float(change.values.detach().amin()))
+    return float(change.__dict__["_lowest"])
 
 
 def _is_index(value: object) -> bool:

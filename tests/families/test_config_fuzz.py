@@ -173,16 +173,22 @@ def _refused_for_its_kind(kind: str, values: Values) -> bool | None:
 
 
 def test_a_window_of_one_and_a_half_tokens_and_an_attention_that_is_no_table_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="Mistral: config requires a whole number for sliding_window, got 1.5"):
+    with pytest.raises(
+        ValueError, match=r"Mistral: config requires a whole number for sliding_window, got 1.5"
+    ):
         reading_of({**base("mistral"), "sliding_window": 1.5})
-    with pytest.raises(ValueError, match="Gemma 2: config requires a whole number for sliding_window.* got 2.0"):
+    with pytest.raises(
+        ValueError, match=r"Gemma 2: config requires a whole number for sliding_window.* got 2.0"
+    ):
         reading_of({**base("gemma2"), "sliding_window": 2.0})
     for value in ("x", []):
-        with pytest.raises(ValueError, match="MPT: config requires an object for attn_config, got"):
+        with pytest.raises(ValueError, match=r"MPT: config requires an object for attn_config, got"):
             reading_of({**base("mpt"), "attn_config": value})
-    with pytest.raises(ValueError, match="MPT: config requires true or false for no_bias.* got 7"):
+    with pytest.raises(ValueError, match=r"MPT: config requires true or false for no_bias.* got 7"):
         reading_of({**base("mpt"), "no_bias": 7})
-    with pytest.raises(ValueError, match="MPT: config requires a whole number for expansion_ratio.* got 'x'"):
+    with pytest.raises(
+        ValueError, match=r"MPT: config requires a whole number for expansion_ratio.* got 'x'"
+    ):
         reading_of({**base("mpt"), "expansion_ratio": "x"})
 
 
