@@ -14,6 +14,7 @@ from torch import Tensor
 from interp.causal.effects import EDGE_DIMS
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
+from interp.core.memory import check_memory
 from interp.core.results import Score, check_finite, check_result, labelled, origin, scored
 from interp.model.parts import Edge
 
@@ -64,6 +65,7 @@ def edge_stability(
     if not 1 <= top <= total:
         raise ValueError(f"top must be 1 to {total} edges, got {top}")
     prompt_scores, sign = torch.from_numpy(scores["each"].values), towards(scores)
+    _price_of_resamples(prompt_scores, resamples)
     weights = resampled(len(prompt_scores), resamples, np.random.default_rng(seed))[1:].to(prompt_scores)
     resample_means = torch.einsum("wb,bsr->wsr", weights, prompt_scores)
     sets = torch.stack(
@@ -92,6 +94,16 @@ def edge_stability(
         },
         attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank, **origin(scores)},
     )
+
+
+def _price_of_resamples(prompt_scores: Float[Tensor, "b s r"], resamples: int) -> None:
+    """ValueError for more resamples than memory holds: the means and best edges of each, and all pairs of them."""
+    prompts, cells = len(prompt_scores), prompt_scores[0].numel()
+    size = resamples * (16 * prompts + cells * (prompt_scores.element_size() + 8)) + 24 * resamples**2
+    check_memory(
+        f"{resamples} resamples (edge_stability: resamples), compared in pairs", size, torch.device("cpu"),
+        "fewer resamples take less",
+    )  # fmt: skip
 
 
 def check_scores(what: str, scores: xr.Dataset) -> None:

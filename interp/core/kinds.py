@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 
 from interp.core.hints import Required
-from interp.core.torch_state import inside
+from interp.core.torch_state import depth
 from interp.core.wording import odd_value
 
 MOST_NUMBER = 1e30
@@ -73,7 +73,7 @@ def _values_refusal(value: object) -> str | None:
     if isinstance(value, torch.Tensor):
         if odd_value(value) or value.is_complex():
             return ""
-        return None if inside() or value.is_meta or not value.numel() else _size_refusal(value)
+        return None if depth() or value.is_meta or not value.numel() else _size_refusal(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return ""
     return None if -MOST_NUMBER <= value <= MOST_NUMBER or value == -math.inf else ""

@@ -13,26 +13,27 @@ from contextvars import ContextVar
 import torch
 
 CPU = torch.device("cpu")
-_INSIDE = ContextVar("interp_inside_a_public_function", default=False)
+_DEPTH = ContextVar("interp_depth_of_public_functions", default=0)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside `with`, torch has its default settings; of nested calls only the outermost one sets them."""
-    if _INSIDE.get():
-        yield
-        return
-    token = _INSIDE.set(True)
+    outer = _DEPTH.get()
+    token = _DEPTH.set(outer + 1)
     try:
-        with nullcontext() if untouched() else reset():
+        with nullcontext() if outer or untouched() else reset():
             yield
     finally:
-        _INSIDE.reset(token)
+        _DEPTH.reset(token)
 
 
-def inside() -> bool:
-    """Whether a public function of this package is running: what it makes it has computed, and need not check."""
-    return _INSIDE.get()
+def depth() -> int:
+    """How many public functions of this package are running, one inside of another: 0 in a user's own code.
+
+    What is made inside of one was computed by it, and is not checked as what a user gives.
+    """
+    return _DEPTH.get()
 
 
 def untouched() -> bool:

@@ -70,7 +70,8 @@ class Batch(Brief):
             raise ValueError(
                 f"tokens must be ids in a Tensor, shape [batch, pos], got {value_text(self.tokens)}"
             )
-        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
+        whole = not self.tokens.is_floating_point() and not self.tokens.is_complex()
+        if self.tokens.ndim != 2 or not whole or self.tokens.numel() == 0:
             raise ValueError(
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"

@@ -22,6 +22,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Finite, Values
 from interp.core.stats import upcast
+from interp.core.torch_state import depth
 from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.core.wording import nearest, value_text
@@ -259,7 +260,10 @@ class Edit(Brief):
             )
         object.__setattr__(self, "_cells", self._named_cells())
         hides = isinstance(self.change, Set | Add) and self.site.endswith(SCORES)
-        if not hides and isinstance(self.change, Set | Add | Swap) and _lowest(self.change) == -math.inf:
+        given = depth() == 1 and isinstance(
+            self.change, Set | Add | Swap
+        )  # by a user, and not by an analysis
+        if given and not hides and _lowest(self.change) == -math.inf:
             raise ValueError(
                 f"values for {self.name} must be finite, got -inf, which only scores may be set to"
             )
@@ -321,15 +325,12 @@ class Edit(Brief):
         return indices
 
 
-def _lowest(change: Set | Add | Swap) -> float:
-    """The lowest of a change's values, found once; 0 for a tensor that is not on the host, which would have to wait."""
-    if not isinstance(change.values, Tensor):
-        return change.values
-    if not change.values.is_cpu or not change.values.numel():
-        return 0.0
-    if "_lowest" not in change.__dict__:
-        object.__setattr__(change, "_lowest", float(change.values.detach().amin()))
-    return float(change.__dict__["_lowest"])
+def _lowest(change: Change) -> float:
+    """The lowest of the values that a change brings; 0 where it brings none."""
+    values = getattr(change, "values", 0.0)
+    if not isinstance(values, Tensor):
+        return float(values)
+    return 0.0 if values.is_meta or not values.numel() else float(values.detach().amin())
 
 
 def _is_index(value: object) -> bool:
