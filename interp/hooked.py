@@ -569,7 +569,8 @@ class HookedTransformer(Shown):
         """Prompts with the model's continuation of each, greedy or sampled, in left-padded rows.
 
         The prompt and what is new may fill the context exactly. BOS by itself, as ids, is a prompt too: what the
-        model says from nothing. `model.to_texts(batch)` gives the strings.
+        model says from nothing. `model.to_texts(batch)` gives the strings. Like every plain pass it follows
+        `torch.autocast`, and says so by a `Note`: the tokens may be others.
 
         Args:
             prompts: texts, token ids, chats, or a batch.

@@ -15,7 +15,7 @@ import interp
 from interp import HookedTransformer, causal_trace, frame, heads, logit_difference, patch, zoo
 from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, command, main, parsed
-from interp.cli.asking import data_of, function_of, option_of
+from interp.cli.asking import data_of, function_of, needs_data, option_of
 from interp.core.hints import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
 from interp.passes.question import function_name
@@ -419,3 +419,19 @@ def test_attribution_patch_prints_how_well_it_agrees_with_patching(
     )
     pearson, spearman = found.agreement.sel(estimate="value").values
     assert f"agreement with patching: pearson {pearson:.3f}, spearman {spearman:.3f}" in lines
+
+
+def test_a_command_without_its_prompt_says_so_in_words_and_ends_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asks = [name for name in ASKED if needs_data(command(name).question)]
+    assert {"attribute", "logit-lens", "backward-lens", "ablate", "token-attribution", "patch"} <= {*asks}
+    for name in asks:
+        try:
+            code: object = main([name, "-m", "demo-attn-2l"])
+        except SystemExit as ended:  # words of their own, such as CLEAN and CORRUPT, are tyro's to miss
+            code = ended.code
+        said = capsys.readouterr().err
+        assert code == 2
+        named = f"error: {name.replace('-', '_')} requires a prompt, a text or a file of texts, got none\n"
+        assert said == named or "Required options" in said, said

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -444,3 +445,57 @@ def test_a_model_without_numbers_or_of_two_dtypes_is_refused_by_name(kind: str) 
     ):
         with pytest.raises(ValueError, match=match):
             asked()
+
+
+# --- what ends a text, and what torch is set to ---------------------------------------------------------------------
+
+
+def test_a_stop_function_and_a_filter_of_names_must_say_true_or_false() -> None:
+    model = hooked()
+    for answer in (torch.tensor([True, False]), "no", None, 1):
+        with pytest.raises(
+            ValueError, match="stop: a function of the new text must return True or False, got"
+        ):
+            model.generate(LINE, 2, stop=lambda text, answer=answer: answer)
+        with pytest.raises(
+            ValueError, match="names_filter: a function of a site's name must return True or False"
+        ):
+            model.run_with_cache(LINE, names_filter=lambda name, answer=answer: answer)
+    with pytest.raises(ValueError, match="stop must be texts, token ids or functions of the new text"):
+        model.generate(LINE, 2, stop={"a": None})
+
+
+def test_generation_under_autocast_says_so_and_a_plain_pass_does_not() -> None:
+    model = hooked()
+    interp.core.notes.note.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(interp.Note, match=r"generated under autocast\(bfloat16\)"):
+            model.generate(LINE, 2)
+        interp.core.notes.note.cache_clear()
+        with pytest.warns(interp.Note, match=r"generated under autocast\(bfloat16\)"):
+            list(model.stream(LINE, 2))
+        interp.core.notes.note.cache_clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", interp.Note)
+            model(LINE)
+            model.run_with_cache(LINE)
+
+
+def test_no_default_device_of_torch_changes_a_plain_pass_that_draws_and_edits() -> None:
+    """On meta tensors, which hold no numbers, any tensor of ours without a device of its own would fail."""
+    model, texts, draws = hooked(), ["The cat", LINE], Sampling(seed=3)
+    edits = [
+        interp.Edit("L0.resid", interp.edits.Scale(0.5), {"pos": interp.edits.PerRow([1, 2])}),
+        interp.Edit("L0.mlp", interp.edits.Scale(0.5), {"pos": (0, 1)}, rows=(1,)),
+        interp.Edit("L0.attn", interp.edits.Zero(), {"pos": "new"}),
+    ]
+
+    def answers() -> list[object]:
+        edited = model.edited(interp.Edit("L0.mlp", interp.edits.Zero(), {"pos": (0, -1)}))
+        with_edits = edited.run_with_cache(texts, names_filter=POST)[1][POST]
+        made = model.generate(texts, 4, sampling=draws, stop_at_eos=False, edits=edits)
+        return [with_edits.tolist(), made.tokens.tolist(), list(model.stream(LINE, 4, sampling=draws))]
+
+    plain = answers()
+    with torch.device("meta"):
+        assert answers() == plain

@@ -27,6 +27,7 @@ from interp.causal.effects import SIGN, cells_along, check_first_column, moments
 from interp.causal.spans import ROLES, SpanPlace, roles, spans, within
 from interp.core.boundary import public
 from interp.core.kinds import Count
+from interp.core.memory import check_memory
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, upcast
 from interp.core.transfers import to_device, to_host
@@ -366,6 +367,11 @@ class Noised:
         What a prompt gets depends on its own tokens and the seed alone, so that neither the order of the prompts nor
         the split into batches changes a number.
         """
+        check_memory(
+            f"{tracing.samples} draws of the noise for {len(batch)} prompts (causal_trace: samples)",
+            8 * len(batch) * tracing.samples * where.shape[1] * model.config.d_model, torch.device("cpu"),
+            "fewer samples take less",
+        )  # fmt: skip
         noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
         for row, tokens, of_prompt, in_subject in zip(
             noise, batch.tokens, batch.prompt_tokens, where, strict=True

@@ -23,6 +23,7 @@ from interp.causal.effects import SIGN, site_coords
 from interp.causal.subspace import Subspace
 from interp.core.axes import describe
 from interp.core.kinds import Count, Seed
+from interp.core.memory import check_memory
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
 from interp.core.transfers import check
@@ -531,6 +532,10 @@ def _comparison_vectors(question: SteeringCurve, directions: Float[Tensor, "l d"
     """Comparison vectors of every direction, of any length. ValueError for another shape, or a length of 0."""
     if question.beside is None:
         draw = torch.Generator().manual_seed(question.seed)
+        check_memory(
+            f"{question.random} random directions beside each (steering_curve: random)",
+            16 * question.random * directions.numel(), torch.device("cpu"), "fewer take less",
+        )  # fmt: skip
         return torch.randn(
             len(directions), question.random, directions.shape[1], generator=draw, dtype=torch.float64
         )

@@ -15,6 +15,7 @@ from interp.causal.effects import EDGE_DIMS
 from interp.causal.graph import in_pass_order
 from interp.core.boundary import public
 from interp.core.kinds import Count, Seed
+from interp.core.memory import check_memory
 from interp.core.results import Score, check_finite, check_result, in_order, labelled, numbers, origin, scored
 from interp.model.parts import Edge
 
@@ -66,6 +67,7 @@ def edge_stability(
         raise ValueError(f"top must be 1 to {total} edges, got {top}")
     prompt_scores = numbers("each of scores", scores["each"], ("prompt", *EDGE_DIMS))
     sign = towards(scores)
+    _price_of_resamples(prompt_scores, resamples)
     weights = resampled(len(prompt_scores), resamples, np.random.default_rng(seed))[1:].to(prompt_scores)
     resample_means = torch.einsum("wb,bsr->wsr", weights, prompt_scores)
     sets = torch.stack(
@@ -94,6 +96,16 @@ def edge_stability(
         },
         attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank, **origin(scores)},
     )
+
+
+def _price_of_resamples(prompt_scores: Float[Tensor, "b s r"], resamples: int) -> None:
+    """ValueError for more resamples than memory holds: the means and best edges of each, and all pairs of them."""
+    prompts, cells = len(prompt_scores), prompt_scores[0].numel()
+    size = resamples * (16 * prompts + cells * (prompt_scores.element_size() + 8)) + 24 * resamples**2
+    check_memory(
+        f"{resamples} resamples (edge_stability: resamples), compared in pairs", size, torch.device("cpu"),
+        "fewer resamples take less",
+    )  # fmt: skip
 
 
 def checked_scores(what: str, scores: xr.Dataset) -> xr.Dataset:

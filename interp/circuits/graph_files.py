@@ -218,6 +218,11 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
     nodes = tuple(_read_node(node, path) for node in record["nodes"])
     _check_links(links, nodes, path)
+    n_tokens = len(about["prompt_tokens"]) if isinstance(about["prompt_tokens"], Sequence) else 0
+    if beyond := [node.name for node in nodes if not 0 <= node.position < max(n_tokens, 1)]:
+        raise ValueError(
+            f"nodes of {path} must stand at one of its {n_tokens} prompt_tokens (ctx_idx), {beyond[0]!r} does not"
+        )
     notes = _note(about, path)
     parts = () if notes is None else tuple(_read_parts(link, path) for link in links)
     groups = _groups(record.get("qParams"), path)

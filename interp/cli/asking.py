@@ -76,6 +76,7 @@ class Asking(ModelCommand):
         from interp.core.results import frame
 
         self.require_some("most")
+        self._require_data()
         if self.out is not None:
             check_replaceable(self.out)
         if self.checkpoints:
@@ -100,6 +101,14 @@ class Asking(ModelCommand):
         """Raise ValueError for an option among `names` that was given, because it would do nothing."""
         if useless := [name for name in names if getattr(self, name)]:
             raise ValueError(f"{why}: leave --{useless[0]} out")
+
+    def _require_data(self) -> None:
+        """ValueError where a prompt is missing: an empty list of words is one that tyro takes."""
+        missing = [name for name in data_of(self.question) if getattr(self, name, None) == ()]
+        if missing and needs_data(self.question):
+            raise ValueError(
+                f"{function_name(self.question)} requires a prompt, a text or a file of texts, got none"
+            )
 
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":
         """The result of the question's function, such as `interp.patch`, for this model and the options."""

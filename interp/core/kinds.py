@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Shaped
 
 from interp.core.hints import Required
+from interp.core.torch_state import depth
 from interp.core.wording import odd_value
 
 MOST_NUMBER = 1e30
@@ -68,10 +69,23 @@ def _device_refusal(value: object) -> str | None:
 
 
 def _values_refusal(value: object) -> str | None:
-    """None for a real number or a tensor of such, else ""."""
+    """None for a real number or a tensor of such, else ""; a tensor's numbers are looked at where a user gives it."""
     if isinstance(value, torch.Tensor):
-        return "" if odd_value(value) or value.is_complex() else None
-    return "" if not isinstance(value, int | float) or isinstance(value, bool) else None
+        if odd_value(value) or value.is_complex():
+            return ""
+        return None if depth() or value.is_meta or not value.numel() else _size_refusal(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    return None if -MOST_NUMBER <= value <= MOST_NUMBER or value == -math.inf else ""
+
+
+def _size_refusal(value: torch.Tensor) -> str | None:
+    """None where all numbers of a tensor are in range, or -inf; else a text that says what they are."""
+    numbers = value.detach()
+    fine = (numbers.abs() <= MOST_NUMBER) | (numbers == -math.inf)
+    if bool(fine.all()):
+        return None
+    return f", with {float(numbers[~fine].flatten()[0]):g} among its numbers"
 
 
 def _seed_refusal(value: object) -> str | None:
@@ -104,7 +118,11 @@ DeviceName = Annotated[
     ),
 ]
 Values = Annotated[
-    Shaped[torch.Tensor, "..."] | float, Required("a number or a tensor of real numbers", _values_refusal)
+    Shaped[torch.Tensor, "..."] | float,
+    Required(
+        f"a number or a tensor of real numbers up to {MOST_NUMBER:g} (-inf for attention scores)",
+        _values_refusal,
+    ),
 ]
 Seed = Annotated[int, Required("a whole number from 0 on", _seed_refusal)]
 Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _count_refusal)]

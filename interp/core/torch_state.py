@@ -2,7 +2,8 @@
 
 A public function runs under torch's default settings (by the decorator in `core/boundary.py`). So an analysis gives the
 same bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, and may differentiate inside
-`torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings.
+`torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings;
+under autocast `generate` and `stream` say so by a `Note`, since their tokens may be others.
 """
 
 from collections.abc import Iterator
@@ -12,21 +13,27 @@ from contextvars import ContextVar
 import torch
 
 CPU = torch.device("cpu")
-_INSIDE = ContextVar("interp_inside_a_public_function", default=False)
+_DEPTH = ContextVar("interp_depth_of_public_functions", default=0)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside `with`, torch has its default settings; of nested calls only the outermost one sets them."""
-    if _INSIDE.get():
-        yield
-        return
-    token = _INSIDE.set(True)
+    outer = _DEPTH.get()
+    token = _DEPTH.set(outer + 1)
     try:
-        with nullcontext() if untouched() else reset():
+        with nullcontext() if outer or untouched() else reset():
             yield
     finally:
-        _INSIDE.reset(token)
+        _DEPTH.reset(token)
+
+
+def depth() -> int:
+    """How many public functions of this package are running, one inside of another: 0 in a user's own code.
+
+    What is made inside of one was computed by it, and is not checked as what a user gives.
+    """
+    return _DEPTH.get()
 
 
 def untouched() -> bool:

@@ -75,7 +75,8 @@ class Batch(Brief):
             raise ValueError(
                 f"tokens must be ids in a Tensor, shape [batch, pos], got {value_text(self.tokens)}"
             )
-        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
+        whole = not self.tokens.is_floating_point() and not self.tokens.is_complex()
+        if self.tokens.ndim != 2 or not whole or self.tokens.numel() == 0:
             raise ValueError(
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
@@ -148,12 +149,12 @@ class Batch(Brief):
             fitting = (members for members in rows if sum(lengths[j] for j in members) + lengths[i] <= width)
             place = next(fitting, None)
             rows.append([i]) if place is None else place.append(i)
-        tokens = torch.full((len(rows), width), pad_id)
-        documents = torch.full((len(rows), width), -1)
+        tokens = torch.full((len(rows), width), pad_id, device="cpu")
+        documents = torch.full((len(rows), width), -1, device="cpu")
         for r, members in enumerate(rows):
             joined = [token for i in members for token in texts[i]]
-            tokens[r, : len(joined)] = torch.tensor(joined)
-            documents[r, : len(joined)] = torch.tensor([i for i in members for _ in texts[i]])
+            tokens[r, : len(joined)] = torch.tensor(joined, device="cpu")
+            documents[r, : len(joined)] = torch.tensor([i for i in members for _ in texts[i]], device="cpu")
         keep = documents >= 0
         return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
 
@@ -259,7 +260,7 @@ class Batch(Brief):
         """
         tokens, _ = self.answer_tokens()
         device, count = tokens.device, tokens.shape[1]
-        rows = self.rows(torch.arange(len(self)).repeat_interleave(count))
+        rows = self.rows(torch.arange(len(self), device="cpu").repeat_interleave(count))
         steps = torch.arange(count, device=device).repeat(len(self))
         before = steps if rows.forced is None else steps.minimum(rows.forced)
         asked = 0 if rows.forced is None else rows.forced
@@ -665,7 +666,7 @@ def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
         encoding = encoding.real()
     batch = Batch.of(encoding.ids, side=side)
     if padded and not all(map(all, encoding.mask)):
-        batch = replace(batch, keep=torch.tensor(encoding.mask) == 1)
+        batch = replace(batch, keep=torch.tensor(encoding.mask, device="cpu") == 1)
     if encoding.types is not None:
         batch = replace(batch, types=Batch.of(encoding.types, side=side).tokens)
     return batch

@@ -280,9 +280,9 @@ def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
     assert batch.row is not None
     mine = [pairs[number] for number in batch.row.tolist()]
     corrupt = batch.tokens.clone()
-    corrupt[batch.real] = torch.tensor([token for pair in mine for token in pair.corrupt])
+    corrupt[batch.real] = torch.tensor([token for pair in mine for token in pair.corrupt], device="cpu")
     answer, wrong = (
-        None if None in column else torch.tensor(column)
+        None if None in column else torch.tensor(column, device="cpu")
         for column in ([pair.answer for pair in mine], [pair.wrong for pair in mine])
     )
     return replace(batch, corrupt=corrupt, answer=answer, wrong=wrong)
@@ -296,7 +296,7 @@ def padded(rows: Sequence[Numbered], budget: int, pad_id: int) -> Iterator[Batch
     for places in of_like_lengths([len(ids) for _, ids in rows], budget):
         batch_rows = [rows[i] for i in places]
         batch = Batch.of([ids for _, ids in batch_rows], pad_id=pad_id)
-        yield replace(batch, row=torch.tensor([number for number, _ in batch_rows]))
+        yield replace(batch, row=torch.tensor([number for number, _ in batch_rows], device="cpu"))
 
 
 def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
@@ -340,7 +340,7 @@ def _ends(lengths: Sequence[int], budget: int, most: int | None) -> list[int]:
 
 def packed(rows: Sequence[Numbered], budget: int, width: int, pad_id: int) -> Iterator[Batch]:
     """Batches of packed rows of `width` columns, as many as fit the budget and at least one."""
-    numbers = torch.tensor([number for number, _ in rows])
+    numbers = torch.tensor([number for number, _ in rows], device="cpu")
     together = Batch.packed([ids for _, ids in rows], width, pad_id=pad_id, row=numbers)
     for batch in together.split(max(1, budget // width)):
         yield _with_renumbered_texts(batch)
@@ -351,8 +351,10 @@ def _with_renumbered_texts(batch: Batch) -> Batch:
     assert batch.documents is not None and batch.row is not None
     places = batch.documents
     standing = list(dict.fromkeys(places[places >= 0].tolist()))
-    fresh = torch.full((len(batch.row) + 1,), -1)  # the last place stands for padding, which is -1
-    fresh[standing] = torch.arange(len(standing))
+    fresh = torch.full(
+        (len(batch.row) + 1,), -1, device="cpu"
+    )  # the last place stands for padding, which is -1
+    fresh[standing] = torch.arange(len(standing), device="cpu")
     return replace(batch, documents=fresh[places], row=batch.row[standing]).trimmed()
 
 
@@ -412,7 +414,9 @@ class PromptBatches(GivenBatches):
         """Batches of at most `most` rows and `TOKENS` columns times rows; a single longer row is a batch too."""
         aligned = prompts.host().right_aligned()
         runs = of_like_lengths(aligned.lengths.tolist(), TOKENS, most)
-        return cls([aligned.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
+        return cls(
+            [aligned.rows(torch.tensor(places, device="cpu")).trimmed() for places in runs], prompts, most
+        )
 
     def as_given(self) -> GivenBatches:
         """Batches with the rows in their order and the columns unchanged, for edits that differ between rows."""
@@ -425,7 +429,7 @@ class PromptBatches(GivenBatches):
         for i, n in enumerate([*aligned.lengths.tolist(), TOKENS]):
             rows, longest = i - start, max(longest, n)
             if rows and (i == len(aligned) or rows == self.most or (rows + 1) * longest > TOKENS):
-                batches.append(aligned.rows(torch.arange(start, i)).trimmed())
+                batches.append(aligned.rows(torch.arange(start, i, device="cpu")).trimmed())
                 start, longest = i, n
         return GivenBatches(batches)
 

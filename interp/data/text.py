@@ -368,7 +368,7 @@ class Text:
         ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
         if bad := [i for i in ids if self._within(i) is None]:
             raise ValueError(f"answer tokens {self.outside(bad[0]).removeprefix('token ids ')}")
-        return torch.tensor(ids)
+        return torch.tensor(ids, device="cpu")
 
     def _checked_batch(self, batch: Batch) -> Batch:
         """The batch with numbered rows; ValueError for prompts or answers that the model cannot take."""

@@ -131,7 +131,7 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
 
     Raises:
         ValueError: a series without a `step` dim, with fewer than two checkpoints, steps that do not ascend, or a
-            missing value.
+            value that is missing or infinite.
 
     Caveat:
         Checkpoints far apart hide how steep a rise is inside the gap, and a series that never rises gets its slowest
@@ -155,6 +155,10 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
     steps = numbers("steps", series["step"], ("step",))
     if bool((steps.diff() <= 0).any()) or bool(values.isnan().any()):
         raise ValueError(f"ascending steps and a value at each are required, got steps {steps.tolist()}")
+    if not bool(values.isfinite().all()):
+        raise ValueError(
+            "finite values are required, got some that are infinite: no rise to them can be compared"
+        )
     of, unit = (_scalar_label(series, name) for name in ("score", "unit"))
     unit = unit or str(series.attrs.get("unit", "that of the series"))
     dims = tuple(others)

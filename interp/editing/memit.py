@@ -18,6 +18,7 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import MOST_NUMBER
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase
 from interp.editing.editors import edit_batch
@@ -173,9 +174,9 @@ def _matrix_names(
         ValueError: as `memit_edit`.
     """
     layers = [layer_keys.layer for layer_keys in keys]
-    if not facts or not layers or layers != sorted(set(layers)) or not weight > 0:
+    if not facts or not layers or layers != sorted(set(layers)) or not 0 < weight <= MOST_NUMBER:
         raise ValueError(
-            "at least one fact, keys of ascending layers and weight > 0 are required, got "
+            "at least one fact, keys of ascending layers and a finite weight > 0 are required, got "
             f"{len(facts)} facts, layers {layers}, weight={weight}"
         )
     if model.config.norm_place == "post":

@@ -87,13 +87,13 @@ def _body(settings: Settings, router: Router, sizes: Sizes, *, renormalise: bool
     dense = experts.first_dense(settings, int(sizes["first_k_dense_replace"]))
     body = experts.decoder(settings, moe, defaults, dense)
     assert isinstance(body.position, Rotary)
-    low = settings.optional("q_lora_rank", 1536)
+    low = settings.optional_integer("q_lora_rank", 1536)
     rank = settings.count("kv_lora_rank", 512)
     factor = yarn_score_factor(settings)
     return replace(
         body,
         d_head=d_head,
-        mixer=Latent(rank, content, None if low is None else int(low)),
+        mixer=Latent(rank, content, low),
         position=replace(body.position, dim=turned, interleaved=True),
         attn_scale=None if factor == 1 else (content + turned) ** -0.5 * factor,
     )

@@ -18,6 +18,8 @@ SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integratio
 """Files that every model's code uses and that read keys of a configuration."""
 SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
 """Word -> a further such file, which is searched for models with that word in their own files."""
+KINDS = frozenset({"int", "float", "bool", "str", "list", "dict"})
+"""The kinds of values in a JSON file, besides null."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
 """Matches methods of a configuration that only check it: keys that they read change no output."""
 
@@ -50,6 +52,50 @@ def usual_values(kind: str) -> Mapping[str, object]:
             if isinstance(node, ast.ClassDef) and _class_values(node).get("model_type") == kind:
                 defaults |= _class_values(node)
     return defaults
+
+
+@functools.cache
+def kinds_taken(kind: str) -> Mapping[str, frozenset[str]]:
+    """The kinds of values ("int", "float", "list", ...) that transformers takes for keys of a `model_type`'s config.
+
+    They are the annotations of its configuration, which it checks exactly: 2.0 is no whole number, 3 no real one. A key
+    whose annotation names another class, or that is not checked, is left out.
+    """
+    folder = _folder(kind)
+    taken: dict[str, frozenset[str]] = {}
+    for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):
+        for node in ast.parse(_text(path)).body:
+            if isinstance(node, ast.ClassDef) and _class_values(node).get("model_type") == kind:
+                taken |= _annotated_kinds(node)
+    return taken
+
+
+def _annotated_kinds(node: ast.ClassDef) -> dict[str, frozenset[str]]:
+    """The kinds of values of the fields of a class that is decorated as `strict`, and of their other names."""
+    if not any("strict" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return {}
+    fields = {
+        statement.target.id: _kinds_of(statement.annotation)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    others = _class_values(node).get("attribute_map")
+    aliases = others if isinstance(others, dict) else {}
+    fields |= {alias: fields[name] for alias, name in aliases.items() if name in fields}
+    return {name: kinds for name, kinds in fields.items() if kinds}
+
+
+def _kinds_of(annotation: ast.expr) -> frozenset[str]:
+    """The kinds of JSON values of an annotation; none where it names anything else, so that it is not checked."""
+    if isinstance(annotation, ast.BinOp):
+        left, right = _kinds_of(annotation.left), _kinds_of(annotation.right)
+        return left | right if left and right else frozenset()
+    if isinstance(annotation, ast.Subscript):
+        annotation = annotation.value
+    if isinstance(annotation, ast.Constant) and annotation.value is None:
+        return frozenset({"NoneType"})
+    name = annotation.id if isinstance(annotation, ast.Name) else ""
+    return frozenset({"list" if name == "tuple" else name} & KINDS)
 
 
 @functools.cache

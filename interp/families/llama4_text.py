@@ -73,7 +73,7 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
         or any(kind not in KINDS for kind in kinds)
     ):
         raise ValueError(f"layer_types requires {body.n_layers} of {' and '.join(KINDS)}, got {kinds!r}")
-    size = settings.optional("attention_chunk_size", 8192)
+    size = settings.optional_integer("attention_chunk_size", 8192)
     if KINDS[0] in kinds and size is None:
         raise ValueError("layers see chunks of attention, but attention_chunk_size is None")
     eps = settings.positive("rms_norm_eps", DEFAULTS["rms_norm_eps"])
@@ -86,7 +86,7 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
             raise ValueError(
                 "Llama 4: layers without positions require full attention where their scores are tuned"
             )
-        chunks = Chunks(int(size)) if kind == KINDS[0] and size is not None else None
+        chunks = Chunks(size) if kind == KINDS[0] and size is not None else None
         heads, growth = eps if normed and is_rotated else None, steps if tuned and not is_rotated else None
         mixers.append(Softmax(sparsity=chunks, temperature=growth, rotated=is_rotated, head_norm=heads))
     return mixers

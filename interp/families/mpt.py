@@ -1,7 +1,5 @@
 """MPT: ALiBi, norms without beta, no biases, queries, keys and values clipped in some models."""
 
-from collections.abc import Mapping
-
 from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
@@ -9,8 +7,7 @@ from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an MPT checkpoint: one with ALiBi and without biases, whatever else it says, as in transformers."""
-    given = settings.get("attn_config")
-    attention = settings.inside("attn_config", given if isinstance(given, Mapping) else {})
+    attention = settings.inside("attn_config", settings.table("attn_config"))
     clip = attention.real("clip_qkv", 0.0)
     d_model = settings.integer("d_model")
     return ModelConfig(

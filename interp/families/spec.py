@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, cast
 from torch import Tensor
 
 from interp.core.wording import value_text
-from interp.families.inert import read_keys, usual_values
+from interp.families.inert import kinds_taken, read_keys, usual_values
 from interp.model.config import (
     AnyConfig,
     EncoderDecoderConfig,
@@ -37,6 +37,15 @@ NOT_ARITHMETIC = frozenset(
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
 
 Scalar = str | int | float | bool | None
+KIND_WORDS: Mapping[str, str] = {
+    "int": "a whole number",
+    "float": "a real number such as 1.0",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "dict": "an object",
+}
+"""Kinds of values in a config, as errors name them."""
 LARGEST = 1e15
 """Largest number that a config may have; a larger one, or NaN, comes from a damaged file and is refused here."""
 
@@ -104,6 +113,10 @@ class Settings:
         """A setting that may be None; `default` stands in for a missing key only."""
         return None if self.present((key,)).get(key, default) is None else float(self._number(key, default))
 
+    def optional_integer(self, key: str, default: int | None) -> int | None:
+        """A whole number setting that may be None; `default` stands in for a missing key only."""
+        return None if self.present((key,)).get(key, default) is None else self.integer(key, default)
+
     def flag(self, key: str, default: bool) -> bool:
         """A boolean setting."""
         value = self.get(key)
@@ -158,7 +171,12 @@ class Settings:
             )
 
     def finish(self) -> tuple[str, ...]:
-        """The inert keys, those of tables as `table.key`; UnsupportedError with the other keys that were not read."""
+        """The inert keys, those of tables as `table.key`; UnsupportedError with the other keys that were not read.
+
+        Raises:
+            ValueError: a value of a kind that transformers does not take for its key.
+        """
+        self._check_kinds()
         done = self._read | self._ignored | NOT_ARITHMETIC
         unread = {key: value for key, value in self._values.items() if value is not None and key not in done}
         read = read_keys(self._kind, unread)
@@ -174,6 +192,21 @@ class Settings:
         # a key with its default value is not listed
         inert = {key for key in inert if key not in usual or not _equal_values(usual[key], self._values[key])}
         return (*sorted(inert), *dict.fromkeys(tables))
+
+    def _check_kinds(self) -> None:
+        """ValueError for a value of a kind that transformers refuses: 1.5 for a whole number, 7 for true or false."""
+        for key, taken in kinds_taken(self._kind).items() if self._values.get("model_type") else ():
+            value = self._values.get(key)
+            if (
+                value is None
+                or key in NOT_ARITHMETIC
+                or type(value).__name__.replace("tuple", "list") in taken
+            ):
+                continue
+            words = " or ".join(KIND_WORDS[kind] for kind in sorted(taken & KIND_WORDS.keys()))
+            raise ValueError(
+                f"{self._family}: config requires {words} for {key}, as transformers does, got {value_text(value)}"
+            )
 
     def _usual_values(self) -> Mapping[str, object]:
         """Defaults of transformers for missing keys of a config; empty for a table inside a config."""

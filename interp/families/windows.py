@@ -10,8 +10,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 def window_size(settings: Settings, default: int | None) -> int | None:
     """`sliding_window`, None where the config says so; `default` stands in for a missing key only."""
-    size = settings.optional("sliding_window", default)
-    return None if size is None else int(size)
+    return settings.optional_integer("sliding_window", default)
 
 
 def local_layers(

@@ -18,7 +18,7 @@ from interp.core.boundary import public
 from interp.core.files import json_object, made_folder, regular, write_atomically
 from interp.core.kinds import Device, require_device
 from interp.core.stats import narrowed
-from interp.core.wording import nearest
+from interp.core.wording import nearest, value_text
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK
 from interp.model.config import Json
 
@@ -184,7 +184,7 @@ def _sae_of(
     sae = SAE(
         kind,
         tensors,
-        apply_b_dec_to_input=bool(config.get("apply_b_dec_to_input", True)),
+        apply_b_dec_to_input=_flag(config, "apply_b_dec_to_input", True),
         normalize_activations="none" if normalisation == "expected_average_only_in" else normalisation,  # type: ignore[arg-type]
         metadata=metadata,
     )
@@ -256,6 +256,14 @@ def _normalisation(config: Json) -> str:
     return str(kind)
 
 
+def _flag(config: Json, key: str, usual: bool) -> bool:
+    """True or false as the config says, `usual` where it says nothing; ValueError for anything else, such as 1.5."""
+    value = config.get(key)
+    if not isinstance(value, bool | None):
+        raise ValueError(f"{key} must be true or false, got {value_text(value)}")
+    return usual if value is None else value
+
+
 def _convert_older(weights: dict[str, Tensor], config: Json) -> None:
     """Rename and convert, in place, weights that older versions store under other names."""
     if "scaling_factor" in weights and bool((weights["scaling_factor"] == 1).all()):
@@ -272,7 +280,7 @@ def _fold_constants(sae: SAE, config: Json, normalisation: str, factor: float | 
             "norm_scaling_factor belongs to normalize_activations='expected_average_only_in' and only there; "
             f"got {factor} with {normalisation!r}"
         )
-    if config.get("rescale_acts_by_decoder_norm"):
+    if _flag(config, "rescale_acts_by_decoder_norm", False):
         if not isinstance(sae.kind, TopK):
             raise ValueError("rescale_acts_by_decoder_norm belongs to architecture topk")
         norm = sae.W_dec.norm(dim=1)

@@ -23,6 +23,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import regular, write_atomically
 from interp.core.kinds import Count
+from interp.core.memory import check_memory
 from interp.core.results import check_result, in_order, numbers
 from interp.core.stats import FEWEST, narrowed, upcast
 from interp.core.transfers import to_device
@@ -410,6 +411,10 @@ class FittedJacobianLens:
         if self.by_group is None or self.sizes is None or len(self.sizes) < FEWEST:
             return None
         g = len(self.sizes)
+        check_memory(
+            f"{resamples} resampled lenses of {g} groups (resamples)", 32 * resamples * g, torch.device("cpu"),
+            "fewer resamples take less",
+        )  # fmt: skip
         drawn = torch.randint(g, (resamples, g), generator=torch.Generator().manual_seed(seed))
         sizes = self.sizes.cpu().double()
         counts = torch.zeros(resamples, g, dtype=torch.float64)

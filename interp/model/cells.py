@@ -148,7 +148,7 @@ def _letters(edit: Edit, shape: Sequence[int]) -> list[str]:
 def _axis_index(indices: list[int] | None) -> slice | int | Tensor:
     if indices is None:
         return slice(None)
-    return indices[0] if len(indices) == 1 else torch.tensor(indices)
+    return indices[0] if len(indices) == 1 else torch.tensor(indices, device="cpu")
 
 
 def _indices_in_pass(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
@@ -273,7 +273,7 @@ def _values_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Spa
     if values is None:
         return None
     if not isinstance(values, Tensor):
-        return torch.tensor(values)
+        return torch.tensor(values, device="cpu")
     letters = _letters(edit, shape)
     if values.ndim < len(shape):
         return values
@@ -304,7 +304,7 @@ def _values_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Spa
             f"{shape_text(shape)} (or one row of it) or broadcast against its cells, got {shape_text(values.shape)}"
         )
     filled = [
-        torch.arange(n)[None] + span.past * (axis in COLUMNS)
+        torch.arange(n, device="cpu")[None] + span.past * (axis in COLUMNS)
         if axis_columns is None
         else axis_columns.clamp_max(size - 1)
         for axis, axis_columns, n, size in zip(letters, columns, shape[1:], values.shape[1:], strict=True)
@@ -322,17 +322,17 @@ def _values_of_tokens(edit: Edit, shape: Sequence[int], cells: _Cells, span: Spa
 def _value_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
     """For every row of the pass, the row of `values` that belongs to it."""
     if len(values) == 1:
-        return torch.zeros(rows, dtype=torch.long)
+        return torch.zeros(rows, dtype=torch.long, device="cpu")
     first = getattr(edit.change, "first", 0)
     concerned = tuple(range(rows)) if edit.rows is None else edit.rows
     if edit.rows is not None and len(values) > max(edit.rows) and len(values) != len(edit.rows):
-        return torch.arange(rows)
+        return torch.arange(rows, device="cpu")
     if not 0 <= first <= len(values) - len(concerned):
         raise ValueError(
             f"values for {edit.name} are required for 1 or {len(concerned)} rows, got {len(values)}"
         )
-    value_rows = torch.zeros(rows, dtype=torch.long)
-    value_rows[list(concerned)] = torch.arange(first, first + len(concerned))
+    value_rows = torch.zeros(rows, dtype=torch.long, device="cpu")
+    value_rows[list(concerned)] = torch.arange(first, first + len(concerned), device="cpu")
     return value_rows
 
 
@@ -374,7 +374,7 @@ def _cells_of_texts(
     """
     rows, chosen = texts
     kept_axes = tuple(i for i, axis in enumerate(letters) if _keeps_axis(edit.cells.get(axis)))
-    all_present = torch.ones(len(chosen), 1, dtype=torch.bool)
+    all_present = torch.ones(len(chosen), 1, dtype=torch.bool, device="cpu")
     by_axis: list[
         tuple[Tensor | None, Tensor | None, Tensor | None]
     ] = []  # columns here, in the batch, and places
@@ -398,7 +398,7 @@ def _cells_of_texts(
             all_present = all_present & present
             by_axis.append((pass_columns, batch_columns, place))
         else:
-            same = torch.tensor(index)[None, which]
+            same = torch.tensor(index, device="cpu")[None, which]
             by_axis.append((same, same, same))
     columns, owns, places = zip(*by_axis, strict=True)
     return _Cells(rows[chosen], columns, owns, places, kept_axes, all_present)
@@ -434,7 +434,7 @@ def _token_indices(edit: Edit, axis: str, shape: tuple[int, int], span: Span) ->
 def _chosen_texts(edit: Edit, rows: int, texts: Tensor) -> Tensor:
     """Numbers of the texts in the rows of the edit, in the order of its `rows`."""
     if edit.rows is None:
-        return torch.arange(len(texts))
+        return torch.arange(len(texts), device="cpu")
     _check_rows(edit, rows)
     return torch.cat([(texts == row).nonzero()[:, 0] for row in edit.rows])
 
@@ -481,7 +481,7 @@ def own_values(edit: Edit, shape: Sequence[int], index: CellIndex, span: Span) -
     if values is None:
         return None
     if not isinstance(values, Tensor):
-        return torch.tensor(values)
+        return torch.tensor(values, device="cpu")
     if values.ndim < len(shape):
         return values
     values = _values_of_rows(edit, values, shape[0])

@@ -206,6 +206,15 @@ class ModelConfig(ConfigRecord):
                     rotated % 2 == 0 and 0 < rotated <= most,
                     f"an even rotary dim in [2, {most}], got {rotated}",
                 )
+                dynamic = isinstance(rotary.scaling, DynamicScaling)
+                requires(
+                    rotated > 2 or not dynamic, f"a rotary dim above 2 for DynamicScaling, got {rotated}"
+                )
+                pairs = len(rotary.scaling.short) if isinstance(rotary.scaling, LongScaling) else rotated // 2
+                requires(
+                    pairs == rotated // 2,
+                    f"a divisor of LongScaling for each of {rotated // 2} pairs, got {pairs}",
+                )
         for mixer in self._mixer_choices:
             self._check_mixer(mixer)
         self._check_combinations()
@@ -232,7 +241,7 @@ class ModelConfig(ConfigRecord):
             requires(
                 plain, "an unembedding of its own, not tied and without another output layer, for d_vocab_out"
             )
-        for record in self.records:
+        for record in (self.position, *self.records):
             record.check(self)
         if isinstance(self.mixer, Mixer):  # of layers that take turns each option is for those that have it
             kind, traits = type(self.mixer).__name__, self.mixer.traits

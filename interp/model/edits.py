@@ -7,6 +7,7 @@ printed as Python. Any function of the cells is a change too; it cannot be plann
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -21,6 +22,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Finite, Values
 from interp.core.stats import upcast
+from interp.core.torch_state import depth
 from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.core.wording import nearest, value_text
@@ -35,6 +37,8 @@ COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
 POSITIONS = (*COLUMNS, "k", "s")
 """The axes along which an index is a position: a token of its own row, and not a column."""
+SCORES = "hook_attn_scores"
+"""The site whose cells may be -inf: a query does not see that key."""
 ANSWERS = "answers"
 """Key of a pass's memory for the values read so far, a dict by `Read`."""
 
@@ -46,7 +50,7 @@ class Set(Brief):
 
     Args:
         values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
-            *axes]`, of which the same cells are taken.
+            *axes]`, of which the same cells are taken. Up to 1e30 in size; attention scores may be set to -inf.
         first: the row of `values` that belongs to the first example, where it holds several values per example.
     """
 
@@ -255,6 +259,14 @@ class Edit(Brief):
                 f"rows must be a tuple of the rows' numbers or None, got {value_text(self.rows)}"
             )
         object.__setattr__(self, "_cells", self._named_cells())
+        hides = isinstance(self.change, Set | Add) and self.site.endswith(SCORES)
+        given = depth() == 1 and isinstance(
+            self.change, Set | Add | Swap
+        )  # by a user, and not by an analysis
+        if given and not hides and _lowest(self.change) == -math.inf:
+            raise ValueError(
+                f"values for {self.name} must be finite, got -inf, which only scores may be set to"
+            )
 
     def __reduce__(self) -> tuple[type[Edit], tuple[object, ...]]:
         """Pickling for other processes: the view of an empty `at` cannot be pickled."""
@@ -315,6 +327,14 @@ class Edit(Brief):
             indices[possible[dim]] = _checked_index(dim, index)
         object.__setattr__(self, "at", {dim: indices[possible[dim]] for dim in self.at})
         return indices
+
+
+def _lowest(change: Change) -> float:
+    """The lowest of the values that a change brings; 0 where it brings none."""
+    values = getattr(change, "values", 0.0)
+    if not isinstance(values, Tensor):
+        return float(values)
+    return 0.0 if values.is_meta or not values.numel() else float(values.detach().amin())
 
 
 def _is_index(value: object) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.model.block import ACTIVATIONS, MLP, NEXT_ROW, Activation, FeedForward
-from interp.model.records import AnyMLP, ConfigRecord, at_least_one, not_negative, requires
+from interp.model.records import AnyMLP, ConfigRecord, at_least_one, not_negative, positive, requires
 from interp.model.rules import NO_RULES, constant, kept, product, secant
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
@@ -128,6 +128,7 @@ class MoE(AnyMLP):
         super().__post_init__()
         at_least_one(self, "d_mlp")
         not_negative(self, "shared")
+        positive(self, "clamp")
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
         rule = self.router

@@ -92,8 +92,8 @@ class PerRow:
     def table(self) -> tuple[Int[Tensor, "t n"], Bool[Tensor, "t n"]]:
         """The positions of each row side by side, 0 where a row has fewer, and a mask of those that it has."""
         columns = [one.places for one in self.apart()]
-        named = torch.tensor([[place or 0 for place in column] for column in columns])
-        present = torch.tensor([[place is not None for place in column] for column in columns])
+        named = torch.tensor([[place or 0 for place in column] for column in columns], device="cpu")
+        present = torch.tensor([[place is not None for place in column] for column in columns], device="cpu")
         return named.T, present.T
 
     def __repr__(self) -> str:
@@ -259,8 +259,8 @@ class Layout:
                 raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
             named, present = pos.table()
         else:
-            named = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
-            present = torch.ones(named.shape, dtype=torch.bool)
+            named = torch.tensor([pos] if isinstance(pos, int) else pos, device="cpu").expand(len(rows), -1)
+            present = torch.ones(named.shape, dtype=torch.bool, device="cpu")
         places = torch.where(named < 0, ends[:, None] + named, named)
         short = places >= lengths[:, None]
         wrong = present & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
@@ -277,18 +277,24 @@ class Layout:
             raise ValueError(
                 'the position "new" names tokens that are generated, and this pass generates none'
             )
-        columns = torch.arange(self.prompt, shape[1]).expand(shape[0], -1)
-        keep = torch.ones(shape, dtype=torch.bool) if self._on_host[0] is None else self._on_host[0]
+        columns = torch.arange(self.prompt, shape[1], device="cpu").expand(shape[0], -1)
+        keep = (
+            torch.ones(shape, dtype=torch.bool, device="cpu")
+            if self._on_host[0] is None
+            else self._on_host[0]
+        )
         present, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
-        return TextTokens(torch.arange(shape[0]), columns, places, None if bool(present.all()) else present)
+        return TextTokens(
+            torch.arange(shape[0], device="cpu"), columns, places, None if bool(present.all()) else present
+        )
 
     def _text_spans(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row and length of each text, its first index into `flat`, and `flat`: row * width + column of real tokens."""
         keep, documents = self._on_host
-        real = torch.ones(shape, dtype=torch.bool) if keep is None else keep
+        real = torch.ones(shape, dtype=torch.bool, device="cpu") if keep is None else keep
         flat = real.flatten().nonzero()[:, 0]
         if documents is None:
-            rows, lengths = torch.arange(shape[0]), real.sum(1)
+            rows, lengths = torch.arange(shape[0], device="cpu"), real.sum(1)
         else:
             lengths = Layout(keep, documents).texts(real).flatten()[flat].bincount()
             rows = flat[lengths.cumsum(0) - lengths] // shape[1]

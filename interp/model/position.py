@@ -7,6 +7,7 @@ positions add to the scores (ALiBi's slopes, T5's table of buckets).
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
@@ -14,7 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.core.kinds import Finite, Positive
-from interp.model.records import ConfigRecord, not_negative, positive
+from interp.model.records import ConfigRecord, at_least_one, not_negative, positive
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ class Buckets(ConfigRecord):
     max_distance: int = 128
     """Distances from here on share the last bucket."""
 
+    def check(self, config: "ModelConfig") -> None:
+        """ValueError for fewer buckets than the directions need, or a largest distance among the exact ones."""
+        n = self.n_buckets if config.causal else self.n_buckets // 2
+        least = 2 if config.causal else 4
+        if self.n_buckets < least or self.max_distance <= n // 2:
+            raise ValueError(
+                f"Buckets requires n_buckets >= {least} and a max_distance above {max(n // 2, 1)}, the distances with "
+                f"buckets of their own, got {self.n_buckets} and {self.max_distance}"
+            )
+
 
 @dataclass(frozen=True)
 class NoPosition(ConfigRecord):
@@ -79,6 +93,10 @@ class DynamicScaling(ConfigRecord):
     factor: Positive
     original_n_ctx: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "original_n_ctx")
+
 
 @dataclass(frozen=True)
 class Llama3Scaling(ConfigRecord):
@@ -88,6 +106,15 @@ class Llama3Scaling(ConfigRecord):
     low_freq_factor: Finite
     high_freq_factor: Finite
     original_n_ctx: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "original_n_ctx")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"Llama3Scaling requires 0 < low_freq_factor < high_freq_factor, got {self.low_freq_factor} and "
+                f"{self.high_freq_factor}"
+            )
 
 
 @dataclass(frozen=True)
@@ -103,6 +130,11 @@ class YarnScaling(ConfigRecord):
     truncate: bool = True
     """Whether the ends of the ramp are rounded to whole dimensions."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "original_n_ctx")
+        positive(self, "beta_fast", "beta_slow")
+
 
 @dataclass(frozen=True)
 class LongScaling(ConfigRecord):
@@ -116,6 +148,15 @@ class LongScaling(ConfigRecord):
     original_n_ctx: int
     attention_factor: Positive
     """Factor on sines and cosines, at any length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "original_n_ctx")
+        if not (self.short and len(self.short) == len(self.long) and min(*self.short, *self.long) > 0):
+            raise ValueError(
+                "LongScaling requires as many divisors above 0 in short as in long, one or more, got "
+                f"{len(self.short)} and {len(self.long)}"
+            )
 
 
 RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
@@ -135,6 +176,10 @@ class Rotary(ConfigRecord):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "base")
+        if isinstance(self.scaling, YarnScaling) and self.base == 1:
+            raise ValueError(
+                "Rotary requires a base other than 1 for YarnScaling, got 1: all frequencies are equal"
+            )
 
 
 Position = Learned | Sinusoidal | Rotary | Alibi | Buckets | NoPosition
@@ -315,7 +360,7 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, "h"]:
     power = 2 ** math.floor(math.log2(n_heads))
     first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     interleaved = [2 ** (-4 * h / power) for h in range(1, 2 * (n_heads - power), 2)]
-    return torch.tensor(first + interleaved)
+    return torch.tensor(first + interleaved, device="cpu")
 
 
 def buckets(offset: Int[Tensor, "*s"], kind: Buckets, *, two_sided: bool) -> Int[Tensor, "*s"]:

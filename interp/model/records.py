@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from interp.core import late
 from interp.core.boundary import check_fields
 from interp.core.hints import hints_of
-from interp.core.wording import nearest
+from interp.core.kinds import MOST_NUMBER
+from interp.core.wording import nearest, value_text
 
 if TYPE_CHECKING:
     from interp.model.attention import Attention
@@ -41,7 +42,7 @@ class ConfigRecord:
     """
 
     def __post_init__(self) -> None:
-        """ValueError for a field of another kind than its annotation; a record's own checks follow."""
+        """ValueError for a field of another kind than its annotation, or beyond 1e30; a record's own checks follow."""
         check_fields(self)
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -51,6 +52,11 @@ class ConfigRecord:
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(number, float) and math.isnan(number) for number in numbers):
                 raise ValueError(f"{type(self).__name__} requires a number as {field.name}, got {value}")
+            if any(isinstance(number, int | float) and abs(number) > MOST_NUMBER for number in numbers):
+                raise ValueError(
+                    f"{type(self).__name__} requires {field.name} up to {MOST_NUMBER:g}, got {value_text(value)}: "
+                    "products of larger numbers overflow"
+                )
 
     @classmethod
     def today(cls, values: Json) -> Json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount
 from interp.core.results import check_result, numbers
 from interp.core.visible import harmless
 from interp.data.batch import Batch
@@ -47,7 +47,13 @@ class QueryRows:
 
 @public()
 def influence_page(
-    result: xr.Dataset, model: Model, rows: Examples, queries: Examples, *, top: Count = 5, most: Count = 50
+    result: xr.Dataset,
+    model: Model,
+    rows: Examples,
+    queries: Examples,
+    *,
+    top: PositiveCount = 5,
+    most: PositiveCount = 50,
 ) -> str:
     """The rows that helped and harmed each query most, by `interp.dynamics.influence`, as one HTML file without script.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
 from interp.core.results import in_order
 from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
@@ -52,7 +53,7 @@ class TopCell:
 
 
 @public()
-def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
+def top_examples_page(result: xr.Dataset, *, most: PositiveCount = 100) -> str:
     """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
 
     Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of

@@ -209,7 +209,7 @@ def _from_json(value: object) -> object:
     if value in ("inf", "-inf", "nan"):
         return float(str(value))
     if isinstance(value, list):
-        return torch.tensor(value, dtype=torch.float32)
+        return torch.tensor(value, dtype=torch.float32, device="cpu")
     return value
 
 

@@ -4,7 +4,7 @@ Step 0 passes the prompt through the model, every later step the token drawn bef
 is computed, edited and read exactly once; the last token drawn is never passed through it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.answered import yes_or_no
+from interp.core.notes import note
 from interp.core.stats import upcast
+from interp.core.wording import value_text
 from interp.data.batch import Batch
 from interp.data.chats import UNKNOWN, answer_code
 from interp.data.ids import is_id
@@ -83,6 +86,7 @@ def stream(
     position only, unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
     Errors, before anything is computed: ValueError for a result beyond the context, a negative count, a penalty that is
     not positive, a stop token outside the vocabulary, reads without the cache or with a gradient; KeyError for a site.
+    Inside `torch.autocast` the steps follow it, like any plain pass, and a `Note` says so: the tokens may be others.
 
     Example:
         >>> read = Read("blocks.0.hook_resid_post")
@@ -90,6 +94,7 @@ def stream(
         >>> joined([step.trace for step in steps], read, model.cfg).shape[1] == steps[0].trace[read].shape[1] + 2
         True
     """
+    _note_autocast(model.device)
     batch = batch.to(model.device).left_aligned()
     check_generation(model.config, batch, max_new_tokens, stop_tokens)
     choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
@@ -285,6 +290,15 @@ def check_generation(
         raise ValueError(f"stop_tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")
 
 
+def _note_autocast(device: torch.device) -> None:
+    """A `Note` where products are rounded to another dtype than the model's, so that other tokens may be drawn."""
+    if torch.is_autocast_enabled(device.type):
+        low = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        note(
+            f"generated under autocast({low}): products are rounded to it, and the tokens may be others than without"
+        )
+
+
 def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit], use_cache: bool) -> None:
     if reads and not use_cache:
         raise ValueError(
@@ -321,10 +335,15 @@ def stops_of(text: Text, stop: Stop, *, eos: bool, chat: bool = False) -> tuple[
     model's own generation ends (`Text.end_ids`), and after a chat the token that ends a turn (`Text.turn_end`).
 
     Raises:
-        ValueError: what is neither an id, a text nor a function; an empty text.
+        ValueError: what is neither an id, a text nor a function; an empty text. A function raises one where its answer
+            is neither True nor False.
     """
     if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
+    if isinstance(stop, Mapping):  # whose keys would be taken
+        raise ValueError(
+            f"stop must be texts, token ids or functions of the new text, got {value_text(stop)}"
+        )
     every = list(stop) if isinstance(stop, Collection) and not isinstance(stop, str) else [stop]
     if odd := [s for s in every if not (isinstance(s, str) or callable(s) or is_id(s))]:
         raise ValueError(
@@ -333,7 +352,9 @@ def stops_of(text: Text, stop: Stop, *, eos: bool, chat: bool = False) -> tuple[
     if "" in every:
         raise ValueError("stop must be texts of at least one character, got '' among them")
     rules = [
-        partial(_contains, s) if isinstance(s, str) else s for s in every if isinstance(s, str) or callable(s)
+        partial(_contains, s) if isinstance(s, str) else yes_or_no(s, "stop: a function of the new text")
+        for s in every
+        if isinstance(s, str) or callable(s)
     ]
     ids = {int(s) for s in every if is_id(s)} | (text.end_ids if eos else set())
     if eos and chat and text.turn_end is not None:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from interp.core.answered import yes_or_no
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.hints import Required
@@ -432,7 +433,7 @@ def _predicate(names: str | re.Pattern[str] | Callable[[str], bool]) -> Callable
     if isinstance(names, re.Pattern):
         regex = names
         return lambda name: regex.fullmatch(name) is not None
-    return names
+    return yes_or_no(names, "names_filter: a function of a site's name")
 
 
 def _within(name: str, config: ModelConfig, stop: int | None) -> bool:

@@ -16,6 +16,9 @@ from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.passes.question import NotFiniteError
 
+MOST_PENALTY = 1000.0
+"""The largest repetition penalty, whose inverse is the smallest: beyond, logits overflow in half precision."""
+
 
 @public()
 @dataclass(frozen=True)
@@ -62,14 +65,17 @@ class Sampling:
 class Choice:
     """The rule of one generation with its state: the tokens already in each row, and its generator.
 
-    Greedy without `sampling`. ValueError unless the penalty is positive.
+    Greedy without `sampling`. ValueError for a penalty that is not positive, or a thousand times more or less than 1.
     """
 
     def __init__(
         self, batch: Batch, d_vocab: int, *, sampling: Sampling | None, repetition_penalty: float
     ) -> None:
-        if not repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty > 0 is required (1: none), got {repetition_penalty}")
+        if not 1 / MOST_PENALTY <= repetition_penalty <= MOST_PENALTY:
+            raise ValueError(
+                f"repetition_penalty in [{1 / MOST_PENALTY:g}, {MOST_PENALTY:g}] is required (1: none), "
+                f"got {repetition_penalty}"
+            )
         self._sampling = sampling
         self._penalty = repetition_penalty
         self._present = None if repetition_penalty == 1 else present(batch, d_vocab)
@@ -95,7 +101,9 @@ class Choice:
             if self._draws is None:
                 tokens = torch.multinomial(probabilities, 1)[:, 0]
             else:
-                uniform = torch.tensor([draw.random() for draw in self._draws], dtype=torch.float64)
+                uniform = torch.tensor(
+                    [draw.random() for draw in self._draws], dtype=torch.float64, device="cpu"
+                )
                 tokens = inverse_draw(probabilities, uniform)
         if self._present is not None:
             self._present.scatter_(1, tokens[:, None], True)

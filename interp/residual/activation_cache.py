@@ -23,6 +23,8 @@ from interp.residual import decomposition
 from interp.residual.decomposition import Decomposition
 
 _BLOCK = re.compile(r"^blocks\.\d+\.")
+_BY_COLUMN = re.compile(r"hook_(resid_\w+|z|post|mlp_out|attn_out|embed)$")
+"""Matches sites `[batch, pos, ...]`, which say how many positions the pass has."""
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
@@ -44,7 +46,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         self.batched = batched
 
     def __getitem__(self, key: Key) -> Tensor:
-        name = key if isinstance(key, str) else self._site_name(*key)
+        name = key if isinstance(key, str) else self._site_name(*_checked_key(key))
         value = self._values.get(name)
         if value is None:
             value = self._values.get(full_name(name)) if "hook_" not in name else None
@@ -93,22 +95,27 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
             raise ValueError(f"the batch axis can be dropped for one row only, got {sorted(rows)}")
         return ActivationCache({n: v[0] for n, v in self._values.items()}, self.model, batched=False)
 
+    @public()
     def accumulated_resid(self, layer: int | None = None, *, incl_mid: bool = False) -> Decomposition:
         """The stream at each depth up to `layer`, `[depth, batch, pos, d_model]`, for a lens."""
         return decomposition.accumulated(self._rows(), self.model, layer, incl_mid=incl_mid)
 
+    @public()
     def decompose_resid(self, layer: int | None = None) -> Decomposition:
         """Embeddings and every sublayer's addition before depth `layer`, `[part, batch, pos, d_model]`."""
         return decomposition.by_sublayer(self._rows(), self.model, layer)
 
+    @public()
     def stack_head_results(self, layer: int | None = None) -> Decomposition:
         """Every head's write and the remainder, `[part, batch, pos, d_model]`."""
         return decomposition.by_head(self._rows(), self.model, layer)
 
+    @public()
     def head_source_results(self, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
         """Write of each head at `pos` by source position, `[head, source, batch, d_model]`."""
-        return decomposition.by_source(self._rows(), self.model, layer, pos)
+        return decomposition.by_source(self._rows(), self.model, layer, self._column(pos))
 
+    @public()
     def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Decomposition:
         """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
 
@@ -117,15 +124,23 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
             pos: the position.
             before: whether the neurons are those of the MLP before attention, in Macaron blocks.
         """
-        return decomposition.by_neuron(self._rows(), self.model, layer, pos, before=before)
+        return decomposition.by_neuron(self._rows(), self.model, layer, self._column(pos), before=before)
 
+    @public()
     def apply_ln_to_stack(self, stack: Float[Tensor, "c b p d"]) -> Float[Tensor, "c b p d"]:
         """Parts of the stream through the final norm with its scale frozen (gamma applied, beta left out).
 
         The right norm for attribution; a lens recomputes the scale instead: `model.transformer.read_out`.
         """
-        return final_norm(self.model).of(decomposition.stream(self._rows(), self.model, None)).through(stack)
+        stream = decomposition.stream(self._rows(), self.model, None)
+        if stack.shape[1:] != stream.shape:
+            raise ValueError(
+                f"stack must be parts of the stream, [part, {', '.join(map(str, stream.shape))}], "
+                f"got {value_text(stack)}"
+            )
+        return final_norm(self.model).of(stream).through(stack)
 
+    @public()
     def logit_attrs(
         self,
         stack: Decomposition,
@@ -141,9 +156,13 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         at least.
 
         Raises:
-            ValueError: a row whose answer and wrong answer are one token.
+            ValueError: a row whose answer and wrong answer are one token, other than one token of the vocabulary for
+                each row, and a position that the pass has not.
         """
-        model = self.model
+        model, pos = self.model, self._column(pos)
+        for what, tokens in (("answer", answer), ("wrong", wrong)):
+            if tokens is not None:
+                self._check_tokens(what, tokens)
         if wrong is not None:
             check_contrast(answer.cpu(), wrong.cpu())
         wide = torch.promote_types(model.dtype, torch.float32)
@@ -165,5 +184,35 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         missed = decomposition.check_sum(summands, total, "logit attribution", size=size)
         return Decomposition(contributions, names, complete=True, rounding=rounding, missed=missed)
 
+    def _column(self, pos: int) -> int:
+        """The position, which the pass must have; a negative one counts from the end."""
+        width = next(
+            (value.shape[1] for name, value in self._rows().items() if _BY_COLUMN.search(name)), None
+        )
+        if width is not None and not -width <= pos < width:
+            raise ValueError(f"pos must be one of {width} positions, {-width} to {width - 1}, got {pos}")
+        return pos
+
+    def _check_tokens(self, what: str, tokens: Int[Tensor, "b"]) -> None:
+        """ValueError for other than one token of the vocabulary for each row."""
+        rows, most = len(next(iter(self._rows().values()))), self.model.config.n_outputs
+        if tokens.shape != (rows,) or not bool(((tokens >= 0) & (tokens < most)).all()):
+            raise ValueError(
+                f"{what} must be one token in [0, {most - 1}] for each of {rows} rows, got "
+                f"{tokens.tolist() if tokens.numel() <= rows else value_text(tokens)}"
+            )
+
     def _rows(self) -> Mapping[str, Tensor]:
         return self if self.batched else {name: value[None] for name, value in self._values.items()}
+
+
+def _checked_key(key: object) -> tuple[str, int] | tuple[str, int, str]:
+    """A key in shorthand; a KeyError for what is none."""
+    if isinstance(key, tuple) and len(key) in (2, 3):
+        short, layer, *part = key
+        if isinstance(short, str) and type(layer) is int and all(isinstance(name, str) for name in part):
+            return key
+    raise KeyError(
+        f"a site's name or its shorthand is required, such as 'blocks.0.hook_resid_post', ('pattern', 3) or "
+        f"('k', 3, 'attn'), got {key!r:.200}"
+    )

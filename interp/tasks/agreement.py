@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount, Seed
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 
@@ -71,9 +71,9 @@ class Agreement:
 
     phenomenon: Phenomenon = "distractor_agreement"
     """The rule of grammar that decides."""
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of pairs."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import FromZero, Seed
+from interp.core.memory import check_memory
 from interp.core.stats import upcast
 from interp.core.transfers import check
 from interp.data.batch import Batch
@@ -25,8 +27,8 @@ IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 class Place:
     """Seed and step of one batch of generated data, which decide its random numbers without running earlier steps."""
 
-    seed: int
-    step: int | None
+    seed: Seed
+    step: FromZero | None
     """Number of training updates before this batch; None: the held-out rows."""
 
     @property
@@ -145,6 +147,14 @@ def after_bos(tokens: IdMatrix, determined: np.ndarray[tuple[int, int], np.dtype
     return Examples(Batch(torch.from_numpy(padded), bos=True), torch.from_numpy(determined))
 
 
+def check_rows(task: object, rows: int, width: int) -> None:
+    """ValueError for more rows of a task, or longer ones, than the memory holds."""
+    check_memory(
+        f"{rows} rows of {width} tokens of {type(task).__name__}", 32 * rows * width, torch.device("cpu"),
+        "fewer rows, and shorter ones by the task's fields, take less",
+    )  # fmt: skip
+
+
 def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> IdMatrix:
     """Per row `count` different integers of [low, high) in random order, shape [rows, count].
 
@@ -152,6 +162,10 @@ def different(generator: np.random.Generator, rows: int, count: int, low: int, h
         >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())
         [5, 6, 7]
     """
+    check_memory(
+        f"{rows} draws of different ones of {high - low} ids (d_vocab, rows, examples)", 16 * rows * (high - low),
+        torch.device("cpu"), "a smaller vocabulary and fewer or shorter rows take less",
+    )  # fmt: skip
     return low + generator.random((rows, high - low)).argsort(axis=1)[:, :count]
 
 

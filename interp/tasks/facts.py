@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount, Seed
 from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
@@ -174,9 +174,9 @@ class Facts:
         ValueError: a relation without facts, or a phrasing without a subject.
     """
 
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of prompts."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
     held_out: bool = False
     """Whether the default phrasing is the one that no training text of the demo models has, instead of the trained

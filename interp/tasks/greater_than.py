@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount, Seed
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
     Pair,
@@ -45,9 +45,9 @@ class GreaterThan:
     "The war lasted from the year 1743 to the year 17" -> any of "44" .. "99" (Hanna et al. 2023, arXiv:2305.00586).
     """
 
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of pairs."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
 
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:

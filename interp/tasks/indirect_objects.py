@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount, Seed
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -141,9 +141,9 @@ class IndirectObjects(Brief):
         ValueError: no rows or an empty table of words.
     """
 
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of sentences."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws; equal rows on every machine."""
     held_out: bool = False
     """Only name pairs that the demo models never saw in training, instead of those that they did."""

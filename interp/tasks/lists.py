@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import PositiveCount, Seed
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.indirect_objects import GIFTS, NAMES, PLACES
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
@@ -48,9 +48,9 @@ class ListCopy:
         ValueError: lists of fewer than 2 words.
     """
 
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of lists."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
     words: int = 6
     """Words per list."""
@@ -121,9 +121,9 @@ class DocstringArguments:
     Janiak 2023, "A circuit for Python docstrings in a 4-layer attention-only transformer").
     """
 
-    rows: Count = 32
+    rows: PositiveCount = 32
     """Number of functions."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
 
     def pairs(self, tokenizer: Tokenizer, *, corruption: ArgumentCorruption = "names") -> TaskPairs:

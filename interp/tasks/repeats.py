@@ -15,10 +15,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Count, FromZero, PositiveCount, Seed
 from interp.core.memory import check_memory
 from interp.data.tokenizers import Tokenizer
-from interp.tasks.examples import Examples, Place, after_bos, different, require
+from interp.tasks.examples import Examples, Place, after_bos, check_rows, different, require
 from interp.tasks.lists import WORDS
 from interp.tasks.pairs import Pair, TaskPairs, WordRow, pairs_of, required_single_tokens
 
@@ -39,7 +39,7 @@ class RepeatedTokens:
     """Number of copies of them."""
     rows: Count = 32
     """Number of rows."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the draws."""
 
     def __post_init__(self) -> None:
@@ -61,10 +61,11 @@ class RepeatedTokens:
         """Tokens at the beginning of the first copy on which copying is scored."""
         return min(SAMPLE, self.period)
 
+    @public()
     def tokens(
         self,
-        vocab: int | Sequence[int],
-        bos: int | None = None,
+        vocab: Count | Sequence[int],
+        bos: FromZero | None = None,
         generator: np.random.Generator | None = None,
     ) -> Int[Tensor, "b p"]:
         """Token ids of the rows [bos, t_1 .. t_period, t_1 .. t_period, ...].
@@ -177,8 +178,10 @@ class RepeatedSequences:
         require(self.high < self.d_vocab, f"more than {self.high} ids for the longest period", self.d_vocab)
         require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
 
-    def batch(self, place: Place, rows: int) -> Examples:
+    @public()
+    def batch(self, place: Place, rows: PositiveCount) -> Examples:
         """The rows of a place."""
+        check_rows(self, rows, self.width)
         generator = place.generator
         period = generator.integers(self.low, self.high + 1, size=(rows, 1))
         once = different(generator, rows, self.high, 1, self.d_vocab)
@@ -213,8 +216,10 @@ class RepeatingChain:
         require(self.d_vocab >= 3, "3 ids or more", self.d_vocab)
         require(0 < self.concentration < math.inf, "a concentration above 0 and finite", self.concentration)
 
-    def batch(self, place: Place, rows: int) -> Examples:
+    @public()
+    def batch(self, place: Place, rows: PositiveCount) -> Examples:
         """The rows of a place."""
+        check_rows(self, rows, self.width)
         generator = place.generator
         steps, token = self.chain.cumsum(1), np.zeros(rows, dtype=np.int64)
         once = np.empty((rows, self.high), dtype=np.int64)
@@ -228,6 +233,10 @@ class RepeatingChain:
     @property
     def chain(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """Probabilities of the next token, `[token before, token - 1]`; the same for every seed."""
+        check_memory(
+            f"a chain of {self.d_vocab} ids (RepeatingChain: d_vocab)", 16 * self.d_vocab**2, torch.device("cpu"),
+            "a smaller vocabulary takes less",
+        )  # fmt: skip
         generator = np.random.default_rng(0)
         return generator.dirichlet([self.concentration] * (self.d_vocab - 1), size=self.d_vocab)
 

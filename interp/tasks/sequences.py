@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
 from interp.data.batch import Batch
-from interp.tasks.examples import Examples, Place, after_bos, different, require
+from interp.tasks.examples import Examples, Place, after_bos, check_rows, different, require
 
 
 @public()
@@ -43,7 +44,8 @@ class AssociativeRecall:
     def _keys(self) -> int:
         return (self.d_vocab - 1) // 2
 
-    def batch(self, place: Place, rows: int) -> Examples:
+    @public()
+    def batch(self, place: Place, rows: PositiveCount) -> Examples:
         """The rows of a place."""
         generator = place.generator
         keys = different(generator, rows, self.pairs, 1, 1 + self._keys)
@@ -82,8 +84,10 @@ class InContextRegression:
         """Tokens of a row."""
         return 1 + self.examples * (self.inputs + 1)
 
-    def batch(self, place: Place, rows: int) -> Examples:
+    @public()
+    def batch(self, place: Place, rows: PositiveCount) -> Examples:
         """The rows of a place."""
+        check_rows(self, rows, self.width)
         generator, k = place.generator, self.inputs
         x = different(generator, rows * self.examples, k, 1, self.d_vocab)
         hidden = generator.integers(0, k, size=rows)
@@ -120,9 +124,11 @@ class SequencePairs:
         """Tokens of the longest target, which the source is one shorter than."""
         return self.high + 2
 
-    def batch(self, place: Place, rows: int) -> Examples:
+    @public()
+    def batch(self, place: Place, rows: PositiveCount) -> Examples:
         """The rows of a place."""
         generator = place.generator
+        check_rows(self, rows, self.width)
         lengths = generator.integers(self.low, self.high + 1, size=(rows, 1))
         symbols = generator.integers(2, self.d_vocab, size=(rows, self.high))
         index = np.arange(self.high + 1)

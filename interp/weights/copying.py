@@ -300,11 +300,11 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
         previous: [l h], the weight of each head, such as its previous-token score.
 
     Returns:
-        [l h], between -1 and 1. NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k:
-        they have no QK circuit.
+        [l h], between -1 and 1. NaN in layer 0, which reads no head, where all heads below have the weight 0, and in
+        layers whose scores do not come from q . k: they have no QK circuit.
 
     Raises:
-        ValueError: circuits with biases, or weights of another shape or that are not finite.
+        ValueError: circuits with biases, or weights of another shape, that are not finite, or all 0.
 
     Source:
         Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E, in row form), summed over heads as in Olsson et al.
@@ -329,6 +329,8 @@ def _matching_with_random(
             f"one finite weight per head is required, {shape_text((config.n_layers, config.n_heads))}, got "
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
+    if not bool(previous[:-1].any()) and config.n_layers > 1:
+        raise ValueError("a weight that is not 0 is required of a head below the last layer, got 0 for each")
     gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written = to_device(previous.to(gram.dtype), gram.device), torch.zeros_like(gram)
     small: dict[tuple[str, int], Tensor] = {}

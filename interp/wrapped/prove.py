@@ -113,7 +113,14 @@ def _check(network: nn.Module) -> None:
 def _proof_of(plain: nn.Module) -> tuple[_Proof, bool]:
     """The finished proof, and whether the watched copy may use this package's attention."""
     tokens = some_tokens(plain)
-    logits = plain(input_ids=tokens, use_cache=False).logits
+    try:
+        logits = plain(input_ids=tokens, use_cache=False).logits
+    except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError) as cause:
+        place = getattr(getattr(plain, "config", None), "_name_or_path", "")
+        raise ValueError(
+            f"a network that runs is required, {type(plain).__name__}{f' of {place}' if place else ''} fails in "
+            f"transformers' own code, as its config makes it: {cause}"
+        ) from cause
     n = tokens.shape[1]
     for column in (n // 2, n - 1):
         changed = plain(input_ids=another(plain, tokens, column), use_cache=False).logits

@@ -15,6 +15,7 @@ from interp import Batch, HookedTransformer
 from interp.causal import CausalTrace, causal_trace, subject_spread
 from interp.causal.causal_trace import Noised, usual_window
 from interp.causal.spans import ROLES, spans, within
+from interp.core import memory
 from interp.data.batch import Side
 from interp.model.edits import Edit, Scale, Set, Zero
 from interp.model.layout import each_position
@@ -456,3 +457,13 @@ def test_missing_parts_are_refused_by_name() -> None:
         asked("attention-only").trace(severed="mlp")
     with pytest.raises(ValueError, match="must mention the subject 'Paul'"):
         causal_trace(hooked(), "The cat sat on the", "Paul", " mat")
+
+
+def test_more_draws_of_noise_than_the_memory_holds_are_refused_before_they_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**33)
+    model = hooked()
+    best = model.to_string(model("When Mary and John")[0, -1].argmax())
+    with pytest.raises(ValueError, match=r"causal_trace: samples\): .*GB of memory are required"):
+        causal_trace(model, "When Mary and John", "Mary", best, noise=1.0, samples=10**7)

@@ -171,3 +171,9 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         edge_stability(table.drop_vars("each"), 5)
     with pytest.raises(ValueError, match=f"top must be 1 to {len(GRAPH)} edges, got 0"):
         edge_stability(table, 0)
+
+
+def test_more_resamples_than_the_memory_holds_are_refused_before_they_are_drawn() -> None:
+    words = r"10000000 resamples \(edge_stability: resamples\).*GB of memory are required"
+    with pytest.raises(ValueError, match=words):
+        edge_stability(table_of(some_scores(6, seed=2)), 5, resamples=10**7)

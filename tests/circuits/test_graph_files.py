@@ -278,3 +278,12 @@ def test_a_circuit_of_many_prompts_or_none_has_no_graph(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one token"):
         write_attribution_graph(circuit(), replace(ASKED, tokens=()), tmp_path / "graph.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_whose_nodes_stand_beyond_its_tokens_is_refused(tmp_path: Path) -> None:
+    graph = foreign()
+    graph["metadata"]["prompt_tokens"] = graph["metadata"]["prompt_tokens"][1:]
+    with pytest.raises(
+        ValueError, match=r"must stand at one of its 1 prompt_tokens \(ctx_idx\), '0_6200_1' does not"
+    ):
+        read_attribution_graph(saved(graph, tmp_path))

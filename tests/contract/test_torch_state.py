@@ -23,7 +23,9 @@ from tests.loops import over, same_seeds
 
 RECORDS = [name for name, case in CASES.items() if isinstance(case.question_for(case.models[0]), Question)]
 AS_ITS_USER_SAYS = {
-    **dict.fromkeys(("model.Transformer", "model.EncoderDecoder"), "a module is made in torch's default dtype"),
+    **dict.fromkeys(
+        ("model.Transformer", "model.EncoderDecoder"), "a module is made in torch's default dtype"
+    ),
     "model.KVCache": "its memory holds no numbers yet",
 }
 FUNCTIONS = {

@@ -206,3 +206,8 @@ def test_separate_batches_have_the_answers_of_their_own_prompts() -> None:
     for found in (separate, arriving):
         assert found.prompt.values.tolist() == [0, 1]
         np.testing.assert_allclose(found.value.values, together.value.values, atol=1e-12)
+
+
+def test_complex_token_ids_are_refused_and_not_cut_to_their_real_parts() -> None:
+    with pytest.raises(ValueError, match=r"at least one token id, shape \[batch, pos\], got torch.complex64"):
+        Batch(torch.ones(2, 8, dtype=torch.complex64) + 3j)

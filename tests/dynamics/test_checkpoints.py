@@ -270,3 +270,9 @@ def test_what_has_no_components_is_refused() -> None:
         per_token_loss_pca(losses.where(losses > 0))
     with pytest.raises(ValueError, match=r"a dim 'prompt' are required, got dims \['step', 'index'\]"):
         per_token_loss_pca(losses.rename(prompt="index"))
+
+
+def test_a_phase_change_of_infinite_values_is_refused() -> None:
+    for value in (math.inf, -math.inf):
+        with pytest.raises(ValueError, match="finite values are required, got some that are infinite"):
+            phase_change(series([1.0, value, 2.0, 3.0], [1, 2, 3, 4]))

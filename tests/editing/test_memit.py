@@ -159,6 +159,8 @@ def test_what_cannot_be_stored_is_refused() -> None:
         memit_edit(model, [], [keys])
     with pytest.raises(ValueError, match="weight > 0"):
         memit_edit(model, FACTS, [keys], weight=0.0)
+    with pytest.raises(ValueError, match="a finite weight > 0 are required"):
+        memit_edit(model, FACTS, [keys], weight=float("inf"))
     with pytest.raises(ValueError, match="must mention the subject 'Spain'"):
         memit_edit(model, [EditCase("The capital of France is", " Rome", "Spain", {})], [keys])
     with pytest.raises(ValueError, match="post-norm blocks norm that sum"):

@@ -5,6 +5,7 @@ The oracle is transformers' own small model of the very same config, on the same
 
 import copy
 import functools
+import itertools
 import json
 import random
 import zlib
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from interp.families.convert import to_model
 from interp.families.inert import read_keys, usual_values
@@ -141,6 +144,52 @@ def few(kind: str, key: str, most: int) -> Iterator[object]:
     values = list(values_of_keys()[key])
     random.Random(zlib.crc32(f"{kind} {key}".encode())).shuffle(values)
     yield from [value for value in values if value != base(kind).get(key, "none")][:most]
+
+
+@over("kind", ["gpt2", "gemma2", "mistral", "mpt", "deepseek_v2", "t5"])
+def test_a_value_of_a_kind_that_transformers_refuses_is_refused_with_its_key(kind: str) -> None:
+    keys = {*base(kind), *CONFIG_MAPPING[kind]().to_dict()} - NOT_ARITHMETIC
+    for key, value in itertools.product(sorted(keys), (1.5, 2.0, 3, True, "x", [], {})):
+        values = {**base(kind), key: value}
+        refused = _refused_for_its_kind(kind, values)
+        try:
+            reading_of(values)
+            said = ""
+        except ValueError as refusal:
+            said = str(refusal)
+        assert said or not refused, f"{key}={value!r} is read, and transformers refuses it"
+        assert refused is not False or "as transformers does" not in said, f"{key}={value!r}: {said}"
+
+
+def _refused_for_its_kind(kind: str, values: Values) -> bool | None:
+    """Whether transformers refuses a value by its annotation; None where it fails at something else."""
+    try:
+        CONFIG_MAPPING[kind].from_dict(copy.deepcopy(values))
+    except StrictDataclassFieldValidationError:
+        return True
+    except Exception:  # whatever its code raises
+        return None
+    return False
+
+
+def test_a_window_of_one_and_a_half_tokens_and_an_attention_that_is_no_table_are_refused_in_words() -> None:
+    with pytest.raises(
+        ValueError, match=r"Mistral: config requires a whole number for sliding_window, got 1.5"
+    ):
+        reading_of({**base("mistral"), "sliding_window": 1.5})
+    with pytest.raises(
+        ValueError, match=r"Gemma 2: config requires a whole number for sliding_window.* got 2.0"
+    ):
+        reading_of({**base("gemma2"), "sliding_window": 2.0})
+    for value in ("x", []):
+        with pytest.raises(ValueError, match=r"MPT: config requires an object for attn_config, got"):
+            reading_of({**base("mpt"), "attn_config": value})
+    with pytest.raises(ValueError, match=r"MPT: config requires true or false for no_bias.* got 7"):
+        reading_of({**base("mpt"), "no_bias": 7})
+    with pytest.raises(
+        ValueError, match=r"MPT: config requires a whole number for expansion_ratio.* got 'x'"
+    ):
+        reading_of({**base("mpt"), "expansion_ratio": "x"})
 
 
 # --- one key, and all that count for nothing ----------------------------------------------------------------------

@@ -253,3 +253,10 @@ def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path: Path) -
     with pytest.raises(ValueError, match="b_dec: numbers up to 65504 fit float16, got 70000"):
         load_sae(path, dtype=torch.float16)
     assert bool(load_sae(path, dtype=torch.bfloat16).b_dec.isfinite().all())
+
+
+@pytest.mark.parametrize("key", ["apply_b_dec_to_input", "rescale_acts_by_decoder_norm"])
+def test_what_is_true_or_false_must_be_written_so(key: str, tmp_path: Path) -> None:
+    path = folder(tmp_path, config("standard") | {key: 1.5}, random_weights(ReLU(), D_IN, D_SAE))
+    with pytest.raises(ValueError, match=f"{key} must be true or false, got 1.5"):
+        load_sae(path)

@@ -2,11 +2,25 @@
 
 import dataclasses
 import json
+import math
 import re
+from collections.abc import Callable, Mapping
 
 import pytest
+import torch
 
-from interp.model import MLP, Alibi, ModelConfig, NoPosition, Rotary, Softmax
+from interp.model import (
+    MLP,
+    Alibi,
+    Buckets,
+    ModelConfig,
+    MoE,
+    NoPosition,
+    Rotary,
+    Softmax,
+    build as build_network,
+)
+from interp.model.config import DynamicScaling, Llama3Scaling, LongScaling, YarnScaling
 from tests.configs import CONFIGS
 from tests.loops import over
 
@@ -62,9 +76,9 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"attn_scale": -1.0}, "attn_scale finite and above 0, got -1.0"),
         ({"attn_softcap": 0.0}, "attn_softcap finite and above 0, got 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap finite and above 0, got -30.0"),
-        ({"embed_scale": float("inf")}, "embed_scale finite and above 0, got inf"),
+        ({"embed_scale": float("inf")}, "embed_scale up to 1e+30, got inf"),
         ({"residual_scale": float("nan")}, "a number as residual_scale, got nan"),
-        ({"residual_scale": float("inf")}, "residual_scale finite and above 0, got inf"),
+        ({"residual_scale": float("inf")}, "residual_scale up to 1e+30, got inf"),
         ({"logit_scale": 0.0}, "logit_scale finite and above 0, got 0.0"),
     ],
 )
@@ -123,3 +137,54 @@ def test_the_score_scale_is_the_root_of_the_head_width_unless_given() -> None:
     assert ModelConfig(**deep).score_scale(1) == 0.5
     assert ModelConfig(**deep, attn_scale=0.25).score_scale(1) == 0.25
     assert [ModelConfig(**deep, scale_by_layer=True).score_scale(layer) for layer in (0, 3)] == [0.5, 0.125]
+
+
+# --- numbers and positions that no pass could use ---------------------------------------------------------------------
+
+
+@over("name", ["logit_softcap", "attn_softcap", "attn_scale", "embed_scale", "residual_scale", "logit_scale"])
+def test_factors_and_caps_beyond_what_a_product_holds_are_refused(name: str) -> None:
+    for value in (1e300, 1.1e30, math.inf):
+        with pytest.raises(ValueError, match=rf"ModelConfig requires {name} up to 1e\+30"):
+            ModelConfig(1, 16, 2, 64, 12, **{name: value})
+
+
+def test_the_clamp_of_experts_must_be_finite_and_above_0() -> None:
+    for clamp in (-math.inf, math.inf, -99.0, 0.0):
+        with pytest.raises(ValueError, match="MoE requires clamp"):
+            MoE(4, 2, 8, clamp=clamp)
+
+
+def test_buckets_that_a_distance_would_miss_are_refused() -> None:
+    for buckets in (Buckets(8, 2), Buckets(8, 4), Buckets(1, 8), Buckets(0, 8), Buckets(8, -99)):
+        with pytest.raises(ValueError, match="Buckets requires n_buckets >= 2 and a max_distance above"):
+            ModelConfig(1, 16, 2, 64, 12, position=buckets)
+    with pytest.raises(ValueError, match="Buckets requires n_buckets >= 4"):
+        ModelConfig(1, 16, 2, 64, 12, position=Buckets(2, 8), causal=False)
+    for buckets, causal in ((Buckets(2, 2), True), (Buckets(8, 5), True), (Buckets(4, 2), False)):
+        model = build_network(ModelConfig(1, 16, 2, 64, 12, position=buckets, causal=causal))
+        assert bool(model(torch.arange(12).repeat(5)[None]).isfinite().all())
+
+
+SCALINGS: Mapping[str, Callable[[], object]] = {
+    "original_n_ctx >= 1": lambda: DynamicScaling(2.0, 0),
+    "Llama3Scaling requires original_n_ctx >= 1": lambda: Llama3Scaling(2.0, 1.0, 4.0, 0),
+    "0 < low_freq_factor < high_freq_factor, got 4.0 and 1.0": lambda: Llama3Scaling(2.0, 4.0, 1.0, 8),
+    "0 < low_freq_factor < high_freq_factor, got 4.0 and 4.0": lambda: Llama3Scaling(2.0, 4.0, 4.0, 8),
+    "YarnScaling requires original_n_ctx >= 1": lambda: YarnScaling(2.0, 0, 1.0),
+    "YarnScaling requires beta_slow": lambda: YarnScaling(2.0, 8, 1.0, beta_slow=0.0),
+    "a base other than 1 for YarnScaling": lambda: Rotary(1.0, scaling=YarnScaling(2.0, 8, 1.0)),
+    "LongScaling requires as many divisors above 0": lambda: LongScaling((1.0, 0.0), (1.0, 1.0), 8, 1.0),
+    "a rotary dim above 2 for DynamicScaling": lambda: ModelConfig(
+        1, 16, 2, 64, 12, position=Rotary(dim=2, scaling=DynamicScaling(2.0, 8))
+    ),
+    "a divisor of LongScaling for each of 4 pairs, got 1": lambda: ModelConfig(
+        1, 16, 2, 64, 12, position=Rotary(scaling=LongScaling((1.0,), (1.0,), 8, 1.0))
+    ),
+}
+
+
+@over("words", SCALINGS)
+def test_a_rotary_scaling_that_no_pass_could_use_is_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SCALINGS[words]()

@@ -1,5 +1,6 @@
 """An edit changes the cells that it names, by what it says, and nothing else; partial passes do what whole ones do."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -204,3 +205,23 @@ def test_a_function_that_returns_complex_numbers_is_refused() -> None:
     change = Edit(STREAM, lambda cells: cells * 1j)
     with pytest.raises(ValueError, match=r"must return real numbers, got torch.complex128"):
         edited(change, VALUE, Span())
+
+
+@pytest.mark.parametrize("kind", [Set, Add])
+def test_values_that_would_make_the_pass_nan_are_refused(kind: type[Set | Add]) -> None:
+    for value in (math.nan, math.inf, 1e300, -1e300, torch.tensor([1.0, math.nan]), torch.tensor([1e35])):
+        with pytest.raises(
+            ValueError, match=r"values must be a number or a tensor of real numbers up to 1e\+30"
+        ):
+            kind(value)
+    assert kind(1e30).values == 1e30
+
+
+def test_only_attention_scores_may_be_set_to_minus_infinity() -> None:
+    for value in (-math.inf, torch.tensor([0.0, -math.inf])):
+        for change in (Set(value), Add(value)):
+            assert Edit("blocks.0.attn.hook_attn_scores", change).change is change
+            with pytest.raises(ValueError, match=r"values for L0\.resid must be finite, got -inf"):
+                Edit("L0.resid", change)
+        with pytest.raises(ValueError, match="must be finite, got -inf"):
+            Edit("blocks.0.attn.hook_attn_scores", Swap(torch.ones(2), value))

@@ -76,6 +76,9 @@ def test_other_results_and_other_rows_are_refused(model: HookedTransformer, rows
         influence_page(xr.Dataset({"value": 1.0}), model, rows, rows)
     with pytest.raises(ValueError, match=r"values of \(5, 5\) rows and queries are required"):
         influence_page(result(VALUES), model, rows, rows)
+    for listed in ({"top": -1}, {"most": -99}, {"most": 0}):
+        with pytest.raises(ValueError, match="must be a whole number from 1 to"):
+            influence_page(result(VALUES), model, rows, rows, **listed)
 
 
 def test_ids_stand_for_tokens_where_there_is_no_tokenizer(model: HookedTransformer) -> None:

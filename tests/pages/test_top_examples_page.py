@@ -93,6 +93,9 @@ def test_of_many_cells_the_first_are_drawn_and_the_page_says_so() -> None:
     page = top_examples_page(result(cells=7), most=3)
     assert page.count("<h2>") == 3 and "Drawn are the first 3 of 7." in page
     assert "Drawn are" not in top_examples_page(result(cells=7))
+    for most in (0, -1):
+        with pytest.raises(ValueError, match="most must be a whole number from 1 to"):
+            top_examples_page(result(cells=7), most=most)
 
 
 def test_a_key_is_shown_with_its_entry() -> None:

@@ -15,12 +15,14 @@ from interp.passes.edit_text import (
 )
 from tests.loops import over
 
-VECTOR = torch.tensor([0.1, -2.5, 1e-30, torch.inf])
+VECTOR = torch.tensor([0.1, -2.5, 1e-30, 1e30])
+HIDING = torch.tensor([0.1, -torch.inf])
 WIDE = torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 EDITS = [
     Edit("L3H5", Zero()), Edit((3, 5), Scale(0.1), {"pos": -1}), Edit("L2.mlp", Mean("template"), {"pos": (0, 3)}),
     Edit("L2N7", Resample(4), rows=(0, 2)), Edit("L0.resid", Add(VECTOR, 2.0)), Edit("L0.resid", Set(-1.5)),
     Edit("blocks.1.attn.hook_attn_scores", Set(-torch.inf), {"query": 5, "key": 1, "head": 2}),
+    Edit("blocks.1.attn.hook_attn_scores", Add(HIDING)),
     Edit("L1.resid", Set(WIDE, first=2)), Edit("L1.resid", Project(WIDE, keep=True)), Edit("L1.resid", Detach()),
     Edit("L1.resid", Swap(WIDE, WIDE.half())), Edit("ln_final.hook_scale", Scale(2)),
 ]  # fmt: skip

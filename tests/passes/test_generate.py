@@ -312,7 +312,8 @@ REFUSED: dict[str, tuple[Attempt, type[Exception], str]] = {
     "too long": (lambda m, b: stream(m, b, N_CTX), ValueError, f"9 prompt tokens and {N_CTX} new ones do not fit"),
     "negative": (lambda m, b: stream(m, b, -1), ValueError, "max_new_tokens >= 0 is required, got -1"),
     "penalty": (
-        lambda m, b: stream(m, b, 2, repetition_penalty=0.0), ValueError, "repetition_penalty > 0 is required",
+        lambda m, b: stream(m, b, 2, repetition_penalty=0.0), ValueError,
+        r"repetition_penalty in \[0.001, 1000\] is required",
     ),
     "stop token": (lambda m, b: stream(m, b, 2, stop_tokens=[31]), ValueError, r"must be in \[0, 30\], got 31"),
     "negative stop token": (lambda m, b: stream(m, b, 2, stop_tokens=[1, -1]), ValueError, "got -1"),

@@ -1,6 +1,8 @@
 """The residual stream taken apart: every decomposition sums, on every config, and says so when it does not."""
 
 import functools
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
@@ -248,3 +250,37 @@ def test_parts_are_held_once_beside_the_result() -> None:
     of_one = found.values[0].nbytes
     parts = 1 + 12 * (CONFIGS["llama-gqa"].n_heads + 2)  # heads, their bias and the MLP of a layer
     assert len(found.parts) * of_one < living < 2.2 * parts * of_one
+
+
+def test_the_methods_of_a_cache_refuse_in_words_what_the_pass_has_not() -> None:
+    model = HookedTransformer.from_pretrained("demo-mlp-2l")
+    cache = model.run_with_cache("When Mary and John went")[1]
+    n, parts = cache["blocks.0.hook_resid_pre"].shape[1], cache.decompose_resid()
+    refused: dict[str, Callable[[], object]] = {
+        f"pos must be one of {n} positions, {-n} to {n - 1}, got 99": lambda: cache.stack_neuron_results(
+            1, pos=99
+        ),
+        f"pos must be one of {n} positions, {-n} to {n - 1}, got -99": lambda: cache.head_source_results(
+            1, pos=-99
+        ),
+        "head_source_results: pos must be int, got True": lambda: cache.head_source_results(1, pos=True),
+        "answer must be one token in [0, 1023] for each of 1 rows, got Tensor": lambda: cache.logit_attrs(
+            parts, torch.tensor([5, 6])
+        ),
+        "answer must be one token in [0, 1023] for each of 1 rows, got [1024]": lambda: cache.logit_attrs(
+            parts, torch.tensor([1024])
+        ),
+        "wrong must be one token in [0, 1023]": lambda: cache.logit_attrs(
+            parts, torch.tensor([5]), torch.tensor([5, 6])
+        ),
+        "logit_attrs: answer must be": lambda: cache.logit_attrs(parts, " Mary"),
+        "stack must be parts of the stream": lambda: cache.apply_ln_to_stack(torch.ones(2, 1, 3, 7)),
+        "decompose_resid: layer must be": lambda: cache.decompose_resid("x"),
+    }
+    for words, ask in refused.items():
+        with pytest.raises(ValueError, match=re.escape(words)):
+            ask()
+    for key in (0, None, ("pattern",), ("pattern", 1.5), ("k", 3, 4), ("pattern", True)):
+        with pytest.raises(KeyError, match="a site's name or its shorthand is required"):
+            cache[key]
+    assert 0 not in cache and ("pattern", 0) in cache

@@ -55,9 +55,9 @@ def test_facts_that_do_not_fit_are_named_with_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: IndirectObjects(0), "at least one row"),
+        (lambda: IndirectObjects(0), "rows must be a whole number from 1 to"),
         (lambda: IndirectObjects(templates=()), "words for every field"),
-        (lambda: ListCopy(0).pairs(demo()), "rows of at least 1"),
+        (lambda: ListCopy(0).pairs(demo()), "rows must be a whole number from 1 to"),
         (lambda: ListCopy(words=1), "at least 2 words"),
         (lambda: RepeatedTokens(2, 2).pairs(demo()), "at least 3 tokens"),
         (lambda: RepeatedTokens(3, 3).pairs(demo()), "two copies"),

@@ -400,3 +400,15 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     no_logits = perturbed(replace(CONFIGS["gpt2"], unembed=False))
     with pytest.raises(AttributeError, match="no W_U"):
         eigenvalue_scores(HeadCircuits(no_logits))
+
+
+def test_matching_scores_refuse_weights_of_which_none_counts() -> None:
+    model = build("llama-gqa")
+    n_layers, n_heads = model.config.n_layers, model.config.n_heads
+    last = torch.zeros(n_layers, n_heads)
+    last[-1] = 1.0  # the last layer writes for nobody
+    for previous in (torch.zeros(n_layers, n_heads), last):
+        with pytest.raises(
+            ValueError, match="a weight that is not 0 is required of a head below the last layer"
+        ):
+            matching_scores(model, previous)

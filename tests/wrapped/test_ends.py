@@ -1,7 +1,11 @@
 """How logits are read from the final stream of wrapped networks, and networks of which no more than that is known."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import interp
@@ -237,3 +241,17 @@ def test_generation_without_blocks_is_the_same_with_the_networks_cache(kind: str
             generate(wrapped(kind), batch, 4, edits=edits, use_cache=use) for use in (True, False)
         )
         assert torch.equal(cached.tokens, whole.tokens)
+
+
+def test_a_network_that_its_own_code_cannot_run_is_named_with_its_folder(tmp_path: Path) -> None:
+    """Phi with a rotary width of 3: transformers builds it, and fails in its first pass."""
+    config = transformers.PhiConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=0, eos_token_id=0, rope_parameters={
+            "rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 3 / 8,
+        },
+    )  # fmt: skip
+    transformers.PhiForCausalLM(config).save_pretrained(tmp_path)
+    words = f"a network that runs is required, PhiForCausalLM of {tmp_path} fails in transformers' own code"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        interp.HookedTransformer.from_pretrained(tmp_path, wrapped=True)
