@@ -41,6 +41,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.stats import WIDE, upcast
 from interp.core.transfers import check
+from interp.core.viewer import Brief
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Part, PartName
 from interp.model.records import require
@@ -103,8 +104,8 @@ REMAINDER = "remainder"
 
 
 @public(plain_pass=True)
-@dataclass(frozen=True, eq=False)
-class Decomposition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition(Brief):
     """Additions of a model's parts to the residual stream (or the stream at some depths), stacked and named.
 
     `decomposition["L0H3"]` is the addition of one part; the index is whatever `Part.of` takes.

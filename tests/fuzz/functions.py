@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 
 import interp
-from interp import lab
+from interp import lab, tasks
 from interp.core.fitting import fits
 from interp.core.hints import hints_of
 from tests.contract.calls import (
@@ -23,6 +23,7 @@ from tests.contract.calls import (
     NOT_RUN,
     REFUSES,
     TEXT,
+    TOKENS,
     WORDS,
     called,
     compiled,
@@ -41,7 +42,6 @@ MADE_BY_US: Mapping[str, str] = {
     "answers, which functions give": """
         circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
         weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
-        tasks.GivenFact tasks.GivenFacts
         model.LayerWeights
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
@@ -66,6 +66,16 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "Batch.of": {"rows": lambda: [[5, 6], [7]]},
     "HookedEncoderDecoder.run_with_cache": dict.fromkeys(("source", "target"), lambda: torch.tensor([[1, 2]])),
     "HookedEncoderDecoder.generate": {"source": lambda: torch.tensor([[1, 2]]), "max_new_tokens": lambda: 1},
+    "residual.ActivationCache.apply_ln_to_stack": {
+        "stack": lambda: model().run_with_cache(TOKENS)[1].decompose_resid().values},
+    "residual.ActivationCache.logit_attrs": {
+        "stack": lambda: model().run_with_cache(TOKENS)[1].decompose_resid(),
+        "answer": lambda: torch.tensor([5] * len(TOKENS))},
+    "tasks.RepeatedTokens.tokens": {"vocab": lambda: 30},
+    **{
+        f"tasks.{name}.batch": {"place": lambda: tasks.Place(0, None), "rows": lambda: 2}
+        for name in ("RepeatedSequences", "AssociativeRecall", "InContextRegression", "RepeatingChain", "SequencePairs")
+    },
     "HookedTransformer.to": {"target": lambda: "cpu"},
     "lab.DualChunk": {"length": lambda: 3},
     "lab.rasp.Compiled.ids": {"tokens": lambda: "01"},
@@ -89,6 +99,13 @@ INSTANCES: Mapping[str, Callable[[], object]] = {
         interp.model.build(lab.training.encoder_decoder(8, 8))),
     "lenses.FittedJacobianLens": lambda: interp.lenses.FittedJacobianLens(
         **valid("lenses.FittedJacobianLens", interp.lenses.FittedJacobianLens)),
+    "residual.ActivationCache": lambda: model().run_with_cache(TOKENS)[1],
+    "tasks.RepeatedTokens": lambda: tasks.RepeatedTokens(4, 2, 2),
+    "tasks.RepeatedSequences": lambda: tasks.RepeatedSequences(d_vocab=20, width=30, low=3, high=9),
+    "tasks.AssociativeRecall": lambda: tasks.AssociativeRecall(d_vocab=21, pairs=5, queries=3),
+    "tasks.InContextRegression": lambda: tasks.InContextRegression(d_vocab=12, inputs=3, examples=4),
+    "tasks.RepeatingChain": lambda: tasks.RepeatingChain(d_vocab=7, width=40, low=5, high=15),
+    "tasks.SequencePairs": lambda: tasks.SequencePairs(9, 2, 5),
 }  # fmt: skip
 """Of which public methods are called; those of another class are class methods."""
 

@@ -295,9 +295,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L23H3->logits"]},
     "tasks.read_facts": {"path": calls.facts_file}, "data.read_chats": {"path": calls.chats_file},
-    "tasks.GivenFact": {"prompt": lambda: "The capital of France is", "answer": lambda: " Paris"},
-    "tasks.GivenFacts": {"source": lambda: "mine", "facts": lambda: (
-        interp.tasks.GivenFact("The capital of France is", " Paris", "France", 15),)},
     "circuits.read_attribution_graph": {"path": graph_file}, "circuits.read_mib": {"path": mib_file},
     "circuits.write_attribution_graph": {"circuit": circuit_of_one, "prompt": graph_prompt,
                                         "path": lambda: new_folder() / "graph.json"},
