@@ -452,7 +452,7 @@ def test_a_model_without_numbers_or_of_two_dtypes_is_refused_by_name(kind: str) 
 
 def test_a_stop_function_and_a_filter_of_names_must_say_true_or_false() -> None:
     model = hooked()
-    for answer in (torch.tensor([True, False]), "no", None, 1):
+    for answer in (torch.tensor([True, False]), "no", 1):
         with pytest.raises(
             ValueError, match="stop: a function of the new text must return True or False, got"
         ):
@@ -461,6 +461,8 @@ def test_a_stop_function_and_a_filter_of_names_must_say_true_or_false() -> None:
             ValueError, match="names_filter: a function of a site's name must return True or False"
         ):
             model.run_with_cache(LINE, names_filter=lambda name, answer=answer: answer)
+    found = model.run_with_cache(LINE, names_filter=lambda name: re.search("hook_z$", name))[1]
+    assert set(found) == {"blocks.0.attn.hook_z", "blocks.1.attn.hook_z"}, "a match is a yes, None a no"
     with pytest.raises(ValueError, match="stop must be texts, token ids or functions of the new text"):
         model.generate(LINE, 2, stop={"a": None})
 

@@ -39,7 +39,7 @@ NOT_ARITHMETIC = frozenset(
 Scalar = str | int | float | bool | None
 KIND_WORDS: Mapping[str, str] = {
     "int": "a whole number",
-    "float": "a real number such as 1.0",
+    "float": "a real number",
     "bool": "true or false",
     "str": "a text",
     "list": "a list",
@@ -197,11 +197,11 @@ class Settings:
         """ValueError for a value of a kind that transformers refuses: 1.5 for a whole number, 7 for true or false."""
         for key, taken in kinds_taken(self._kind).items() if self._values.get("model_type") else ():
             value = self._values.get(key)
-            if (
-                value is None
-                or key in NOT_ARITHMETIC
-                or type(value).__name__.replace("tuple", "list") in taken
-            ):
+            kind = type(value).__name__.replace("tuple", "list")
+            kinds = (
+                {kind, "float"} if kind == "int" else {kind}
+            )  # a whole number is a real one, as JSON has it
+            if value is None or key in NOT_ARITHMETIC or kinds & taken:
                 continue
             words = " or ".join(KIND_WORDS[kind] for kind in sorted(taken & KIND_WORDS.keys()))
             raise ValueError(

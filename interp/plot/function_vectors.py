@@ -7,7 +7,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.core.results import check_result
+from interp.core.damaged import WHOLE, label_flaw
+from interp.core.results import check_result, in_order
 from interp.core.wording import nearest
 from interp.plot.canvas import axes, draw_heads, printable, score_of
 from interp.views.function_vectors import effect_map
@@ -36,6 +37,7 @@ def average_indirect_effect(result: xr.Dataset, task: str | None = None, *, ax: 
         >>> average_indirect_effect(found)
     """
     check_result("result", result, ("value", "beyond", "by_task"), "interp.causal.average_indirect_effect")
+    result = in_order("result", result, {"layer": None, "head": None})
     cells = result.value if task is None else result.by_task.sel(task=_one_of(result, "task", task))
     marked = (result.beyond.sel(estimate="low") > 0).to_numpy() if task is None else None
     label = f"change of {result.attrs['metric']} ({result.attrs['unit']})"
@@ -100,7 +102,9 @@ def _title_of(name: str) -> str:
 
 
 def _one_of(result: xr.Dataset, dim: str, label: str | int) -> str | int:
-    """A label of a dim; KeyError naming the nearest for one that is not there."""
+    """A label of a dim; KeyError naming the nearest for one that is not there, ValueError for a dim without labels."""
+    if flaw := label_flaw(result, dim):
+        raise ValueError(WHOLE.format("result", flaw))
     known = result[dim].values.tolist()
     if label not in known:
         raise KeyError(f"no {dim} {label!r} in this result; {nearest(str(label), map(str, known))}")

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.core.results import check_result
+from interp.core.results import check_result, in_order
 from interp.plot.canvas import axes, legend
 
 WORDS = {
@@ -37,7 +37,9 @@ def linear_relation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> linear_relation(interp.causal.linear_relation(model, pairs, examples=3, layers=[0], only_known=False))
     """
     check_result("result", result, ("value", "low", "high", "null", "score"), "interp.causal.linear_relation")
-    names, place = [str(name) for name in result.score.values], np.arange(result.sizes["layer"])
+    result = in_order("result", result, {"layer": None, "score": None})
+    known = [str(name) for name in result.score.values]
+    names, place = sorted(known, key=[*WORDS, *known].index), np.arange(result.sizes["layer"])
     ax = axes(ax, 4.4 + 1.2 * len(place), 4.0)
     colours = plt.get_cmap("tab10")(np.arange(10))
     for i, name in enumerate(names):

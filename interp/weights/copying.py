@@ -218,9 +218,17 @@ class Copying(Question):
 
 
 def _weight_by_head(previous: xr.DataArray, config: ModelConfig) -> Float[Tensor, "l h"]:
-    """The weight of each head by the labels of layers and heads. ValueError unless these are the model's."""
+    """The weight of each head, by its labels if it has some. ValueError unless they are the model's."""
     heads = {"layer": range(config.n_layers), "head": range(config.n_heads)}
-    return numbers("previous", previous, heads)
+    bare = {dim for dim in heads if dim not in previous.indexes}
+    if any(previous.sizes[dim] != len(heads[dim]) for dim in bare):
+        raise ValueError(
+            f"previous: one weight per head is required, {config.n_layers} layers of {config.n_heads} heads, got "
+            f"{dict(previous.sizes)}"
+        )
+    return numbers(
+        "previous", previous, {dim: None if dim in bare else every for dim, every in heads.items()}
+    )
 
 
 copying = of_weights(Copying)

@@ -40,7 +40,7 @@ def result(low: float = -1.0, cells: int = 1) -> xr.Dataset:
         attrs={"site": f"site {EVIL}", "texts": 1234, "tokens_counted": 5, "bos": "counts",
                "order": "the largest first"},
     )  # fmt: skip
-    return one.isel(neuron=[0] * cells)
+    return one.isel(neuron=[0] * cells).assign_coords(neuron=range(17, 17 + cells))
 
 
 def shades(page: str) -> list[tuple[float, bool, str, str]]:
