@@ -23,7 +23,7 @@ def yes_or_no(function: Callable[[str], object], what: str) -> Callable[[str], b
     Example:
         >>> yes_or_no(lambda text: "no", "stop")("a")
         Traceback (most recent call last):
-        ValueError: stop must return True or False, got 'no' for 'a'
+        ValueError: stop must return True or False, got 'no' (str) for 'a' (str)
     """
 
     def answered(text: str) -> bool:

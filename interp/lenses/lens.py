@@ -240,8 +240,8 @@ class LogitLens(Question):
         - `top_token`, its text `word`, `top_prob` [prompt, depth, pos, rank]: the most probable tokens, in order.
         - `entropy`: of the distribution, in nats.
         - `kl`: KL(final || depth) in nats.
-        - `target_rank`, `target_prob`, `target_log_prob`: rank (0 = most probable), probability and log-probability
-          (nats) of the target; -1 and NaN where there is none.
+        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of the target; -1 and NaN where there
+          is none.
         - `answer_log_prob`, `answer_worst_rank` [prompt, depth], of answers of several tokens: the sum of their
           log-probabilities, each token predicted after those before it, and the largest of their ranks: 0 where the
           answer is what the depth says greedily.
@@ -405,7 +405,7 @@ def _compute(
         padded[:, cells] = value
         out[name] = padded.unflatten(1, tuple(real.shape)).movedim(0, 2)  # [depth b n ...] -> [b n depth ...]
     of_answer = _of_whole_answer({name: value[:, count:] for name, value in out.items()}, real[:, count:])
-    out = {name: value[:, :count] for name, value in out.items()}
+    out = {name: value[:, :count] for name, value in out.items() if name != "target_log_prob"}
     columns, real = columns[:, :count], real[:, :count]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
     if isinstance(positions, PerRow):
@@ -518,7 +518,7 @@ def _finish(
         },
         units={
             **probabilities,
-            **dict.fromkeys(("entropy", "kl", "target_log_prob", "answer_log_prob"), "nats"),
+            **dict.fromkeys(("entropy", "kl", "answer_log_prob"), "nats"),
         },
         attrs={"kl": "KL(final || depth)"},
     )

@@ -79,8 +79,8 @@ class Patchscope(Question):
 
         - `top_token`, its text `word`, `top_prob` [prompt, depth, target_depth, rank]: the most probable next tokens.
         - `entropy`, `kl`: in nats, KL(the source run's own next token || these).
-        - `target_rank`, `target_prob`, `target_log_prob`: rank (0 = most probable), probability and log-probability in
-          nats of `answer`, by default of the token that the source run finds most probable itself.
+        - `target_rank`, `target_prob`: rank (0 = most probable) and probability of `answer`, by default of the token
+          that the source run finds most probable itself.
         - `value` [depth, target_depth]: share of prompts whose answer comes first, with the ends `low` and `high` of
           its 95 % interval and `n`.
         - `unpatched_prob` [prompt]: probability of the answer in the target run as it is.
@@ -225,7 +225,8 @@ def _cell_stats(
                 reference.weights[:, prompt_of], reference.total[prompt_of], reference.entropy[prompt_of]
             )
             by_group.append(statistics(tiles, token[prompt_of], top, reference_end))
-        values = {name: torch.cat([block[name] for block in by_group]) for name in by_group[0]}
+        shown = [name for name in by_group[0] if name != "target_log_prob"]
+        values = {name: torch.cat([block[name] for block in by_group]) for name in shown}
         parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in values.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -264,7 +265,7 @@ def _finish(
             "target_depth": [str(Part.of(site)) for site in targets],
         },
         units={
-            **dict.fromkeys(("entropy", "kl", "target_log_prob"), "nats"),
+            **dict.fromkeys(("entropy", "kl"), "nats"),
             **probability,
             **dict.fromkeys(shares, "share of prompts"),
         },
