@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    Labelled = TypeVar("Labelled", xr.Dataset, xr.DataArray)
+else:
+    Labelled = TypeVar("Labelled")
+
 
 T = TypeVar("T")
-Labelled = TypeVar("Labelled", "xr.Dataset", "xr.DataArray")
 PLACE_OF: dict[str, Callable[[object], tuple[int | None, int | None, str | None]]] = {}
 """Under "part", the function from a part's name to its layer, head and kind; `interp.model.parts` registers it."""
 
