@@ -413,8 +413,8 @@ def _compute(
     top = to_host({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(top["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
-    (answer, present), best = host_batch.answer_tokens(), top["best"]
-    said = (best == answer) | ~present
+    (answer, _), best = host_batch.answer_tokens(), top["best"]
+    said = host_batch.is_answer(best)
     known, differs = said.all(1), (~said).int().argmax(1, keepdim=True)
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     known_values: dict[str, Tensor] = {}

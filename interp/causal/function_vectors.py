@@ -544,9 +544,8 @@ class TaskVectors:
 
 def _is_greedy(outcome: Outcome) -> Float[Tensor, "r"]:
     """1 for rows in which every token of the answer is the most probable one, else 0."""
-    tokens, present = (x.to(outcome.stream.device) for x in outcome.batch.answer_tokens())
-    right = outcome.logits().argmax(-1) == tokens
-    return (right | ~present).all(1).to(upcast(outcome.stream))
+    said = to_device(outcome.logits().argmax(-1), outcome.batch.tokens.device)
+    return outcome.batch.is_answer(said).all(1).to(upcast(outcome.stream))
 
 
 SCORES: Mapping[str, Metric] = MappingProxyType(

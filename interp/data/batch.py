@@ -253,6 +253,11 @@ class Batch(Brief):
         following = self.tokens.gather(1, (columns + 1).clamp_max(self.tokens.shape[1] - 1))
         return torch.where(final, answer[:, None], following).where(present, answer[:, None]), present
 
+    def is_answer(self, said: Int[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
+        """Whether tokens said at `answer_columns` are those of each row's answer; True after an answer's last one."""
+        tokens, present = self.answer_tokens()
+        return (said == tokens) | ~present
+
     def by_answer_token(self) -> Batch:
         """One row for each token of each row's answer: the prompt and the answer's tokens before it, which it answers.
 

@@ -275,9 +275,9 @@ class _CaseBatch:
     @torch.no_grad()
     def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
         """The share of each score's prompts whose argmax is the expected token, for every token of the answer."""
-        batch, (tokens, present) = self.batch, self.batch.answer_tokens()
+        batch = self.batch
         logits = model(batch.tokens, keep=batch.keep, logits_at=batch.answer_columns())
-        hit = ((logits.argmax(-1) == tokens) | ~present).all(1).double().cpu()
+        hit = batch.is_answer(logits.argmax(-1)).all(1).double().cpu()
         return [hit[rows].mean() for rows in self.spans.values()]
 
     def entropy(self, model: Subject, continuation: Continuation, turn: int) -> Float[Tensor, ""]:

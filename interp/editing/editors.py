@@ -82,10 +82,10 @@ def shift_edit(
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
     matrix_place(network, name)
-    columns, (tokens, present) = batch.answer_columns(), batch.answer_tokens()
+    columns, (tokens, _) = batch.answer_columns(), batch.answer_tokens()
     read = Read(f"blocks.{layer}.mlp.hook_post")
     run = observe(network, batch, [read], logits_at=columns)
-    row, place = ((run.output.argmax(-1) != tokens) & present).nonzero().unbind(1)
+    row, place = (~batch.is_answer(run.output.argmax(-1))).nonzero().unbind(1)
     keys = upcast(run.trace[read][row, columns[row, place]])
     directions = upcast(Weights(network).W_U[:, tokens[row, place]])
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
@@ -221,7 +221,7 @@ def finetune_edit(
     for _ in range(tuning.steps):
         edited = network.with_parameters(changed(network, {name: change}))
         logits = edited(begin, start=layer, keep=batch.keep, logits_at=columns)
-        if bool(((logits.argmax(-1) == tokens) | ~present).all()):
+        if bool(batch.is_answer(logits.argmax(-1)).all()):
             break
         loss = whole_answer_loss(logits, tokens, present)
         change.grad = torch.autograd.grad(loss, change)[0]
