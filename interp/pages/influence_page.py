@@ -11,6 +11,7 @@ import numpy as np
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.results import check_result, numbers
+from interp.core.viewer import notes_of
 from interp.core.visible import harmless
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -88,6 +89,7 @@ def influence_page(
         for i, query in enumerate(_texts(queries.batch, text)[:most])
     ]
     return environment().get_template("influence.html").render(
+        notes=notes_of(result),
         css=own("report.css"),
         facts=[
             ("rows", count(sizes[0])),

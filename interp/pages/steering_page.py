@@ -9,6 +9,7 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.core.results import check_result
+from interp.core.viewer import notes_of
 from interp.pages.templates import environment, own
 from interp.views.writing import number, short
 
@@ -86,6 +87,7 @@ def steering_page(result: xr.Dataset) -> str:
     names = [str(name) for name in some.score.values]
     strengths = some.strength.to_numpy().astype(float)
     return environment().get_template("steering.html").render(
+        notes=notes_of(result),
         css=own("report.css"),
         facts=[
             ("layers", str(some.sizes["layer"])),

@@ -11,6 +11,7 @@ import numpy as np
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.results import in_order
+from interp.core.viewer import notes_of
 from interp.core.visible import harmless, visible
 from interp.pages.templates import environment, own
 from interp.views.writing import count, short
@@ -76,6 +77,7 @@ def top_examples_page(result: xr.Dataset, *, most: PositiveCount = 100) -> str:
     template = environment().get_template("top_examples.html")
     return template.render(
         css=own("report.css"),
+        notes=notes_of(result),
         site=harmless(str(result.attrs["site"])),
         dim=dim.replace("_", " "),
         total=count(result.sizes[dim]),

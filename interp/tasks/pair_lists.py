@@ -50,7 +50,7 @@ def _is_ids(value: object) -> bool:
 
 
 WordPairs = Annotated[
-    Sequence[tuple[str, str]] | Sequence[tuple[Sequence[int], Sequence[int]]],
+    Sequence[Sequence[str]] | Sequence[Sequence[Sequence[int]]],
     Required("at least two pairs (input, output), of texts or of lists of token ids", _no_pairs),
 ]
 """The pairs (input, output) of a task."""

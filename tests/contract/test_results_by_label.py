@@ -27,7 +27,7 @@ from interp.circuits import Circuit
 from interp.lenses import FittedJacobianLens
 from interp.passes.question import Question
 from tests.contract.calls import METRIC, OTHERS, TOKENS, called, edges, model, plain, valid
-from tests.fuzz.results import names, result_of, shown
+from tests.fuzz.results import ONLY, names, result_of, shown
 from tests.loops import every, over
 from tests.tolerances import TOLERANCES
 
@@ -258,6 +258,17 @@ def test_a_turned_result_is_drawn_with_its_own_labels(name: str) -> None:
                 differ = [] if as_it_was else [*(found - wanted), *(wanted - found)]
                 assert not differ, (where, what, differ[:6])
     pyplot.close("all")
+
+
+@pytest.mark.parametrize("name", sorted(name for name, looks in ONLY.items() if "page" in looks))
+def test_a_page_begins_with_the_notes_of_its_result(name: str) -> None:
+    result = result_of(name)
+    assert isinstance(result, xr.Dataset)
+    noted = result.assign_attrs(notes=["a planted <sentence>"])
+    page = ONLY[name]["page"](noted)
+    assert isinstance(page, str)
+    before, _, after = page.partition("a planted &lt;sentence&gt;")
+    assert after and before.count("<section") <= 1
 
 
 @pytest.mark.slow

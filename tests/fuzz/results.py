@@ -29,7 +29,7 @@ ONLY: Mapping[str, Mapping[str, Shown]] = {
     "features.top_examples": {"page": interp.pages.top_examples_page},
     "heads": {"head_labels": interp.plot.head_labels},
     "lab.depth.trajectories": {"particles": interp.plot.particles},
-    "weights.copying": {"copying_map": interp.plot.copying_map, "copying_plane": interp.plot.copying_plane},
+    "copying": {"copying_map": interp.plot.copying_map, "copying_plane": interp.plot.copying_plane},
     "weights.spectra": {"spectra_map": interp.plot.spectra_map},
 }  # fmt: skip
 """What shows the result of this function, besides `.view`."""

@@ -124,6 +124,10 @@ def test_changed_line_is_answered_and_every_option_of_it_is_changed(place: Path)
                 assert len(found[name]) >= 5 + len(commands.TEXTS) * (name != "models")
 
 
+def test_what_shows_one_result_alone_is_under_the_name_of_its_function() -> None:
+    assert set(results.ONLY) <= set(results.names())
+
+
 def test_functions_that_are_not_run_are_few() -> None:
     assert len({*NOT_RUN, *REFUSES}) < 0.03 * len(functions.FUNCTIONS)
 

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,8 @@ def test_a_section_that_fails_is_left_out_and_says_by_how_much(
     assert len(found.notes) == len(lost) and found.provenance["notes"] == list(found.notes)
     assert [text for text in noted if text.startswith("report: ")] == [f"report: {x}" for x in found.notes]
     assert all(one.section for one in findings(found))
+    asked = html.partition('<section id="question"')[2].partition("</section>")[0]
+    assert all(note in unescape(asked) for note in found.notes)
 
 
 def test_an_attribution_whose_parts_do_not_sum_leaves_the_rest_of_the_page(
