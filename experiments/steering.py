@@ -28,7 +28,7 @@ from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks.facts import TRAINED_PHRASINGS, load_facts
 
-METHODS = [method for method in get_args(SteeringMethod) if method != "sae"]
+METHODS = [method for method in get_args(SteeringMethod) if method != "dictionary"]
 NULLS = ("random", "shuffled")
 
 

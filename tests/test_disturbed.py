@@ -183,7 +183,7 @@ def reached(plans: list[SweepPlan]) -> tuple[int, int]:
 
 SWEEPING = (
     "Patchscope", "LateLayers", "Ablate", "CausalTrace", "KnockOut", "Patch", "Patch heads", "PathPatch", "Recall",
-    "ShortCircuit", "SteeringCurve", "EdgeEffects", "SaeQuality", "Diff", "Diff heads", "AttributionPatch",
+    "ShortCircuit", "SteeringCurve", "EdgeEffects", "DictionaryQuality", "Diff", "Diff heads", "AttributionPatch",
     "AttributionPatch heads", "AverageIndirectEffect", "FunctionVectors", "LinearRelation",
 )  # fmt: skip
 

@@ -34,7 +34,7 @@ from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
 from interp.editing.edit_scores import labelled_scores
-from interp.features import sae_metrics
+from interp.features import dictionary_metrics
 from interp.features.probing import intervals
 from interp.features.top_examples import per_token
 from interp.model.transformer import Transformer
@@ -114,7 +114,7 @@ def coverage(world: World, n: int, repetitions: int, seed: int) -> dict[str, tup
 def unbind() -> None:
     """Print every interval from three rows on, as if no number were skewed."""
     bound = stats.t95
-    for module in (stats, sae_metrics):
+    for module in (stats, dictionary_metrics):
         module.t95 = lambda n, fewest=stats.FEWEST: bound(n)  # type: ignore[attr-defined]
 
 
@@ -264,7 +264,7 @@ def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedToken
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
         "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
         "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),
-        "sae_quality": lambda: World.of(_dictionary(model, batch), model, batch),
+        "dictionary_quality": lambda: World.of(_dictionary(model, batch), model, batch),
         "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, batch),
         "term_importance": lambda: World.of(interp.residual.TermImportance(), attention_only, other),
     }
@@ -446,12 +446,14 @@ def separation(shares: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)) 
     return found
 
 
-def _dictionary(model: interp.HookedTransformer, batch: Batch) -> interp.features.SaeQuality:
+def _dictionary(model: interp.HookedTransformer, batch: Batch) -> interp.features.DictionaryQuality:
     """The question what a small autoencoder of the stream is worth."""
     site = "blocks.1.hook_resid_post"
     vectors = model.run_with_cache(batch.tokens, site)[1][site].flatten(0, 1)
-    sae, _ = interp.features.train_sae(vectors, interp.features.TopK(8), 2 * model.cfg.d_model, steps=300)
-    return interp.features.SaeQuality(sae, site)
+    sae, _ = interp.features.train_dictionary(
+        vectors, interp.features.TopK(8), 2 * model.cfg.d_model, steps=300
+    )
+    return interp.features.DictionaryQuality(sae, site)
 
 
 def _by_depth(world: World) -> World:

@@ -208,7 +208,7 @@ BREAKS = (
         "core/test_intervals.py",
     ),
     Break(
-        "features/sae_metrics.py",
+        "features/dictionary_metrics.py",
         '"mse": _plain(self.error / (n * d_in), n,',
         '"mse": _plain(self.error / n, n,',
         "the mean squared error is summed over coordinates",

@@ -13,9 +13,8 @@ import tyro
 from measure import cpu_seconds, report, timing, work
 from torch import Tensor
 
-from interp.features import ReLU, TopK, train_sae
-from interp.features.sae import SaeKind
-from interp.features.sae_training import _initial, objective
+from interp.features import ReLU, TopK, train_dictionary
+from interp.features.training import TrainedKind, _initial, objective
 
 CLAIM = 1.05
 N, D_IN, D_SAE, K, BATCH = 8192, 512, 4096, 32, 1024
@@ -31,7 +30,7 @@ def main(repeats: int = 5, steps: int = 24) -> None:
     """
     torch.set_num_threads(1)
     x = torch.randn(N, D_IN, generator=torch.Generator().manual_seed(0))
-    kinds: dict[str, tuple[SaeKind, float | None]] = {
+    kinds: dict[str, tuple[TrainedKind, float | None]] = {
         "TopK(32)": (TopK(K), None),
         "ReLU": (ReLU(), SPARSITY),
     }
@@ -39,7 +38,7 @@ def main(repeats: int = 5, steps: int = 24) -> None:
         calls: dict[str, Callable[[], object]] = {
             "plain": partial(plain, x, kind, steps),
             "interp": partial(
-                train_sae, x, kind, D_SAE, steps=steps, sparsity=sparsity, batch_size=BATCH, seed=0
+                train_dictionary, x, kind, D_SAE, steps=steps, sparsity=sparsity, batch_size=BATCH, seed=0
             ),
         }
         seconds = cpu_seconds(calls, repeats)
@@ -61,7 +60,7 @@ def step(x: Tensor, share: float) -> None:
     objective(sae, x[:BATCH], 0.0, torch.arange(D_SAE) < share * D_SAE).loss.backward()
 
 
-def plain(x: Tensor, kind: SaeKind, steps: int) -> list[float]:
+def plain(x: Tensor, kind: TrainedKind, steps: int) -> list[float]:
     """The loop of a notebook."""
     generator = torch.Generator().manual_seed(0)
     start = _initial(x[: 4 * BATCH], kind, D_SAE, 0)

@@ -37,7 +37,7 @@ from interp.core.stats import Bootstrap, Means, Partial
 from interp.data.sources import open_source
 from interp.data.stream import DataSource, Stream, Window, data_source
 from interp.dynamics import InContext, OneTokenLosses
-from interp.features import SAE, Reconstruction, ReLU, TopExamples
+from interp.features import Dictionary, Reconstruction, ReLU, TopExamples
 from interp.lenses import LogitLens
 from interp.model import Read, Trace, Transformer
 from interp.passes.question import Askable, ByRow, Questions, Reading
@@ -159,7 +159,7 @@ def questions_of(model: interp.HookedTransformer) -> dict[str, Askable]:
     d, s = model.cfg.d_model, 4 * model.cfg.d_model
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(s, d, generator=generator) / d**0.5
-    sae = SAE(
+    sae = Dictionary(
         ReLU(), {"W_enc": w.mT.contiguous(), "b_enc": torch.zeros(s), "W_dec": w, "b_dec": torch.zeros(d)}
     )
     return {

@@ -31,8 +31,8 @@ from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.data.stream import prompt_source
+from interp.features.dictionary import Dictionary
 from interp.features.probing import ProbePosition, held_out, intervals, logistic, pooled, scores, standard
-from interp.features.sae import SAE
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Edit
 from interp.model.parts import Part
@@ -48,7 +48,7 @@ from interp.runs.functions import of_data, of_weights
 if TYPE_CHECKING:
     import xarray as xr
 
-SteeringMethod = Literal["mean difference", "pca", "probe", "sae"]
+SteeringMethod = Literal["mean difference", "pca", "probe", "dictionary"]
 """How a direction is found; `steering` says what each is."""
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """The default doses of a curve: multiples of the direction."""
@@ -69,7 +69,7 @@ class Steering(Brief, Question):
         pca              u = first principal component of the states about the midpoint of both means, each kind
                          weighing the same
         probe            u = normal of a logistic regression (L2, C = 1, states in standard deviations, balanced)
-        sae              (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
+        dictionary       (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
                          attrs `feature` names it
 
     so that adding 1 times the direction moves a negative state to where positive ones are, along u.
@@ -78,9 +78,9 @@ class Steering(Brief, Question):
         positive: prompts that have what is to be steered towards.
         negative: prompts that do not have it; they need not be aligned with the positive ones, nor as many.
         site: where states are read: a site in every layer, or one by its full name.
-        method: how the direction is found: "mean difference", "pca", "probe" or "sae".
+        method: how the direction is found: "mean difference", "pca", "probe" or "dictionary".
         pos: token whose state represents a prompt, or "mean": the mean over its tokens but BOS.
-        sae: the autoencoder of the site, for the method "sae".
+        dictionary: the dictionary of the site, for the method "dictionary".
         test_share: share of each kind set aside for the score; 0 uses all prompts for the direction and leaves no
             score (NaN).
         shuffles: number of directions that the method also finds with the two kinds of the same prompts shuffled. They
@@ -100,7 +100,7 @@ class Steering(Brief, Question):
 
     Raises:
         ValueError: a site without one vector of the stream's width per position, too few prompts to set some aside, an
-            unknown method, or a method without its autoencoder.
+            unknown method, or a method without its dictionary.
         KeyError: an unknown site.
 
     Caveat:
@@ -125,7 +125,7 @@ class Steering(Brief, Question):
     site: str = "resid_post"
     method: SteeringMethod = "mean difference"
     pos: ProbePosition = -1
-    sae: SAE | None = None
+    dictionary: Dictionary | None = None
     test_share: float = 0.3
     shuffles: Count = 0
     seed: Seed = 0
@@ -145,19 +145,19 @@ class Steering(Brief, Question):
         return Staged(self.name, partial(_steering_result, model, self, names), data="none")
 
     def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
-        """ValueError for a method "sae" without an autoencoder, and for one that does not fit the site."""
-        if (self.sae is None) == (self.method == "sae"):
-            raise ValueError("an autoencoder (sae=) goes with method='sae', and with no other")
-        if self.sae is None:
+        """ValueError for a method "dictionary" without a dictionary, and for one that does not fit the site."""
+        if (self.dictionary is None) == (self.method == "dictionary"):
+            raise ValueError("a dictionary (dictionary=) goes with method='dictionary', and with no other")
+        if self.dictionary is None:
             return
         if len(names) > 1:
-            raise ValueError(f"an autoencoder is of one site: its full name is required, got {self.site!r}")
+            raise ValueError(f"a dictionary is of one site: its full name is required, got {self.site!r}")
         if isinstance(self.pos, str):
             raise ValueError(f"features are read at one token: a position is required, got pos={self.pos!r}")
-        if self.sae.d_in != config.d_model or self.sae.normalize_activations != "none":
+        if self.dictionary.d_in != config.d_model or self.dictionary.normalize_activations != "none":
             raise ValueError(
-                f"an autoencoder of {config.d_model} numbers that are not normalised is required, got one of "
-                f"{self.sae.d_in} ({self.sae.normalize_activations})"
+                f"a dictionary of {config.d_model} numbers that are not normalised is required, got one of "
+                f"{self.dictionary.d_in} ({self.dictionary.normalize_activations})"
             )
 
 
@@ -270,10 +270,10 @@ def _steering_result(
 
 
 def _by_method(states: States, question: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
-    """The direction of every layer, and the index of its feature for the method "sae"."""
-    if question.sae is None:
+    """The direction of every layer, and the index of its feature for the method "dictionary"."""
+    if question.dictionary is None:
         return direction(*states.kinds, question.method), None
-    return by_feature(*states.kinds, question.sae)
+    return by_feature(*states.kinds, question.dictionary)
 
 
 def _separation(
@@ -342,22 +342,24 @@ def _normal(positive: Float[Tensor, "p d"], negative: Float[Tensor, "q d"]) -> F
 
 
 def by_feature(
-    positive: Float[Tensor, "p 1 d"], negative: Float[Tensor, "q 1 d"], sae: SAE
+    positive: Float[Tensor, "p 1 d"], negative: Float[Tensor, "q 1 d"], dictionary: Dictionary
 ) -> tuple[Float[Tensor, "1 d"], int]:
     """Decoder row of the feature whose mean activation differs most, times the difference.
 
     Args:
         positive: states of the positive prompts at one layer, [p, 1, d].
         negative: states of the negative prompts, [q, 1, d].
-        sae: the autoencoder of the layer's site.
+        dictionary: the dictionary of the layer's site.
 
     Returns:
         The direction [1, d], and the index of the feature.
     """
-    mean = [sae.encode(x[:, 0].to(sae.W_enc)).double().mean(0).cpu() for x in (positive, negative)]
+    mean = [
+        dictionary.encode(x[:, 0].to(dictionary.W_enc)).double().mean(0).cpu() for x in (positive, negative)
+    ]
     difference = mean[0] - mean[1]
     feature = int(difference.abs().argmax())
-    return difference[feature] * sae.W_dec[feature : feature + 1].double().cpu(), feature
+    return difference[feature] * dictionary.W_dec[feature : feature + 1].double().cpu(), feature
 
 
 # --- the curve --------------------------------------------------------------------------------------------------------

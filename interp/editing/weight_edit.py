@@ -22,7 +22,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.stats import upcast
 from interp.core.transfers import to_host
 from interp.core.viewer import Brief
-from interp.model.edits import Edit
+from interp.model.edits import Edit, Remember
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
 from interp.weights.matrices import MatrixPlace, ends, matrix_place
@@ -114,7 +114,7 @@ class WeightEdit(Brief):
         change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
-        read = _Input()
+        read = Remember()
         return Edit(route.reads, read, rows=rows), Edit(
             route.writes, _Product(read, change, route.factor, route.axes), rows=rows
         )
@@ -133,29 +133,10 @@ class WeightEdit(Brief):
 
 
 @dataclass(frozen=True, eq=False)
-class _Input:
-    """The edit function that leaves a site's value unchanged and stores it until the end of the pass."""
-
-    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
-        """The change in one pass."""
-
-        def remember(x: Tensor) -> Tensor:
-            memory[self.name] = x
-            return x
-
-        return remember
-
-    @property
-    def name(self) -> str:
-        """The key of its value in the memory of a pass, different for every edit."""
-        return f"the input of weight edit {id(self)}"
-
-
-@dataclass(frozen=True, eq=False)
 class _Product:
     """The edit function that adds the stored input times the change of the matrix to a site."""
 
-    input: _Input
+    input: Remember
     change: FactoredMatrix
     factor: float
     axes: str
@@ -164,9 +145,7 @@ class _Product:
         """The change in one pass."""
 
         def add(y: Tensor) -> Tensor:
-            x = memory[self.input.name]
-            assert isinstance(x, Tensor)
-            return y + self.factor * _times_factors(x, self.change, self.axes)
+            return y + self.factor * _times_factors(self.input.value(memory), self.change, self.axes)
 
         return add
 

@@ -1,37 +1,41 @@
-"""Sparse autoencoders, probes, and the texts that activate a cell most."""
+"""Dictionaries of features (sparse autoencoders, transcoders), probes, and the texts that activate a cell most."""
 
-from interp.features.probing import ProbeNeurons, probe, probe_neurons
-from interp.features.sae import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae_files import load_sae, save_sae
-from interp.features.sae_metrics import (
+from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, ReLU, TopK
+from interp.features.dictionary import Dictionary
+from interp.features.dictionary_metrics import (
+    DictionaryQuality,
     Reconstruction,
-    SaeQuality,
     dictionary_match,
+    dictionary_quality,
     reconstruction,
     reconstruction_quality,
-    sae_quality,
 )
-from interp.features.sae_training import train_sae
+from interp.features.formats import load, save
+from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
+from interp.features.training import train_dictionary
 
 __all__ = [
-    "SAE",
+    "AbsTopK",
+    "Dictionary",
+    "DictionaryQuality",
+    "Gated",
+    "GroupMax",
     "JumpReLU",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",
-    "SaeQuality",
     "TopExamples",
     "TopK",
     "dictionary_match",
+    "dictionary_quality",
     "examples_table",
-    "load_sae",
+    "load",
     "probe",
     "probe_neurons",
     "reconstruction",
     "reconstruction_quality",
-    "sae_quality",
-    "save_sae",
+    "save",
     "top_examples",
-    "train_sae",
+    "train_dictionary",
 ]

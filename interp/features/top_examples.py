@@ -27,8 +27,8 @@ from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, upcast
 from interp.data.batch import Batch
 from interp.data.text import Text
-from interp.features.sae import SAE
-from interp.features.sae_metrics import counted_tokens
+from interp.features.dictionary import Dictionary
+from interp.features.dictionary_metrics import counted_tokens
 from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
@@ -61,7 +61,7 @@ class TopExamples(Question):
     The value of a cell at a token depends on the site. Neurons, coordinates of the stream, logits: the number itself.
     Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`, ||z W_O||,
     is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which `key`.
-    With `sae`: its features of the site.
+    With `dictionary`: its features of the site.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -70,8 +70,8 @@ class TopExamples(Question):
             of a wide site cost little.
         top: how many tokens are listed for each cell.
         context: how many tokens before and after each one are kept.
-        sae: an autoencoder of the site, on the device of the model, whose features are the cells; None: the site's own
-            cells.
+        dictionary: a dictionary of the site, on the device of the model, whose features are the cells; None: the
+            site's own cells.
         skip_bos: whether a BOS in front of a text is left out, as a query and as a key: attention and activations there
             are unlike all others. It is the first token if the batch says that it has one or if it is the tokenizer's.
         largest: whether the largest values are listed; False: the smallest.
@@ -125,7 +125,7 @@ class TopExamples(Question):
     cells: Sequence[int] | None = None
     top: Count = 10
     context: Sequence[int] = (10, 3)
-    sae: SAE | None = None
+    dictionary: Dictionary | None = None
     skip_bos: bool = True
     largest: bool = True
     once_per_row: bool = True
@@ -134,7 +134,7 @@ class TopExamples(Question):
         """A read of the chosen cells at the site, reduced to mergeable lists of the largest values and to sums."""
         site = as_site(self.site, model.transformer.config)
         axes = find(site, model.transformer.config)[0].axes
-        dim = _cell_dim(site, axes, self.sae)
+        dim = _cell_dim(site, axes, self.dictionary)
         cells = None if self.cells is None else tuple(int(i) for i in self.cells)
         if cells is not None and (not cells or len(set(cells)) < len(cells)):
             raise ValueError(
@@ -147,7 +147,8 @@ class TopExamples(Question):
                 f"context must be how many tokens before and how many after, got {list(self.context)}"
             )
         read = Read(
-            site, _LargestAttention(cells) if axes == "b h q k" else _CellActivations(axes, cells, self.sae)
+            site,
+            _LargestAttention(cells) if axes == "b h q k" else _CellActivations(axes, cells, self.dictionary),
         )
         reads_keys = axes == "b h q k"
         return ByRow(
@@ -215,14 +216,14 @@ class _CellActivations:
 
     axes: str
     cells: tuple[int, ...] | None
-    sae: SAE | None
+    dictionary: Dictionary | None
 
     def __call__(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p c"]:
-        if self.sae is not None:
-            values = self.sae.features(value)
+        if self.dictionary is not None:
+            values = self.dictionary.features(value)
             if values.ndim != 3:
                 raise ValueError(
-                    "an autoencoder of the whole site is required, got one that reads head by head"
+                    "a dictionary of the whole site is required, got one that reads head by head"
                 )
         else:
             values = upcast(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
@@ -257,9 +258,9 @@ def _chosen_cells(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -
     return value[..., torch.tensor(cells, device=value.device)]
 
 
-def _cell_dim(site: str, axes: str, sae: SAE | None) -> str:
+def _cell_dim(site: str, axes: str, dictionary: Dictionary | None) -> str:
     """The result's dim of a site's cells, such as "neuron"; raises ValueError for a site without cells."""
-    if sae is not None:
+    if dictionary is not None:
         return "feature"
     if re.fullmatch(r"b h q k", axes) and site.endswith("hook_pattern"):
         return "head"

@@ -208,6 +208,34 @@ class SiteAware(Protocol):
 Change = Closed | Function | SiteAware
 
 
+@dataclass(frozen=True, eq=False)
+class Remember:
+    """A change that leaves the cells as they are and keeps them to the end of the pass, for an edit of a later site."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """The change in one pass."""
+
+        def remember(cells: Tensor) -> Tensor:
+            memory[self._name] = cells
+            return cells
+
+        return remember
+
+    def value(self, memory: Mapping[str, object]) -> Tensor:
+        """The cells in this pass; ValueError where the site has not run before the one that asks."""
+        kept = memory.get(self._name)
+        if not isinstance(kept, Tensor):
+            raise ValueError(
+                "an edit that reads another site requires that site to come before its own in the pass"
+            )
+        return kept
+
+    @property
+    def _name(self) -> str:
+        """The key in the memory of a pass, different for every edit."""
+        return f"remembered by {id(self)}"
+
+
 @public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
 @dataclass(frozen=True, eq=False, repr=False)
 class Edit(Brief):

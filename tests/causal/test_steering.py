@@ -18,7 +18,7 @@ from interp.causal import Subspace, steering, steering_curve
 from interp.causal.steering import band
 from interp.data.batch import Batch
 from interp.edits import Add, Edit
-from interp.features import SAE, TopK, probe
+from interp.features import Dictionary, TopK, probe
 from interp.features.probing import held_out, logistic, standard
 from interp.metrics import next_token_loss
 from interp.model.tap import Read
@@ -136,8 +136,12 @@ def by_newton(x: Tensor, labels: Tensor) -> Tensor:
 def test_autoencoders_direction_is_the_row_of_the_most_differing_feature() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = {"W_enc": (D, 40), "b_enc": (40,), "W_dec": (40, D), "b_dec": (D,)}
-    sae = SAE(TopK(3), {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in shapes.items()})
-    found = steering(model(), POSITIVE, NEGATIVE, site=SITES[1], method="sae", sae=sae, test_share=0.0)
+    sae = Dictionary(
+        TopK(3), {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in shapes.items()}
+    )
+    found = steering(
+        model(), POSITIVE, NEGATIVE, site=SITES[1], method="dictionary", dictionary=sae, test_share=0.0
+    )
     gaps = (sae.encode(states(POSITIVE)[:, 1]).mean(0) - sae.encode(states(NEGATIVE)[:, 1]).mean(0)).detach()
     feature = int(gaps.abs().argmax())
     assert found.attrs["feature"] == feature and found.layer.values.tolist() == [1]
@@ -210,11 +214,11 @@ def test_prompts_of_one_kind_alone_have_no_direction() -> None:
 
 
 REFUSED = {
-    "of one site": {"method": "sae", "sae": "sae"},
-    "goes with method='sae'": {"sae": "sae"},
-    "an autoencoder": {"method": "sae"},
-    "at one token": {"method": "sae", "sae": "sae", "site": SITES[0], "pos": "mean"},
-    "not normalised": {"method": "sae", "sae": "narrow", "site": SITES[0]},
+    "of one site": {"method": "dictionary", "dictionary": "dictionary"},
+    "goes with method='dictionary'": {"dictionary": "dictionary"},
+    "a dictionary": {"method": "dictionary"},
+    "at one token": {"method": "dictionary", "dictionary": "dictionary", "site": SITES[0], "pos": "mean"},
+    "not normalised": {"method": "dictionary", "dictionary": "narrow", "site": SITES[0]},
     "one vector of the stream's width": {"site": "post"},
     "unknown site shorthand": {"site": "resid"},
     "both classes must have examples": {"test_share": 0.01},
@@ -224,13 +228,13 @@ REFUSED = {
 
 @over("message", REFUSED)
 def test_what_has_no_meaning_is_refused(message: str) -> None:
-    def sae(width: int) -> SAE:
+    def sae(width: int) -> Dictionary:
         shapes = {"W_enc": (width, 4), "b_enc": (4,), "W_dec": (4, width), "b_dec": (width,)}
-        return SAE(TopK(1), {name: torch.ones(shape) for name, shape in shapes.items()})
+        return Dictionary(TopK(1), {name: torch.ones(shape) for name, shape in shapes.items()})
 
     how = {**REFUSED[message]}
-    if "sae" in how:
-        how["sae"] = sae(D if how["sae"] == "sae" else 6)  # type: ignore[assignment]
+    if "dictionary" in how:
+        how["dictionary"] = sae(D if how["dictionary"] == "dictionary" else 6)  # type: ignore[assignment]
     with pytest.raises((ValueError, KeyError), match=message):
         steering(model(), POSITIVE, NEGATIVE, **how)  # type: ignore[arg-type]
 

@@ -110,10 +110,10 @@ def whole_circuit() -> Circuit:
 
 
 @once
-def sae() -> interp.features.SAE:
+def sae() -> interp.features.Dictionary:
     draw, d = torch.Generator().manual_seed(0), model().cfg.d_model
     shapes = {"W_enc": (d, 6), "b_enc": (6,), "W_dec": (6, d), "b_dec": (d,)}
-    return interp.features.SAE(
+    return interp.features.Dictionary(
         interp.features.TopK(2),
         {name: torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()},
     )
@@ -198,7 +198,7 @@ def folder() -> Path:
 @once
 def sae_folder() -> Path:
     path = Path(tempfile.mkdtemp()) / "sae"
-    interp.features.save_sae(sae(), path)
+    interp.features.save(sae(), path)
     return path
 
 
@@ -282,7 +282,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 WORDS: Mapping[str, Made] = {
     "model": model, "data": lambda: TOKENS, "clean": lambda: TOKENS, "corrupt": lambda: OTHERS,
-    "circuits": circuits, "circuit": whole_circuit, "answer": lambda: 5, "layer": lambda: 0, "sae": sae,
+    "circuits": circuits, "circuit": whole_circuit, "answer": lambda: 5, "layer": lambda: 0, "dictionary": sae,
     "site": lambda: "blocks.0.hook_resid_post", "part": lambda: "L0H1", "head": lambda: "L0H1",
     "parts": lambda: "L0N3", "src": lambda: "L0H1", "dst": lambda: "L1H2", "top": lambda: 2, "scores": edges,
     "matrix": lambda: "OV", "kind": lambda: "K", "queries": lambda: [-1], "keys": lambda: [0], "span": span,
@@ -320,7 +320,7 @@ REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 
 
 CALLS: Mapping[str, Mapping[str, Made]] = {
     # records that are no questions
-    "features.SAE": {"kind": lambda: interp.features.TopK(2), "weights": lambda: dict(sae().named_parameters())},
+    "features.Dictionary": {"kind": lambda: interp.features.TopK(2), "weights": lambda: dict(sae().named_parameters())},
     "Batch": {"tokens": lambda: TOKENS},
     "circuits.Circuit": {"graph": lambda: EdgeGraph(2, 1, 1), "scores": lambda: {"L0.mlp->logits": 2.0}},
     "causal.EdgeGraph": {"n_layers": lambda: 2, "n_heads": lambda: 2, "n_kv_heads": lambda: 2},
@@ -360,7 +360,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "tasks.read_facts": {"path": facts_file, "prompts": lambda: None, "template": lambda: None},
     "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
-    "features.TopK": {"k": lambda: 2},
+    "features.TopK": {"k": lambda: 2}, "features.AbsTopK": {"k": lambda: 2}, "features.GroupMax": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
@@ -414,7 +414,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "attention.attention_attribution": LOOKED_AT, "attention.attention_paths": LOOKED_AT,
     "attention.attention_kernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
-    "features.load_sae": {"folder": sae_folder},
+    "features.load": {"path": sae_folder},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
     "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
     "dynamics.influence": {"rows": examples, "queries": examples},
@@ -457,7 +457,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                           "sites": lambda: ["blocks.0.hook_resid_post"],
                           "folder": lambda: OWN},
     "features.top_examples": {"top": lambda: 2},
-    "features.train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.features.TopK(2),
+    "features.train_dictionary": {"activations": lambda: numbers(16, 6).float(),
+                  "kind": lambda: interp.features.TopK(2),
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
     "lenses.compare_lenses": {"lenses": lambda: {"logit lens": None}},
     "lenses.CompareLenses": {"lenses": lambda: {"logit lens": None}},

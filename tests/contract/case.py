@@ -13,7 +13,7 @@ import xarray as xr
 
 from interp.core.stats import Partial
 from interp.data.batch import Batch
-from interp.features import SAE
+from interp.features import Dictionary
 from interp.model import Transformer
 from interp.passes.observe import Model, as_model
 from interp.passes.question import Ask, Askable, ByRow, Question, Questions, Staged, WithoutData, merged
@@ -143,11 +143,11 @@ def _batches_of(ask: Ask, given: Sequence[Batch]) -> Sequence[Batch]:
     return [batch for window in range(windows) for batch in ask.data.window(window).batches]
 
 
-def with_saes(question: Askable, change: Callable[[SAE], SAE]) -> Askable:
+def with_saes(question: Askable, change: Callable[[Dictionary], Dictionary]) -> Askable:
     """The question with its autoencoders changed, such as put on another device."""
     if not isinstance(question, Question):
         return question
-    saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), SAE)}
+    saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), Dictionary)}
     return replace(question, **{name: change(sae) for name, sae in saes.items()})
 
 

@@ -50,7 +50,7 @@ from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.dynamics import InContext, OneTokenLosses
 from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
-from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
+from interp.features import Dictionary, DictionaryQuality, ProbeNeurons, Reconstruction, TopExamples, TopK
 from interp.lab.depth import Consensus, RankCollapse, Refinement, Splitting
 from interp.lenses import (
     BackwardLens,
@@ -120,14 +120,14 @@ def effects(over: str, runs: str = "base") -> Dims:
     )
 
 
-def autoencoder() -> SAE:
+def autoencoder() -> Dictionary:
     """Of random weights, active on 3 features out of 40."""
     generator, d = torch.Generator().manual_seed(0), 24
     shapes = {"W_enc": (d, 40), "b_enc": (40,), "W_dec": (40, d), "b_dec": (d,)}
     weights = {
         name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()
     }
-    return SAE(TopK(3), weights)
+    return Dictionary(TopK(3), weights)
 
 
 def heads_on_repeats(model: str, _: Sequence[int]) -> ByRow:
@@ -525,7 +525,7 @@ _FEATURES: dict[str, Case] = {
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
-    "SaeQuality": Case(SaeQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
+    "DictionaryQuality": Case(DictionaryQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
     **{
         f"TopExamples {site}": Case(
             TopExamples(f"blocks.1.{site}", top=3, context=(2, 1)),

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
 from interp import HookedTransformer
-from interp.features import SAE
+from interp.features import Dictionary
 from interp.model import Transformer
 from interp.model.block import Block
 from interp.weights import HeadCircuits
@@ -122,7 +122,7 @@ def narrowed(given: object, dtype: torch.dtype) -> object:
         return HookedTransformer(network, given.text.tokenizer)
     if isinstance(given, HeadCircuits):
         return replace(given, model=narrowed(given.model, dtype))  # type: ignore[arg-type]
-    return copy.deepcopy(given).to(DEVICE) if isinstance(given, SAE) else given
+    return copy.deepcopy(given).to(DEVICE) if isinstance(given, Dictionary) else given
 
 
 def rounded(name: str, unit: float, draw: int, seed: int | None = None) -> Transformer:

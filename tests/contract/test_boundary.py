@@ -158,7 +158,7 @@ RENAMED = [
     ("path_patch", "by_pos", "by"), ("features.probe", "k", "sizes"), ("features.probe_neurons", "positions", "pos"),
     ("features.probe_neurons", "k", "sizes"), ("causal.recall", "blocks", "layers"),
     ("editing.rome_edit", "target", "answer"),
-    ("run", "analyses", "questions"), ("features.sae_quality", "prompts", "data"),
+    ("run", "analyses", "questions"), ("features.dictionary_quality", "prompts", "data"),
     ("editing.shift_edit", "target", "answer"),
     ("causal.short_circuit", "blocks", "layers"), ("weights.singular_directions", "layer", "part"),
     ("weights.singular_directions", "head", "part"), ("weights.singular_directions", "k", "count"),

@@ -57,7 +57,7 @@ RESERVED = {
         "editing.mend",
         "lenses.tuned_lens",
         "lenses.fitted_jacobian_lens",
-        "features.sae_files",
+        "features.formats",
         "runs.journal",
         "runs.step_files",
         "runs.store",

@@ -19,6 +19,7 @@ LOOK_AT_NONE = {
     "weights.HeadCircuits": "it computes nothing yet", "passes.Sweep": "it is a plan", "causal.batches": "it cuts data",
     "causal.continuations": "it cuts data", "lenses.FittedJacobianLens": "it holds what was computed",
     "residual.ActivationCache": "it holds what was computed",
+    "features.load": "the sites of a model are asked, and the gain of a norm where a dictionary reads before it",
     **dict.fromkeys(("circuits.write_mib", "circuits.read_mib"), "scores are given, of the model its shape is asked"),
 }  # fmt: skip
 """Functions that take a model and need not mind."""

@@ -19,8 +19,8 @@ WITHOUT_PLOT = {
     "evidence", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
     "interchange_accuracy", "layer_mixing", "leave_out", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
-    "sae_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
-    "top_examples", "top_pairs", "train_sae",
+    "dictionary_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
+    "top_examples", "top_pairs", "train_dictionary",
 }  # fmt: skip
 """Results that are read as tables: a card without a picture."""
 MAKERS = ("labelled", "scored", "_probe_table")

@@ -17,7 +17,7 @@ import xarray as xr
 import interp
 from interp import HookedTransformer
 from interp.circuits import Circuit
-from interp.features import SAE
+from interp.features import Dictionary
 from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
 from interp.passes.observe import as_model
@@ -154,7 +154,7 @@ def equal(one: object, other: object) -> bool:
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, xr.Dataset):
         return isinstance(other, xr.Dataset) and one.identical(other)
-    if isinstance(one, SAE) and isinstance(other, SAE):
+    if isinstance(one, Dictionary) and isinstance(other, Dictionary):
         return repr(one) == repr(other) and equal(dict(one.state_dict()), dict(other.state_dict()))
     if dataclasses.is_dataclass(one) and one != other:
         return type(one) is type(other) and all(

@@ -18,7 +18,7 @@ from interp import Batch, HookedTransformer
 from interp.core.contexts import ContextExamples
 from interp.data.sources import open_source
 from interp.data.stream import RowLayout, Stream
-from interp.features import SAE, ReLU, TopExamples, examples_table, top_examples
+from interp.features import Dictionary, ReLU, TopExamples, examples_table, top_examples
 from interp.features.top_examples import QUANTILES, RELATIVE_ERROR
 from interp.model import Read
 from tests.configs import CONFIGS, perturbed
@@ -297,8 +297,10 @@ def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
         "W_enc": torch.linalg.pinv(embedding), "b_enc": torch.full((7,), -0.5, dtype=torch.float64),
         "W_dec": embedding.clone(), "b_dec": torch.zeros(24, dtype=torch.float64),
     }  # fmt: skip
-    sae = SAE(ReLU(), weights, apply_b_dec_to_input=False)
-    found = top_examples(model(), rows, "hook_embed", sae=sae, top=9, once_per_row=False, context=(1, 0))
+    sae = Dictionary(ReLU(), weights, apply_b_dec_to_input=False)
+    found = top_examples(
+        model(), rows, "hook_embed", dictionary=sae, top=9, once_per_row=False, context=(1, 0)
+    )
     assert found.peak.dims == ("feature", "rank")
     for token in range(1, 8):
         one = found.isel(feature=token - 1)
@@ -309,7 +311,7 @@ def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
         assert set(one.tokens.values[active][:, 1]) == {token}
         assert float(one.value.sel(score="density")) == pytest.approx(len(places) / sum(map(len, rows)))
     some = top_examples(
-        model(), rows, "hook_embed", sae=sae, top=9, cells=[2], once_per_row=False, context=(1, 0)
+        model(), rows, "hook_embed", dictionary=sae, top=9, cells=[2], once_per_row=False, context=(1, 0)
     )
     np.testing.assert_allclose(some.activation, found.activation.sel(feature=[2]), rtol=1e-9, atol=1e-12)
 
@@ -389,9 +391,9 @@ def test_bad_questions_are_refused(
 
 def test_an_autoencoder_that_reads_head_by_head_is_refused() -> None:
     weights = {"W_enc": torch.eye(6), "b_enc": torch.zeros(6), "W_dec": torch.eye(6), "b_dec": torch.zeros(6)}
-    sae = SAE(ReLU(), weights)
-    with pytest.raises(ValueError, match="an autoencoder of the whole site is required"):
-        top_examples(model(), TEXTS, BLOCK + "attn.hook_z", sae=sae)
+    sae = Dictionary(ReLU(), weights)
+    with pytest.raises(ValueError, match="a dictionary of the whole site is required"):
+        top_examples(model(), TEXTS, BLOCK + "attn.hook_z", dictionary=sae)
 
 
 def test_a_row_whose_numbers_are_not_finite_is_set_aside() -> None:

@@ -46,7 +46,7 @@ MADE_BY_US: Mapping[str, str] = {
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",
-    "records without a field": "features.ReLU edits.Detach edits.Zero",
+    "records without a field": "features.ReLU features.Gated edits.Detach edits.Zero",
     "what a protocol asks of the user's own class": """
         tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow
         passes.Question passes.Reading passes.Staged passes.WithoutData""",
@@ -216,7 +216,7 @@ NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
     **{
         f"features.{name} value": "vectors that are all alike have no variance to explain"
-        for name in ("reconstruction", "reconstruction_quality", "sae_quality")
+        for name in ("reconstruction", "reconstruction_quality", "dictionary_quality")
     },
 }
 """Variables in which NaN says that there is no number, of one function or any; else where its valid call has NaN."""

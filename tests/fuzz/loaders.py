@@ -311,7 +311,7 @@ LOADERS: Mapping[str, Loader] = {
         lambda path: interp.lab.training.Vocabulary.read(path / "tokenizer.json"),
         ("lab.training.Vocabulary.read",),
     ),
-    "an autoencoder": Loader(_copied(sae_folder), interp.features.load_sae, ("features.load_sae",)),
+    "an autoencoder": Loader(_copied(sae_folder), interp.features.load, ("features.load",)),
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
     ("circuits.read_attribution_graph",)),
     "a graph of others": Loader(_make_theirs, _theirs),

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
@@ -125,7 +126,8 @@ def test_numbers_stay_where_all_of_them_fit(demo: interp.HookedTransformer) -> N
 @pytest.mark.slow
 def test_a_deep_map_keeps_its_rows_apart() -> None:
     values = np.random.default_rng(0).normal(size=(80, 64))
-    ax = plot.paper(draw_heads(None, CellMap(values, ColourScale.signed(values, "logits"), "x " * 60)))
+    cells = xr.DataArray(values, dims=("layer", "head"))
+    ax = plot.paper(draw_heads(None, CellMap(values, ColourScale.signed(values, "logits"), "x " * 60), cells))
     check(ax)
     assert ax.figure.get_size_inches()[1] <= 8.5
     assert ax.figure.axes[1].get_ylabel() == "logits"

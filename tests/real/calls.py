@@ -113,11 +113,11 @@ def reference() -> interp.verify.Reference:
 
 
 @once
-def sae() -> interp.features.SAE:
+def sae() -> interp.features.Dictionary:
     """A dictionary of eight times the width, not trained."""
     draw, d = torch.Generator().manual_seed(0), model().cfg.d_model
     shapes = {"W_enc": (d, 8 * d), "b_enc": (8 * d,), "W_dec": (8 * d, d), "b_dec": (d,)}
-    return interp.features.SAE(
+    return interp.features.Dictionary(
         interp.features.TopK(32),
         {name: torch.randn(shape, generator=draw) / d**0.5 for name, shape in shapes.items()},
     )
@@ -177,7 +177,7 @@ def graph_file() -> Path:
 @once
 def sae_folder() -> Path:
     path = new_folder() / "sae"
-    interp.features.save_sae(sae(), path)
+    interp.features.save(sae(), path)
     return path.absolute()
 
 
@@ -228,7 +228,7 @@ def texts(*given: str) -> Made:
 WORDS: Mapping[str, Made] = {
     "model": model, "data": texts(*PROMPTS), "clean": texts(*PROMPTS), "corrupt": texts(*CORRUPT),
     "circuits": model, "circuit": circuit, "answer": texts(*ANSWERS), "wrong": texts(*WRONG),
-    "layer": lambda: MIDDLE, "sae": sae, "site": lambda: f"blocks.{MIDDLE}.hook_resid_post",
+    "layer": lambda: MIDDLE, "dictionary": sae, "site": lambda: f"blocks.{MIDDLE}.hook_resid_post",
     "part": lambda: "L23H3", "head": lambda: "L23H3", "parts": lambda: ["L15N3", "L15N4"], "src": lambda: "L16H0",
     "dst": lambda: "L17H3", "scores": edges, "metric": metric, "matrix": lambda: "OV", "kind": lambda: "K",
     "queries": lambda: [-1], "keys": lambda: [0], "key": lambda: 2, "span": last_word, "subject": lambda: "Mary",
@@ -328,13 +328,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # features
     "features.examples_table": {"result": lambda: interp.features.top_examples(
         model(), list(TEXTS), f"blocks.{MIDDLE}.mlp.hook_post", cells=[3, 4])},
-    "features.load_sae": {"folder": sae_folder}, "features.save_sae": {"folder": lambda: new_folder() / "sae"},
+    "features.load": {"path": sae_folder}, "features.save": {"folder": lambda: new_folder() / "sae"},
     "features.probe": {"activations": lambda: activations()[:40], "labels": lambda: [True, False] * 20},
     "features.probe_neurons": {"data": texts(*TEXTS * 3), "labels": lambda: list(LABELS * 3)},
     "features.reconstruction_quality": {"activations": activations},
-    "features.sae_quality": {"reference": texts(*TEXTS[:3])}, "features.reconstruction": {},
+    "features.dictionary_quality": {"reference": texts(*TEXTS[:3])}, "features.reconstruction": {},
     "features.top_examples": LONG | {"site": lambda: f"blocks.{MIDDLE}.mlp.hook_post", "cells": lambda: [3, 4]},
-    "features.train_sae": {"activations": activations, "kind": lambda: interp.features.TopK(32),
+    "features.train_dictionary": {"activations": activations, "kind": lambda: interp.features.TopK(32),
                            "d_sae": lambda: 2304, "steps": lambda: 5, "batch_size": lambda: 64},
     # lenses
     "lenses.by_depth": {"result": lambda: interp.logit_lens(model(), PROMPTS[0], top=5)},

@@ -19,7 +19,7 @@ from interp.core.named import Only, Several
 from interp.core.sketches import Histograms, quantiles
 from interp.core.stats import Bootstrap, MaskedMeans, Means, Partial, Reduction, Rows
 from interp.data.sources import Rejected
-from interp.features.sae_metrics import Fit
+from interp.features.dictionary_metrics import Fit
 from interp.runs import journal as journals
 from interp.runs.journal import Journal, numbers_in, packed_done, unpacked_done
 from interp.runs.progress import BatchDone, Progress, Tally, ValueGroups

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interp.features import SAE, JumpReLU, ReLU, TopK, load_sae, save_sae
-from interp.features.sae import SaeKind
-from tests.features.sae_cases import KINDS, arrays, random_weights, slow_forward
+from interp.features import Dictionary, JumpReLU, ReLU, TopK, load, save
+from interp.features.activations import DictionaryKind
+from tests.features.dictionary_cases import KINDS, arrays, random_weights, slow_forward
 from tests.tolerances import assert_close
 
 D_IN, D_SAE, K = 6, 10, 3
@@ -59,7 +59,7 @@ def folder(path: Path, cfg: object, weights: dict[str, Tensor]) -> Path:
     return path
 
 
-def check(sae: SAE, features: np.ndarray, output: np.ndarray) -> None:
+def check(sae: Dictionary, features: np.ndarray, output: np.ndarray) -> None:
     assert_close(sae.encode(x()), torch.from_numpy(features))
     assert_close(sae(x()), torch.from_numpy(output))
 
@@ -80,13 +80,15 @@ def check(sae: SAE, features: np.ndarray, output: np.ndarray) -> None:
         (ReLU(), old_config(normalize_activations=False)),
     ],
 )  # fmt: skip
-def test_a_folder_gives_the_numbers_of_the_slow_loop(tmp_path: Path, kind: SaeKind, cfg: Config) -> None:
+def test_a_folder_gives_the_numbers_of_the_slow_loop(
+    tmp_path: Path, kind: DictionaryKind, cfg: Config
+) -> None:
     weights = random_weights(kind, D_IN, D_SAE)
     centred, normalize = (
         bool(cfg.get("apply_b_dec_to_input", True)),
         cfg.get("normalize_activations") or "none",
     )
-    sae = load_sae(folder(tmp_path, cfg, weights))
+    sae = load(folder(tmp_path, cfg, weights))
     assert type(sae.kind) is type(kind)
     check(sae, *slow_forward(arrays(weights), x().numpy(), kind, centred=centred, normalize=str(normalize)))
     assert str(sae.metadata["hook_name"]).endswith("hook_resid_pre")
@@ -95,7 +97,7 @@ def test_a_folder_gives_the_numbers_of_the_slow_loop(tmp_path: Path, kind: SaeKi
 def test_features_ranked_by_decoder_norm_stay_so(tmp_path: Path) -> None:
     weights = random_weights(TopK(K), D_IN, D_SAE)
     weights["W_dec"] *= torch.linspace(0.1, 5, D_SAE).double()[:, None]
-    sae = load_sae(folder(tmp_path, config("topk", k=K, rescale_acts_by_decoder_norm=True), weights))
+    sae = load(folder(tmp_path, config("topk", k=K, rescale_acts_by_decoder_norm=True), weights))
     w = arrays(weights)
     features, output = np.zeros((7, D_SAE)), np.zeros((7, D_IN))
     norm = np.sqrt((w["W_dec"] ** 2).sum(1))
@@ -105,9 +107,9 @@ def test_features_ranked_by_decoder_norm_stay_so(tmp_path: Path) -> None:
             features[i, j] = max(z[j], 0)
         output[i] = (features[i] / norm) @ w["W_dec"] + w["b_dec"]
     check(sae, features, output)
-    plain = load_sae(folder(tmp_path, config("topk", k=K), weights))
+    plain = load(folder(tmp_path, config("topk", k=K), weights))
     with pytest.raises(ValueError, match=r"device must be one of this machine, xla is not possible here"):
-        load_sae(tmp_path, device="xla")
+        load(tmp_path, device="xla")
     assert not torch.equal(plain.encode(x()) > 0, sae.encode(x()) > 0)
 
 
@@ -115,59 +117,62 @@ def test_norm_scaling_factor_scales_the_input_and_its_inverse_the_output(tmp_pat
     weights, factor = random_weights(ReLU(), D_IN, D_SAE), 2.7
     path = folder(tmp_path, config("standard", normalize_activations="expected_average_only_in"), weights)
     features, output = slow_forward(arrays(weights), factor * x().numpy(), ReLU())
-    check(load_sae(path, norm_scaling_factor=factor), features, output / factor)
+    check(load(path, norm_scaling_factor=factor), features, output / factor)
     with pytest.raises(
         ValueError, match=r"norm_scaling_factor belongs to .* got None with 'expected_average"
     ):
-        load_sae(path)
+        load(path)
     path = folder(tmp_path, config("standard"), weights)
     with pytest.raises(ValueError, match=r"only there; got 2\.7 with 'none'"):
-        load_sae(path, norm_scaling_factor=factor)
+        load(path, norm_scaling_factor=factor)
 
 
 def test_what_older_versions_stored_is_understood(tmp_path: Path) -> None:
     weights = random_weights(JumpReLU(), D_IN, D_SAE)
     stored = {name: weight for name, weight in weights.items() if name != "threshold"}
     stored["log_threshold"] = weights["threshold"].log()
-    sae = load_sae(folder(tmp_path, config("jumprelu"), stored))
+    sae = load(folder(tmp_path, config("jumprelu"), stored))
     check(sae, *slow_forward(arrays(weights), x().numpy(), JumpReLU()))
     relu = random_weights(ReLU(), D_IN, D_SAE)
     ones = {"scaling_factor": torch.ones(D_SAE).double()}
-    plain, with_ones = (load_sae(folder(tmp_path, config("standard"), w)) for w in (relu, relu | ones))
+    plain, with_ones = (load(folder(tmp_path, config("standard"), w)) for w in (relu, relu | ones))
     assert torch.equal(plain(x()), with_ones(x()))
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_weights_come_in_the_dtype_of_the_config_or_in_the_one_asked_for(tmp_path: Path, name: str) -> None:
     path = folder(tmp_path, config("standard", dtype=name), random_weights(ReLU(), D_IN, D_SAE))
-    assert load_sae(path).W_enc.dtype == getattr(torch, name)
-    assert load_sae(path, dtype=torch.float64).W_enc.dtype == torch.float64
+    assert load(path).W_enc.dtype == getattr(torch, name)
+    assert load(path, dtype=torch.float64).W_enc.dtype == torch.float64
 
 
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, kind: SaeKind, dtype: torch.dtype) -> None:
-    sae = SAE(
+def test_what_is_written_is_read_back_bit_for_bit(
+    tmp_path: Path, kind: DictionaryKind, dtype: torch.dtype
+) -> None:
+    sae = Dictionary(
         kind,
         random_weights(kind, D_IN, D_SAE),
         apply_b_dec_to_input=False,
         normalize_activations="layer_norm",
         metadata={"hook_name": "blocks.3.hook_mlp_out", "model_name": "gpt2"},
     ).to(dtype)
-    save_sae(sae, tmp_path / "new")
-    again = load_sae(tmp_path / "new")
+    save(sae, tmp_path / "new")
+    again = load(tmp_path / "new")
     assert type(again.kind) is type(kind) and again.W_enc.dtype == dtype
     assert again.metadata["hook_name"] == "blocks.3.hook_mlp_out"
     assert torch.equal(again.encode(x()), sae.encode(x())) and torch.equal(again(x()), sae(x()))
-    save_sae(again, tmp_path / "twice")
+    save(again, tmp_path / "twice")
     for file in ("cfg.json", "sae_weights.safetensors"):
         assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "new" / file).read_bytes()
 
 
 @EVERY
-def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: SaeKind) -> None:
-    save_sae(
-        SAE(kind, random_weights(kind, D_IN, D_SAE), metadata={"hook_name": "blocks.0.attn.hook_z"}), tmp_path
+def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: DictionaryKind) -> None:
+    save(
+        Dictionary(kind, random_weights(kind, D_IN, D_SAE), metadata={"hook_name": "blocks.0.attn.hook_z"}),
+        tmp_path,
     )
     written = json.loads((tmp_path / "cfg.json").read_text())
     architecture = {"ReLU": "standard", "TopK": "topk", "JumpReLU": "jumprelu"}[type(kind).__name__]
@@ -208,7 +213,7 @@ def test_a_config_that_would_change_numbers_is_refused_by_name(
 ) -> None:
     path = folder(tmp_path, cfg, random_weights(ReLU(), D_IN, D_SAE))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        load_sae(path)
+        load(path)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -217,33 +222,33 @@ def test_a_config_that_is_no_text_or_nested_beyond_reading_is_named(tmp_path: Pa
     for content in (b"\xff{}", b"[" * 100_000):
         (path / "cfg.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"cfg\.json is not readable JSON"):
-            load_sae(path)
+            load(path)
 
 
 def test_a_scaling_factor_that_scales_is_refused(tmp_path: Path) -> None:
     weights = random_weights(ReLU(), D_IN, D_SAE) | {"scaling_factor": torch.full((D_SAE,), 2.0)}
     with pytest.raises(ValueError, match="'scaling_factor'"):
-        load_sae(folder(tmp_path, config("standard"), weights))
+        load(folder(tmp_path, config("standard"), weights))
 
 
 def test_a_model_that_was_processed_at_loading_is_pointed_out(tmp_path: Path) -> None:
     cfg = old_config(model_from_pretrained_kwargs={"center_writing_weights": True})
     path = folder(tmp_path, cfg, random_weights(ReLU(), D_IN, D_SAE))
     with pytest.warns(UserWarning, match="loaded with {'center_writing_weights': True}"):
-        load_sae(path)
+        load(path)
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a readable SAELens folder"):
-        load_sae(tmp_path)
+    with pytest.raises(ValueError, match=r"must hold a dictionary in a known layout \(SAELens.*got no file"):
+        load(tmp_path)
     folder(tmp_path, config("standard"), random_weights(ReLU(), D_IN, D_SAE))
     weights = tmp_path / "sae_weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ValueError, match="not a readable SAELens folder"):
-        load_sae(tmp_path)
+    with pytest.raises(ValueError, match=r"sae_weights\.safetensors is not readable"):
+        load(tmp_path)
     (tmp_path / "cfg.json").write_text("{")
-    with pytest.raises(ValueError, match="not a readable SAELens folder"):
-        load_sae(tmp_path)
+    with pytest.raises(ValueError, match=r"cfg\.json is not readable JSON"):
+        load(tmp_path)
 
 
 def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path: Path) -> None:
@@ -251,12 +256,12 @@ def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path: Path) -
     weights["b_dec"][0] = 7e4
     path = folder(tmp_path, config("standard"), weights)
     with pytest.raises(ValueError, match="b_dec: numbers up to 65504 fit float16, got 70000"):
-        load_sae(path, dtype=torch.float16)
-    assert bool(load_sae(path, dtype=torch.bfloat16).b_dec.isfinite().all())
+        load(path, dtype=torch.float16)
+    assert bool(load(path, dtype=torch.bfloat16).b_dec.isfinite().all())
 
 
 @pytest.mark.parametrize("key", ["apply_b_dec_to_input", "rescale_acts_by_decoder_norm"])
 def test_what_is_true_or_false_must_be_written_so(key: str, tmp_path: Path) -> None:
     path = folder(tmp_path, config("standard") | {key: 1.5}, random_weights(ReLU(), D_IN, D_SAE))
     with pytest.raises(ValueError, match=f"{key} must be true or false, got 1.5"):
-        load_sae(path)
+        load(path)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from interp import Batch, Edit, HookedTransformer, Read
 from interp.edits import Add, Project, Swap
-from interp.features import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae import Normalisation, SaeKind, jump_relu, step
+from interp.features import Dictionary, JumpReLU, ReLU, TopK
+from interp.features.activations import DictionaryKind, jump_relu, step
+from interp.features.dictionary import Normalisation
 from interp.passes.observe import observe
 from tests.configs import build, some_tokens
-from tests.features.sae_cases import KINDS, arrays, random_sae, random_weights, slow_forward
+from tests.features.dictionary_cases import KINDS, arrays, random_sae, random_weights, slow_forward
 from tests.loops import over
 from tests.tolerances import assert_close
 
@@ -34,10 +35,10 @@ def value(site: str, *edits: Edit, model: str = "gpt2") -> Tensor:
 @over("normalize", ["none", "layer_norm", "constant_norm_rescale"])
 @over("centred", [True, False])
 def test_features_and_reconstruction_are_those_of_the_slow_loop(
-    kind: SaeKind, normalize: Normalisation, centred: bool
+    kind: DictionaryKind, normalize: Normalisation, centred: bool
 ) -> None:
     weights, x = random_weights(kind, 24, 40), vectors()
-    sae = SAE(kind, weights, apply_b_dec_to_input=centred, normalize_activations=normalize)
+    sae = Dictionary(kind, weights, apply_b_dec_to_input=centred, normalize_activations=normalize)
     features, output = slow_forward(arrays(weights), x.numpy(), kind, centred=centred, normalize=normalize)
     assert_close(sae.encode(x), torch.from_numpy(features))
     assert_close(sae(x), torch.from_numpy(output))
@@ -45,17 +46,19 @@ def test_features_and_reconstruction_are_those_of_the_slow_loop(
 
 
 def test_no_more_than_k_features_are_active() -> None:
-    sae = SAE(TopK(7), random_weights(TopK(7), 24, 40))
+    sae = Dictionary(TopK(7), random_weights(TopK(7), 24, 40))
     active = (sae.encode(vectors(200)) > 0).sum(1)
     assert int(active.max()) == 7
-    down = SAE(TopK(7), random_weights(TopK(7), 24, 40) | {"b_enc": torch.full((40,), -100.0).double()})
+    down = Dictionary(
+        TopK(7), random_weights(TopK(7), 24, 40) | {"b_enc": torch.full((40,), -100.0).double()}
+    )
     assert not bool(down.encode(vectors()).any())
 
 
 def test_a_threshold_below_zero_counts_as_zero() -> None:
     weights = random_weights(JumpReLU(), 24, 40)
-    low = SAE(JumpReLU(), weights | {"threshold": -weights["threshold"]})
-    plain = SAE(ReLU(), {name: weight for name, weight in weights.items() if name != "threshold"})
+    low = Dictionary(JumpReLU(), weights | {"threshold": -weights["threshold"]})
+    plain = Dictionary(ReLU(), {name: weight for name, weight in weights.items() if name != "threshold"})
     assert torch.equal(low.encode(vectors()), plain.encode(vectors()))
 
 
@@ -94,7 +97,7 @@ def test_on_uniform_inputs_the_estimator_is_the_true_derivative(at: float) -> No
 
 
 @EVERY
-def test_a_read_gives_the_features_of_the_site(kind: SaeKind) -> None:
+def test_a_read_gives_the_features_of_the_site(kind: DictionaryKind) -> None:
     sae = random_sae(kind)
     read = sae.read(STREAM)
     found = observe(build("gpt2"), BATCH, [read, sae.read(STREAM)]).trace
@@ -116,7 +119,7 @@ def test_heads_are_read_side_by_side_or_one_by_one() -> None:
 
 @EVERY
 @pytest.mark.parametrize("site", [STREAM, HEADS])
-def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: SaeKind, site: str) -> None:
+def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: DictionaryKind, site: str) -> None:
     sae = random_sae(kind, normalize="layer_norm")
     edit = Edit(site, sae.on_features(lambda features: features))
     assert torch.equal(value(site, edit), value(site))
@@ -125,7 +128,7 @@ def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: SaeKind, site:
 
 
 @EVERY
-def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: SaeKind) -> None:
+def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: DictionaryKind) -> None:
     sae = random_sae(kind)
     original = value(STREAM)
     features = sae.encode(original)
@@ -142,7 +145,7 @@ def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: Sae
 
 
 @EVERY
-def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: SaeKind) -> None:
+def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: DictionaryKind) -> None:
     sae, original = random_sae(kind), value(STREAM)
     replaced = value(STREAM, Edit(STREAM, sae.reconstruct))
     assert_close(replaced, sae(original))
@@ -151,7 +154,7 @@ def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: SaeKi
 
 
 @EVERY
-def test_features_of_one_position_are_changed_at_that_position(kind: SaeKind) -> None:
+def test_features_of_one_position_are_changed_at_that_position(kind: DictionaryKind) -> None:
     sae, original = random_sae(kind), value(STREAM)
     doubled = Edit(STREAM, sae.on_features(lambda features: 2 * features), at={"pos": 4})
     expected = original.clone()
@@ -199,10 +202,10 @@ def test_a_half_precision_site_keeps_its_dtype() -> None:
 def test_it_is_frozen_and_says_what_it_is() -> None:
     sae = random_sae(TopK(3))
     assert not any(p.requires_grad for p in sae.parameters())
-    assert "TopK(k=3), d_in=24, d_sae=40" in repr(sae)
+    assert "TopK(k=3, relu=True), d_in=24, d_sae=40" in repr(sae)
 
 
-def refusals() -> list[tuple[SaeKind, dict[str, Tensor], str]]:
+def refusals() -> list[tuple[DictionaryKind, dict[str, Tensor], str]]:
     good = random_weights(ReLU(), 4, 6)
     nan = torch.full((6,), torch.nan).double()
     return [
@@ -216,13 +219,15 @@ def refusals() -> list[tuple[SaeKind, dict[str, Tensor], str]]:
 
 
 @pytest.mark.parametrize(("kind", "weights", "message"), refusals())
-def test_weights_that_do_not_fit_are_refused(kind: SaeKind, weights: dict[str, Tensor], message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    kind: DictionaryKind, weights: dict[str, Tensor], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        SAE(kind, weights)
+        Dictionary(kind, weights)
 
 
 def test_kinds_refuse_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="k must be a whole number from 1"):
         TopK(0)
     with pytest.raises(ValueError, match=r"positive and finite, got 0\.0"):
         JumpReLU(0.0)
@@ -247,7 +252,7 @@ def test_an_input_on_another_device_is_named() -> None:
     sae, elsewhere = random_sae(ReLU()), torch.zeros(2, 24, device="meta")
     for call in (sae.encode, sae, lambda x: sae.decode(torch.zeros(2, sae.d_sae, device=x.device))):
         with pytest.raises(
-            ValueError, match=re.escape("meta, is required; this one is on cpu: sae.to('meta')")
+            ValueError, match=re.escape("meta, is required; this one is on cpu: dictionary.to('meta')")
         ):
             call(elsewhere)
 

@@ -9,18 +9,17 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from interp.features import (
-    SAE,
+    Dictionary,
     JumpReLU,
     ReLU,
     TopK,
     dictionary_match,
     reconstruction_quality,
-    sae_training,
-    train_sae,
+    train_dictionary,
+    training,
 )
-from interp.features.sae import SaeKind
-from interp.features.sae_training import dead_error, geometric_median, objective
-from tests.features.sae_cases import KINDS, random_sae
+from interp.features.training import TrainedKind, dead_error, geometric_median, objective
+from tests.features.dictionary_cases import KINDS, random_sae
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
@@ -42,14 +41,14 @@ def noise(n: int = 600, d: int = 8) -> Tensor:
 
 
 def quick(
-    activations: Tensor | list[Tensor] | Iterator[Tensor], kind: SaeKind = KINDS[0], **more: object
-) -> SAE:
+    activations: Tensor | list[Tensor] | Iterator[Tensor], kind: TrainedKind = KINDS[0], **more: object
+) -> Dictionary:
     settings = {"steps": 12, "batch_size": 100, "dtype": torch.float64, "dead_after": 3}
     settings |= {} if isinstance(kind, TopK) else {"sparsity": 0.5}
-    return train_sae(activations, kind, 12, **(settings | more))[0]  # type: ignore[arg-type]
+    return train_dictionary(activations, kind, 12, **(settings | more))[0]  # type: ignore[arg-type]
 
 
-def same(one: SAE, other: SAE) -> bool:
+def same(one: Dictionary, other: Dictionary) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
@@ -59,9 +58,11 @@ def same(one: SAE, other: SAE) -> bool:
     ids=["ReLU", "TopK", "JumpReLU"],
 )
 @pytest.mark.slow
-def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: SaeKind, sparsity: float | None) -> None:
+def test_it_finds_the_dictionary_that_the_data_were_made_of(
+    kind: TrainedKind, sparsity: float | None
+) -> None:
     truth, strength, x = sparse_data()
-    sae, history = train_sae(
+    sae, history = train_dictionary(
         x, kind, 48, sparsity=sparsity, steps=500, lr=1e-2, batch_size=512, dead_after=30
     )
     match = dictionary_match(sae.W_dec, truth)
@@ -76,13 +77,13 @@ def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: SaeKind, spars
 
 
 @EVERY
-def test_the_same_seed_gives_the_same_bits_and_another_one_does_not(kind: SaeKind) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_one_does_not(kind: TrainedKind) -> None:
     one, again, other = (quick(noise(), kind, seed=seed) for seed in (3, 3, 4))
     assert same(one, again) and not same(one, other)
 
 
 @EVERY
-def test_the_unit_of_the_activations_does_not_matter(kind: SaeKind) -> None:
+def test_the_unit_of_the_activations_does_not_matter(kind: TrainedKind) -> None:
     one, large = quick(noise(), kind), quick(8 * noise(), kind)
     assert torch.equal(one.W_dec, large.W_dec) and torch.equal(one.W_enc, large.W_enc)
     assert torch.equal(8 * one(noise()), large(8 * noise()))
@@ -90,7 +91,7 @@ def test_the_unit_of_the_activations_does_not_matter(kind: SaeKind) -> None:
 
 
 @EVERY
-def test_directions_have_norm_one_and_thresholds_are_not_negative(kind: SaeKind) -> None:
+def test_directions_have_norm_one_and_thresholds_are_not_negative(kind: TrainedKind) -> None:
     sae = quick(noise(), kind)
     assert_close(sae.W_dec.norm(dim=1), torch.ones(12).double())
     assert float(sae.thresholds.min()) >= 0
@@ -113,14 +114,14 @@ def test_few_rows_that_come_round_for_a_large_batch_are_joined_once(monkeypatch:
     joined: list[int] = []
     cat = torch.cat
     monkeypatch.setattr(torch, "cat", lambda parts: joined.append(len(parts)) or cat(parts))
-    batch = next(sae_training._batches(torch.arange(10.0)[:, None], 1000, 0))
+    batch = next(training._batches(torch.arange(10.0)[:, None], 1000, 0))
     assert joined == [100] and torch.equal(batch.flatten().long().bincount(), torch.full((10,), 100))
 
 
 def test_every_vector_of_an_epoch_comes_once_in_batches_of_one_size() -> None:
     rows = torch.arange(60.0)[:, None]
     for source in (rows, list(rows.split(13))):
-        batches = sae_training._batches(source, 20, 0)
+        batches = training._batches(source, 20, 0)
         epochs = [torch.cat([next(batches) for _ in range(3)]).flatten() for _ in range(2)]
         for epoch in epochs:
             assert torch.equal(epoch.sort().values, rows.flatten())
@@ -139,7 +140,7 @@ def test_the_geometric_median_is_where_the_pulls_balance() -> None:
 
 
 @EVERY
-def test_a_batch_costs_what_the_formula_says(kind: SaeKind) -> None:
+def test_a_batch_costs_what_the_formula_says(kind: TrainedKind) -> None:
     sae, x = random_sae(kind, 8, 12), noise(5)
     dead = torch.arange(12) >= 9
     features = sae.encode(x)
@@ -157,7 +158,7 @@ def test_a_batch_costs_what_the_formula_says(kind: SaeKind) -> None:
     assert float(terms.loss) == pytest.approx(error + weight * penalty, rel=1e-9)
 
 
-def slow_dead_error(sae: SAE, x: Tensor, dead: Tensor) -> float:
+def slow_dead_error(sae: Dictionary, x: Tensor, dead: Tensor) -> float:
     """Gao et al.: the largest d/2 dead features rebuild what the living ones missed."""
     total = 0.0
     for vector in x:
@@ -222,7 +223,7 @@ def test_the_gradient_along_a_direction_is_removed() -> None:
     radial = (sae.W_dec.grad * sae.W_dec).sum(1)
     expected = sae.W_dec.grad - radial[:, None] * sae.W_dec
     assert float(radial.detach().abs().max()) > 0.1
-    sae_training._drop_radial_gradient(sae)
+    training._drop_radial_gradient(sae)
     assert_close(sae.W_dec.grad, expected.detach())
 
 
@@ -238,7 +239,7 @@ def test_dead_features_restart_at_inputs_that_are_badly_explained() -> None:
     x += (sae.b_dec - before["b_dec"]).detach()
     x[torch.arange(50) != 7] = sae.b_dec.detach() + 1e-9
     idle = torch.tensor([9, 0, 0, 5] + [0] * 8)
-    after = sae_training._resample(sae, optimiser, x, idle, 5, torch.Generator().manual_seed(0))
+    after = training._resample(sae, optimiser, x, idle, 5, torch.Generator().manual_seed(0))
     assert after.tolist() == [0] * 12
     direction = x[7] - sae.b_dec.detach()
     direction = direction / direction.norm()
@@ -255,16 +256,16 @@ def test_dead_features_restart_at_inputs_that_are_badly_explained() -> None:
 
 
 def test_a_feature_that_never_fires_comes_back_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = sae_training._initial
+    start = training._initial
 
-    def silenced(sample: Tensor, kind: SaeKind, d_sae: int, seed: int) -> SAE:
+    def silenced(sample: Tensor, kind: TrainedKind, d_sae: int, seed: int) -> Dictionary:
         sae = start(sample, kind, d_sae, seed)
         sae.b_enc.data[:6] = -1e3
         return sae
 
-    monkeypatch.setattr(sae_training, "_initial", silenced)
+    monkeypatch.setattr(training, "_initial", silenced)
     for revived in (True, False):
-        sae, history = train_sae(
+        sae, history = train_dictionary(
             noise(), ReLU(), 12, sparsity=0.1, steps=60, batch_size=100, dead_after=10 if revived else 61
         )  # fmt: skip
         active = (sae.encode(noise().float()) > 0).any(0)
@@ -273,7 +274,7 @@ def test_a_feature_that_never_fires_comes_back_in_training(monkeypatch: pytest.M
 
 
 def test_the_history_says_what_happened() -> None:
-    _, history = train_sae(noise(), TopK(3), 12, steps=6, batch_size=100)
+    _, history = train_dictionary(noise(), TopK(3), 12, steps=6, batch_size=100)
     assert dict(history.sizes) == {"step": 6}
     assert float(history.l0.max()) <= 3 and float(history.dead.max()) == 0
     rms = float(noise().square().sum(1).mean())
@@ -301,9 +302,9 @@ def test_the_history_says_what_happened() -> None:
         (TopK(2), {"lr": 1e30}, r"lr must be above 0 and at most 1e6, got 1e\+30"),
     ],
 )
-def test_what_makes_no_sense_is_refused(kind: SaeKind, more: dict[str, float], message: str) -> None:
+def test_what_makes_no_sense_is_refused(kind: TrainedKind, more: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train_sae(noise(), kind, 12, **({"steps": 5, "batch_size": 100} | more))  # type: ignore[arg-type]
+        train_dictionary(noise(), kind, 12, **({"steps": 5, "batch_size": 100} | more))  # type: ignore[arg-type]
 
 
 def test_activations_of_another_shape_are_refused() -> None:
@@ -324,7 +325,7 @@ def test_activations_of_another_shape_are_refused() -> None:
 
 
 def test_a_dtype_or_a_width_that_no_training_has_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"train_sae: dtype must be .*got torch.int32"):
-        train_sae(torch.randn(32, 4), TopK(2), 8, steps=1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"train_dictionary: dtype must be .*got torch.int32"):
+        train_dictionary(torch.randn(32, 4), TopK(2), 8, steps=1, dtype=torch.int32)
     with pytest.raises(ValueError, match="JumpReLU: bandwidth must be a number up to"):
         JumpReLU(1e300)

@@ -27,7 +27,7 @@ from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.features.sae import SAE
+from interp.features.dictionary import Dictionary
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import as_site
@@ -43,7 +43,7 @@ from interp.runs.functions import of_data
 if TYPE_CHECKING:
     import xarray as xr
 
-RUNS = ("clean", "sae", "zero", "mean")
+RUNS = ("clean", "dictionary", "zero", "mean")
 """The runs by what the site holds: its own value, its reconstruction, 0, or its mean over the reference data."""
 FEWEST_TEXTS = 128
 """Fewest texts for an interval of a loss."""
@@ -56,35 +56,36 @@ NO_MEAN = "no reference data to take the mean of"
 class Reconstruction(Question):
     """How sparse and how exact a sparse autoencoder is at a site, over data of any size.
 
-    Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
+    Several dictionaries share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        sae: the autoencoder, on the device of the model.
+        dictionary: the dictionary, on the device of the model.
         site: what it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`.
-        skip_bos: whether a BOS in front of a text is left out, as in `sae_quality`.
+        skip_bos: whether a BOS in front of a text is left out, as in `dictionary_quality`.
 
     Returns:
         Dataset[score] of `reconstruction_quality`, for the activations of the site at every token that counts.
 
     Raises:
         KeyError: an unknown site.
-        ValueError: an autoencoder that does not fit the site, or no vectors.
+        ValueError: a dictionary that does not fit the site, or no vectors.
 
     See Also:
-        `reconstruction_quality`: of activations that are there already. `sae_quality`: also what the model loses.
+        `reconstruction_quality`: of activations that are there already. `dictionary_quality`: also what a model loses.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], sae, "L1.resid")
+        >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+        >>> dictionary = Dictionary(interp.features.ReLU(), weights)
+        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], dictionary, "L1.resid")
         >>> found.value.sel(score="l0").dims
         ()
     """
 
     of_layers: ClassVar[bool] = False
 
-    sae: SAE
+    dictionary: Dictionary
     site: str
     _: KW_ONLY
     skip_bos: bool = True
@@ -96,12 +97,12 @@ class Reconstruction(Question):
 
 
 @dataclass(frozen=True, eq=False)
-class SaeQuality(Question):
+class DictionaryQuality(Question):
     """Quality of a sparse autoencoder at a site: its reconstruction, and the loss of the model that runs on it.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        sae: the autoencoder, on the device of the model.
+        dictionary: the dictionary, on the device of the model.
         site: what it reads: the full name of a site, or a part that is a whole one, such as "L1.resid".
         reference: data over which the mean of the site is taken; None: the data themselves, which are read twice. (In
             `interp.run`, without it, there is no mean and attrs["no_mean"] says so.) Padding never counts.
@@ -116,10 +117,10 @@ class SaeQuality(Question):
         Dataset[score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `density` [feature] and
         `mean` [coordinate], as in `reconstruction_quality`, whose scores come first. Then:
 
-        - `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`: next-token loss in nats per predicted token with the site as it
-          is, replaced by its reconstruction, by 0, or by its mean.
-        - `loss_recovered_zero`, `loss_recovered_mean`: (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either
-          ablation: 1 = nothing is lost, 0 (the null) = as bad as the ablation.
+        - `ce_clean`, `ce_dictionary`, `ce_zero`, `ce_mean`: next-token loss in nats per predicted token with the site
+          as it is, replaced by its reconstruction, by 0, or by its mean.
+        - `loss_recovered_zero`, `loss_recovered_mean`: (CE_ablated - CE_dictionary) / (CE_ablated - CE_clean) for
+          either ablation: 1 = nothing is lost, 0 (the null) = as bad as the ablation.
 
         Intervals are 95 % over texts: of losses that of a ratio of sums, linearised, NaN below 128 texts; of recovered
         shares Fieller's, NaN below 8. Where an ablation lowers the loss there is nothing to recover: the share is NaN,
@@ -127,12 +128,12 @@ class SaeQuality(Question):
         costs holds 0.
 
     Raises:
-        ValueError: a model that is not causal or has no unembedding, an autoencoder that does not fit the site, and an
+        ValueError: a model that is not causal or has no unembedding, a dictionary that does not fit the site, and an
             iterator without reference data.
         KeyError: an unknown site.
 
     Caveat:
-        Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is
+        Zero-ablating a residual stream ruins the model, so that any dictionary recovers almost everything; the mean is
         the stricter null.
 
     See Also:
@@ -140,15 +141,16 @@ class SaeQuality(Question):
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = sae_quality(model, [prompt, "The cat sat on the mat"], sae, "blocks.1.hook_resid_pre")
+        >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+        >>> dictionary = Dictionary(interp.features.ReLU(), weights)
+        >>> found = dictionary_quality(model, [prompt, "The cat sat on the mat"], dictionary, "blocks.1.hook_resid_pre")
         >>> found.value.sel(score="loss_recovered_mean").dims
         ()
     """
 
     of_layers: ClassVar[bool] = False
 
-    sae: SAE
+    dictionary: Dictionary
     site: str
     _: KW_ONLY
     reference: DataSource | Data | None = None
@@ -173,7 +175,7 @@ class SaeQuality(Question):
         """The sums of `Reconstruction`, and a sweep of every batch with the site replaced, after the mean is known."""
         config = model.transformer.config
         if not config.causal or not config.unembed:
-            raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
+            raise ValueError("the loss a dictionary costs requires a causal model with an unembedding")
         sums = _TextSums.of(self, model)
         metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric, model.text)
         bound = partial(self._question, model.text, sums, metric)
@@ -205,7 +207,7 @@ class SaeQuality(Question):
 reconstruction = of_data(Reconstruction)
 
 
-sae_quality = of_data(SaeQuality)
+dictionary_quality = of_data(DictionaryQuality)
 
 
 @dataclass(frozen=True)
@@ -291,10 +293,12 @@ class Fit:
 
 
 @torch.no_grad()
-def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
+def fitted(
+    dictionary: Dictionary, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int
+) -> dict[str, Tensor]:
     """The sums of each row for `Fit`, in float64; vector x[i] belongs to row number row[i] of `rows`."""
-    features = sae.encode(x)
-    error = (x.double() - sae.decode(features, x).double()).square().sum(1)
+    features = dictionary.encode(x)
+    error = (x.double() - dictionary.decode(features, x).double()).square().sum(1)
     x64, count = x.double(), torch.bincount(row, minlength=rows)
 
     def summed(values: Tensor) -> Tensor:
@@ -306,16 +310,16 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
         "mean": mean,
         "spread": summed((x64 - mean[row]).square().sum(1)),
         "error": summed(error),
-        "active": summed((features > 0).long()),
+        "active": summed((features != 0).long()),
     }
 
 
 @public()
-def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
+def reconstruction_quality(dictionary: Dictionary, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
     """How sparse and how exact a sparse autoencoder is on given activations.
 
     Args:
-        sae: the autoencoder.
+        dictionary: the dictionary.
         activations: [n d], a tensor or a stream of chunks.
 
     Returns:
@@ -332,23 +336,24 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
         ValueError: no vectors, vectors of another width, and NaN.
 
     See Also:
-        `reconstruction`: at a site of a model. `sae_quality`: also what the model loses.
+        `reconstruction`: at a site of a model. `dictionary_quality`: also what the model loses.
 
     Example:
         >>> eye, zero = torch.eye(3), torch.zeros(3)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = reconstruction_quality(sae, torch.rand(10, 3))
+        >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+        >>> dictionary = Dictionary(interp.features.ReLU(), weights)
+        >>> found = reconstruction_quality(dictionary, torch.rand(10, 3))
         >>> round(float(found.value.sel(score="explained_variance")), 6)
         1.0
     """
     fit: Fit | None = None
     for chunk in (activations,) if isinstance(activations, Tensor) else activations:
-        if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(sae.b_dec):
+        if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(dictionary.b_dec):
             raise ValueError(
-                f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {value_text(chunk)}"
+                f"activations must be vectors [n, {len(dictionary.b_dec)}], or chunks of them, got {value_text(chunk)}"
             )
-        x = chunk.to(sae.W_enc.device)
-        chunk_fit = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
+        x = chunk.to(dictionary.W_enc.device)
+        chunk_fit = Fit.of(fitted(dictionary, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
         fit = chunk_fit if fit is None else fit.merge(chunk_fit)
     if fit is None:
         raise ValueError("activations: at least one vector is required, got none")
@@ -462,27 +467,27 @@ def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch
 class _TextSums:
     """A function from a site's activation to the sums of every text over its vectors that count (`fitted`)."""
 
-    sae: SAE
+    dictionary: Dictionary
     site: str
     bos_id: int | None
     skip_bos: bool
 
     @classmethod
-    def of(cls, question: Reconstruction | SaeQuality, model: Subject) -> _TextSums:
+    def of(cls, question: Reconstruction | DictionaryQuality, model: Subject) -> _TextSums:
         """The sums for a question.
 
         Raises:
             KeyError, ValueError: as `as_site`.
         """
         site = as_site(question.site, model.transformer.config)
-        return cls(question.sae, site, model.text.bos_id, question.skip_bos)
+        return cls(question.dictionary, site, model.text.bos_id, question.skip_bos)
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-        vectors, home = self.sae.vectors(trace[Read(self.site)]), batch.host()
+        vectors, home = self.dictionary.vectors(trace[Read(self.site)]), batch.host()
         counted, text = counted_tokens(home, self.bos_id, self.skip_bos), home.text_numbers
-        row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.sae.d_in)
+        row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.dictionary.d_in)
         place, row = (to_device(x, vectors.device) for x in (counted.flatten().nonzero()[:, 0], row))
-        return fitted(self.sae, vectors.flatten(0, 1)[place].flatten(0, -2), row, int(text.max()) + 1)
+        return fitted(self.dictionary, vectors.flatten(0, 1)[place].flatten(0, -2), row, int(text.max()) + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -513,7 +518,7 @@ class _SumsAndLosses:
 
     def _losses(self, batch: Batch, at: Bool[Tensor, "b p"]) -> Steps[Float[Tensor, "r b"]]:
         """The metric of every row in each run, in the order of `RUNS`; without a mean, the last run is left out."""
-        sae, mean = self.sums.sae, self.mean
+        dictionary, mean = self.sums.dictionary, self.mean
 
         def placed(value: Tensor, new: Tensor) -> Tensor:
             return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
@@ -521,11 +526,11 @@ class _SumsAndLosses:
         def with_mean(value: Tensor) -> Tensor:
             assert mean is not None
             return placed(
-                value, to_device(mean, value.device).expand_as(sae.vectors(value)).reshape(value.shape)
+                value, to_device(mean, value.device).expand_as(dictionary.vectors(value)).reshape(value.shape)
             )
 
         changes = [
-            lambda value: placed(value, sae.reconstruct(value)),
+            lambda value: placed(value, dictionary.reconstruct(value)),
             lambda value: placed(value, torch.zeros_like(value)),
             *([] if mean is None else [with_mean]),
         ]
@@ -553,7 +558,7 @@ def _finish(merged: Partial, name: str) -> xr.Dataset:
 
 
 def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Metric) -> xr.Dataset:
-    """The Dataset of `sae_quality`: reconstruction scores, the metric of each run, and the recovered shares."""
+    """The Dataset of `dictionary_quality`: reconstruction scores, the metric of each run, and the recovered shares."""
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
@@ -565,7 +570,7 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
     scores = {f"{stem}_{run}": ratio(sums, basis[run], basis["tokens"], unit, fewest=fewest) for run in runs}
     reasons = {}
     for run in runs[2:]:
-        top, bottom = basis[run] - basis["sae"], basis[run] - basis["clean"]
+        top, bottom = basis[run] - basis["dictionary"], basis[run] - basis["clean"]
         enough = FEWEST_RECOVERED if of_loss else max(FEWEST_RECOVERED, metric.fewest)
         share = recovered_share(sums, top, bottom, f"share of {of_what}", fewest=enough)
         cost = ratio(sums, basis[run] - basis["clean"], basis["tokens"], unit)

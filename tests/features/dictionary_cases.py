@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interp.features import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae import Normalisation, SaeKind
+from interp.features import Dictionary, JumpReLU, ReLU, TopK
+from interp.features.activations import DictionaryKind
+from interp.features.dictionary import Normalisation
 
-KINDS: tuple[SaeKind, ...] = (ReLU(), TopK(3), JumpReLU(0.5))
+KINDS: tuple[DictionaryKind, ...] = (ReLU(), TopK(3), JumpReLU(0.5))
 
 
-def random_weights(kind: SaeKind, d_in: int, d_sae: int, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(kind: DictionaryKind, d_in: int, d_sae: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -27,31 +28,33 @@ def random_weights(kind: SaeKind, d_in: int, d_sae: int, seed: int = 0) -> dict[
     return weights
 
 
-def random_sae(kind: SaeKind, d_in: int = 24, d_sae: int = 40, normalize: Normalisation = "none") -> SAE:
-    return SAE(kind, random_weights(kind, d_in, d_sae), normalize_activations=normalize)
+def random_sae(
+    kind: DictionaryKind, d_in: int = 24, d_sae: int = 40, normalize: Normalisation = "none"
+) -> Dictionary:
+    return Dictionary(kind, random_weights(kind, d_in, d_sae), normalize_activations=normalize)
 
 
-def identity_sae(d: int) -> SAE:
+def identity_sae(d: int) -> Dictionary:
     """Square, orthogonal and without a threshold that any vector falls below: it gives back what it gets."""
     generator = torch.Generator().manual_seed(1)
     q = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
     lift = torch.full((d,), 1e4, dtype=torch.float64)
-    return SAE(
+    return Dictionary(
         ReLU(), {"W_enc": q, "b_enc": lift, "W_dec": q.T, "b_dec": -lift @ q.T}, apply_b_dec_to_input=False
     )
 
 
-def constant_sae(value: Tensor, d_sae: int = 5) -> SAE:
+def constant_sae(value: Tensor, d_sae: int = 5) -> Dictionary:
     """No feature is ever active: it answers `value`."""
     d = len(value)
     zero = torch.zeros(d, d_sae, dtype=value.dtype)
-    return SAE(ReLU(), {"W_enc": zero, "b_enc": zero[0], "W_dec": zero.T, "b_dec": value})
+    return Dictionary(ReLU(), {"W_enc": zero, "b_enc": zero[0], "W_dec": zero.T, "b_dec": value})
 
 
 def slow_forward(
     weights: Mapping[str, np.ndarray],
     x: np.ndarray,
-    kind: SaeKind,
+    kind: DictionaryKind,
     *,
     centred: bool = True,
     normalize: str = "none",

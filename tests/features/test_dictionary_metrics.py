@@ -17,31 +17,31 @@ from interp.core.stats import Moments
 from interp.data import open_source
 from interp.edits import Zero
 from interp.features import (
-    SAE,
+    Dictionary,
+    DictionaryQuality,
     JumpReLU,
     Reconstruction,
     ReLU,
-    SaeQuality,
     TopK,
     dictionary_match,
+    dictionary_metrics as metrics_module,
+    dictionary_quality,
     reconstruction_quality,
-    sae_metrics,
-    sae_quality,
 )
-from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio, recovered_share
+from interp.features.dictionary_metrics import Fit, counted_tokens, fitted, ratio, recovered_share
 from interp.passes import observe
 from interp.passes.generate import generate
 from interp.passes.question import ByRow, Reading
 from tests.batches import in_batches
 from tests.configs import build
-from tests.features.sae_cases import constant_sae, identity_sae, random_sae
+from tests.features.dictionary_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close, student95
 
 STREAM, LAST, HEADS = "blocks.1.hook_resid_pre", "blocks.1.hook_resid_post", "blocks.0.attn.hook_z"
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3], [30, 11], [5] * 9]
-NATS = ("ce_clean", "ce_sae", "ce_zero", "ce_mean")
+NATS = ("ce_clean", "ce_dictionary", "ce_zero", "ce_mean")
 
 
 def model(name: str = "gpt2") -> HookedTransformer:
@@ -116,9 +116,9 @@ def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
 def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | JumpReLU) -> None:
     sae = random_sae(kind, dims(site), 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sae_metrics, "FEWEST_TEXTS", 3)
-        patch.setattr(sae_metrics, "FEWEST_RECOVERED", 3)
-        found = sae_quality(model(), in_batches(model(), Batch.of(ROWS), 2), sae, site)
+        patch.setattr(metrics_module, "FEWEST_TEXTS", 3)
+        patch.setattr(metrics_module, "FEWEST_RECOVERED", 3)
+        found = dictionary_quality(model(), in_batches(model(), Batch.of(ROWS), 2), sae, site)
     vectors = activations(site, ROWS)
     features, output, x = sae.encode(vectors).numpy(), sae(vectors).numpy(), vectors.numpy()
     error, mean = ((x - output) ** 2).sum(), x.mean(0)
@@ -129,7 +129,7 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
     assert score(found, "dead_fraction") == pytest.approx((features.max(0) == 0).mean())
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-9, atol=1e-12)
     edits = {
-        "clean": [], "sae": [Edit(site, sae.reconstruct)], "zero": [Edit(site, Zero())],
+        "clean": [], "dictionary": [Edit(site, sae.reconstruct)], "zero": [Edit(site, Zero())],
         "mean": [Edit(site, lambda value: torch.tensor(mean).view(1, 1, *value.shape[2:]).expand_as(value))],
     }  # fmt: skip
     ce = {name: slow_losses(ROWS, edit) for name, edit in edits.items()}
@@ -139,7 +139,7 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
         cost = ce[name] - ce["clean"]
         nothing = cost.sum() <= 0
         expected[f"loss_recovered_{name}"] = (
-            [torch.nan] * 3 if nothing else fieller(ce[name] - ce["sae"], cost)
+            [torch.nan] * 3 if nothing else fieller(ce[name] - ce["dictionary"], cost)
         )
         assert (f"no_loss_recovered_{name}" in found.attrs) == bool(nothing)
     for name, ends in expected.items():
@@ -150,17 +150,17 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
 
 
 def test_few_texts_give_no_interval_of_a_loss_or_of_a_share_of_it() -> None:
-    few = sae_quality(model(), written(), random_sae(TopK(3), 24, 30), STREAM)
-    many = sae_quality(
+    few = dictionary_quality(model(), written(), random_sae(TopK(3), 24, 30), STREAM)
+    many = dictionary_quality(
         model(), Batch(written().tokens[:1].repeat(128, 1)), random_sae(TopK(3), 24, 30), STREAM
     )
-    for name in ("ce_clean", "ce_sae"):
+    for name in ("ce_clean", "ce_dictionary"):
         assert np.isnan([score(few, name, "low"), score(few, name, "high")]).all()
         assert np.isfinite([score(many, name, "low"), score(many, name, "high")]).all()
 
 
 def test_a_perfect_autoencoder_recovers_everything() -> None:
-    found = sae_quality(model(), written(), identity_sae(24), STREAM)
+    found = dictionary_quality(model(), written(), identity_sae(24), STREAM)
     assert score(found, "explained_variance") == pytest.approx(1, abs=1e-12)
     assert score(found, "loss_recovered_zero") == pytest.approx(1, abs=1e-9)
     assert score(found, "loss_recovered_mean") == pytest.approx(1, abs=1e-9)
@@ -169,7 +169,7 @@ def test_a_perfect_autoencoder_recovers_everything() -> None:
 
 def test_an_autoencoder_that_knows_the_mean_alone_explains_nothing() -> None:
     mean = activations(STREAM, written().tokens.tolist()).mean(0)
-    found = sae_quality(model(), written(), constant_sae(mean), STREAM)
+    found = dictionary_quality(model(), written(), constant_sae(mean), STREAM)
     assert score(found, "explained_variance") == pytest.approx(0, abs=1e-12)
     assert score(found, "loss_recovered_mean") == pytest.approx(0, abs=1e-9)
     assert score(found, "l0") == 0 and score(found, "dead_fraction") == 1
@@ -177,7 +177,7 @@ def test_an_autoencoder_that_knows_the_mean_alone_explains_nothing() -> None:
 
 def test_where_an_ablation_helps_there_is_nothing_to_recover() -> None:
     """A loss that is lower without the site than with it: the share would be a number that means nothing."""
-    found = sae_quality(model(), Batch.of(ROWS), identity_sae(24), STREAM)
+    found = dictionary_quality(model(), Batch.of(ROWS), identity_sae(24), STREAM)
     assert score(found, "ce_zero") < score(found, "ce_clean")
     for variable in ("value", "low", "high"):
         assert np.isnan(score(found, "loss_recovered_zero", variable))
@@ -188,12 +188,12 @@ def test_where_an_ablation_helps_there_is_nothing_to_recover() -> None:
 
 def test_any_metric_can_stand_in_place_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one number per text, at the position of its own; a slow loop of single passes knows the runs."""
-    monkeypatch.setattr(sae_metrics, "FEWEST_TEXTS", 3)
-    monkeypatch.setattr(sae_metrics, "FEWEST_RECOVERED", 3)
+    monkeypatch.setattr(metrics_module, "FEWEST_TEXTS", 3)
+    monkeypatch.setattr(metrics_module, "FEWEST_RECOVERED", 3)
     metric, rows = interp.logit_difference(3, 4), [row[:5] for row in ROWS if len(row) >= 5]
     sae = random_sae(TopK(3), 24, 30)
-    found = sae_quality(model(), Batch.of(rows), sae, STREAM, metric=metric)
-    runs = {"clean": [], "sae": [Edit(STREAM, sae.reconstruct)], "zero": [Edit(STREAM, Zero())]}
+    found = dictionary_quality(model(), Batch.of(rows), sae, STREAM, metric=metric)
+    runs = {"clean": [], "dictionary": [Edit(STREAM, sae.reconstruct)], "zero": [Edit(STREAM, Zero())]}
     slow = {}
     for name, edits in runs.items():
         last = torch.stack(
@@ -202,7 +202,7 @@ def test_any_metric_can_stand_in_place_of_the_loss(monkeypatch: pytest.MonkeyPat
         slow[name] = (last[:, 3] - last[:, 4]).double()
         mean = [score(found, f"metric_{name}", variable) for variable in ("value", "low", "high")]
         np.testing.assert_allclose(mean, shares(slow[name], torch.ones(len(rows)).double()), rtol=1e-7)
-    expected = fieller(slow["zero"] - slow["sae"], slow["zero"] - slow["clean"])
+    expected = fieller(slow["zero"] - slow["dictionary"], slow["zero"] - slow["clean"])
     got = [score(found, "metric_recovered_zero", variable) for variable in ("value", "low", "high")]
     np.testing.assert_allclose(got, expected, rtol=1e-7)
     assert found.attrs["metric"] == metric.name and not any(
@@ -211,13 +211,13 @@ def test_any_metric_can_stand_in_place_of_the_loss(monkeypatch: pytest.MonkeyPat
 
 
 def test_autoencoder_that_answers_nothing_recovers_nothing() -> None:
-    found = sae_quality(model(), written(), constant_sae(torch.zeros(24).double()), STREAM)
+    found = dictionary_quality(model(), written(), constant_sae(torch.zeros(24).double()), STREAM)
     assert score(found, "loss_recovered_zero") == pytest.approx(0, abs=1e-12)
-    assert score(found, "ce_sae") == score(found, "ce_zero") != score(found, "ce_clean")
+    assert score(found, "ce_dictionary") == score(found, "ce_zero") != score(found, "ce_clean")
 
 
 def test_l0_of_topk_is_at_most_k() -> None:
-    assert score(sae_quality(model(), Batch.of(ROWS), random_sae(TopK(3)), STREAM), "l0") <= 3
+    assert score(dictionary_quality(model(), Batch.of(ROWS), random_sae(TopK(3)), STREAM), "l0") <= 3
 
 
 @pytest.mark.parametrize("skip_bos", [True, False])
@@ -225,7 +225,7 @@ def test_neither_padding_nor_batches_nor_packing_change_a_number(skip_bos: bool)
     sae, subject = random_sae(ReLU()), model()
 
     def quality(batch: Batch, size: int = 16) -> xr.Dataset:
-        return sae_quality(subject, in_batches(subject, batch, size), sae, STREAM, skip_bos=skip_bos)
+        return dictionary_quality(subject, in_batches(subject, batch, size), sae, STREAM, skip_bos=skip_bos)
 
     right = quality(Batch.of(ROWS, bos=True))
     agree(right, quality(Batch.of(ROWS, bos=True), 1))
@@ -233,12 +233,12 @@ def test_neither_padding_nor_batches_nor_packing_change_a_number(skip_bos: bool)
     agree(right, quality(Batch.of(ROWS[::-1], bos=True)))
     packed = Batch.packed(ROWS, 20, pad_id=3)
     packed = Batch(packed.tokens, packed.keep, True, documents=packed.documents)
-    agree(right, sae_quality(subject, packed, sae, STREAM, skip_bos=skip_bos))
+    agree(right, dictionary_quality(subject, packed, sae, STREAM, skip_bos=skip_bos))
 
 
 def test_bos_keeps_its_value_and_does_not_count() -> None:
     sae, batch = random_sae(ReLU()), Batch.of(ROWS, bos=True)
-    found = sae_quality(model(), batch, sae, STREAM)
+    found = dictionary_quality(model(), batch, sae, STREAM)
     without_first = torch.cat([activations(STREAM, [row])[1:] for row in ROWS])
     assert found.attrs["skipped"] == len(ROWS) and found.attrs["vectors"] == len(without_first)
     other = reconstruction_quality(sae, without_first)
@@ -248,8 +248,8 @@ def test_bos_keeps_its_value_and_does_not_count() -> None:
     def spliced(value: Tensor) -> Tensor:
         return torch.cat((value[:, :1], sae.reconstruct(value)[:, 1:]), 1)
 
-    assert score(found, "ce_sae") == pytest.approx(slow_loss(ROWS, [Edit(STREAM, spliced)]), rel=1e-9)
-    assert sae_quality(model(), batch, sae, STREAM, skip_bos=False).attrs["skipped"] == 0
+    assert score(found, "ce_dictionary") == pytest.approx(slow_loss(ROWS, [Edit(STREAM, spliced)]), rel=1e-9)
+    assert dictionary_quality(model(), batch, sae, STREAM, skip_bos=False).attrs["skipped"] == 0
 
 
 def test_a_bos_is_one_by_the_batch_or_by_its_id_but_only_in_front() -> None:
@@ -270,7 +270,7 @@ def test_a_bos_is_one_by_the_batch_or_by_its_id_but_only_in_front() -> None:
 
 def test_texts_come_with_a_bos_that_is_left_out() -> None:
     subject = hooked()
-    found = sae_quality(subject, list(CORPUS), random_sae(ReLU()), STREAM)
+    found = dictionary_quality(subject, list(CORPUS), random_sae(ReLU()), STREAM)
     texts = [subject.text.ids(text) for text in CORPUS]
     bos = subject.text.bos_id
     assert found.attrs["skipped"] == sum(ids[0] == bos for ids in texts)
@@ -279,11 +279,13 @@ def test_texts_come_with_a_bos_that_is_left_out() -> None:
 
 def test_heads_one_by_one_are_vectors_of_their_own() -> None:
     sae, rows = random_sae(ReLU(), 6, 9), Batch.of(ROWS)
-    found = sae_quality(model(), rows, sae, HEADS)
+    found = dictionary_quality(model(), rows, sae, HEADS)
     z = activations(HEADS, ROWS).view(-1, 4, 6)
     expected = reconstruction_quality(sae, z.flatten(0, 1))
     agree(found.sel(score=expected.score), expected)
-    assert score(found, "ce_sae") == pytest.approx(slow_loss(ROWS, [Edit(HEADS, sae.reconstruct)]), rel=1e-9)
+    assert score(found, "ce_dictionary") == pytest.approx(
+        slow_loss(ROWS, [Edit(HEADS, sae.reconstruct)]), rel=1e-9
+    )
 
 
 def test_several_autoencoders_are_measured_in_one_pass() -> None:
@@ -304,7 +306,7 @@ def test_packed_texts_keep_their_identities() -> None:
     assert values["vectors"].tolist() == [len(ROWS[i]) for i in texts.tolist()]
 
 
-def rowwise(sae: SAE, x: Tensor) -> Fit:
+def rowwise(sae: Dictionary, x: Tensor) -> Fit:
     row = torch.arange(len(x)) // 7
     return Fit.of(fitted(sae, x, row, int(row[-1]) + 1))
 
@@ -330,11 +332,11 @@ def test_chunks_of_activations_give_the_numbers_of_the_whole() -> None:
 
 def test_a_row_without_counted_tokens_changes_nothing() -> None:
     sae = random_sae(ReLU())
-    with_lone_bos = sae_quality(
+    with_lone_bos = dictionary_quality(
         model(), in_batches(model(), Batch.of([*ROWS, [9]], bos=True), 2), sae, STREAM
     )
     names = ["mse", "explained_variance", *NATS]
-    without = sae_quality(model(), Batch.of(ROWS, bos=True), sae, STREAM)
+    without = dictionary_quality(model(), Batch.of(ROWS, bos=True), sae, STREAM)
     agree(with_lone_bos[["value"]].sel(score=names), without[["value"]].sel(score=names))
 
 
@@ -399,41 +401,41 @@ def test_too_few_features_leave_true_directions_alone() -> None:
 def test_losses_are_those_of_the_edited_model() -> None:
     sae, rows = random_sae(ReLU()), Batch.of(ROWS)
     edits = [Edit("L0.mlp", Zero())]
-    edited = sae_quality(model().edited(edits), rows, sae, STREAM)
+    edited = dictionary_quality(model().edited(edits), rows, sae, STREAM)
     assert score(edited, "ce_clean") == pytest.approx(slow_loss(ROWS, edits), rel=1e-9)
     there = Edit(STREAM, sae.reconstruct)
-    assert score(edited, "ce_sae") == pytest.approx(slow_loss(ROWS, [*edits, there]), rel=1e-9)
+    assert score(edited, "ce_dictionary") == pytest.approx(slow_loss(ROWS, [*edits, there]), rel=1e-9)
 
 
 def test_mean_requires_reference_data_and_other_data_give_theirs() -> None:
     sae, rows = random_sae(ReLU()), Batch.of(ROWS)
-    found = interp.run([SaeQuality(sae, STREAM)], model(), rows)["sae_quality"]
+    found = interp.run([DictionaryQuality(sae, STREAM)], model(), rows)["dictionary_quality"]
     assert "ce_mean" not in found.score and found.attrs["no_mean"] == "no reference data to take the mean of"
-    other = sae_quality(model(), rows, sae, STREAM, reference=Batch.of(ROWS[:2]))
+    other = dictionary_quality(model(), rows, sae, STREAM, reference=Batch.of(ROWS[:2]))
     mean = activations(STREAM, ROWS[:2]).mean(0)
     expected = slow_loss(ROWS, [Edit(STREAM, lambda value: mean.expand_as(value))])
     assert score(other, "ce_mean") == pytest.approx(expected, rel=1e-9)
     with pytest.raises(ValueError, match="an iterator gives every row once: name reference data"):
-        sae_quality(model(), iter([rows]), sae, STREAM)
-    once = sae_quality(model(), iter([rows]), sae, STREAM, reference=rows)
-    agree(once, sae_quality(model(), rows, sae, STREAM))
+        dictionary_quality(model(), iter([rows]), sae, STREAM)
+    once = dictionary_quality(model(), iter([rows]), sae, STREAM, reference=rows)
+    agree(once, dictionary_quality(model(), rows, sae, STREAM))
 
 
 def test_data_of_any_size_give_the_same_numbers() -> None:
     subject, sae = hooked(), random_sae(ReLU())
     texts = list(CORPUS) * 3
     source = Stream(open_source(texts), subject.text, tokens_per_batch=40, rows_per_window=4)
-    agree(sae_quality(subject, source, sae, STREAM), sae_quality(subject, texts, sae, STREAM))
+    agree(dictionary_quality(subject, source, sae, STREAM), dictionary_quality(subject, texts, sae, STREAM))
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     sae = random_sae(ReLU())
     with pytest.raises(ValueError, match="requires a causal model"):
-        sae_quality(model("bidirectional"), Batch.of(ROWS), sae, STREAM)
+        dictionary_quality(model("bidirectional"), Batch.of(ROWS), sae, STREAM)
     with pytest.raises(ValueError, match="reads 24 numbers per position"):
-        sae_quality(model(), Batch.of(ROWS), sae, "blocks.0.attn.hook_pattern")
+        dictionary_quality(model(), Batch.of(ROWS), sae, "blocks.0.attn.hook_pattern")
     with pytest.raises(KeyError, match="nearest"):
-        sae_quality(model(), Batch.of(ROWS), sae, "blocks.0.hook_rseid_pre")
+        dictionary_quality(model(), Batch.of(ROWS), sae, "blocks.0.hook_rseid_pre")
     with pytest.raises(ValueError, match="at least one vector is required"):
         reconstruction_quality(sae, [])
     with pytest.raises(ValueError, match="at least one vector is required"):

@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.files import json_object, made_folder, regular, write_atomically
-from interp.core.kinds import Device, require_device
-from interp.core.stats import narrowed
+from interp.core.files import made_folder, write_atomically
 from interp.core.wording import nearest, value_text
-from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK
+from interp.features.activations import DictionaryKind, JumpReLU, ReLU, TopK
+from interp.features.dictionary import Dictionary
+from interp.features.formats.files import Facts, Files, Layout, Stored
+from interp.features.formats.taps import of_hook
 from interp.model.config import Json
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
@@ -48,7 +50,7 @@ DESCRIPTIVE = _words("""
     exclude_special_tokens neuronpedia_id context_size seqpos_slice dataset_path dataset_trust_remote_code
     sae_lens_version sae_lens_training_version
 """)
-"""Keys that say where an autoencoder belongs and on what it was trained: kept in `SAE.metadata`."""
+"""Keys that say where an autoencoder belongs and on what it was trained: kept in `Dictionary.metadata`."""
 OF_TRAINING = _words("""
     device seed lr l1_coefficient lp_norm expansion_factor from_pretrained_path is_dataset_tokenized
     use_cached_activations cached_activations_path n_batches_in_buffer total_training_tokens training_tokens
@@ -66,135 +68,93 @@ OF_TRAINING = _words("""
 
 
 @public()
-def save_sae(sae: SAE, folder: Path | str) -> None:
-    """Write an autoencoder as a folder that SAELens and `load_sae` read.
+def save(dictionary: Dictionary, folder: Path | str) -> None:
+    """Write a dictionary as a folder that SAELens and `load` read.
 
     Args:
-        sae: the autoencoder.
+        dictionary: an SAE of kind ReLU, TopK or JumpReLU.
         folder: where it is written; made if there is none.
+
+    Raises:
+        ValueError: a dictionary that SAELens has no architecture for.
 
     Example:
         >>> import tempfile
         >>> eye, zero = torch.eye(3), torch.zeros(3)
-        >>> sae = SAE(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> with tempfile.TemporaryDirectory() as folder: save_sae(sae, folder); same = load_sae(folder)
+        >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = load(folder)
     """
     from safetensors.torch import save_file
 
     folder = made_folder(folder)
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in sae.state_dict().items()}
-    text = json.dumps(_sae_config(sae), indent=2) + "\n"
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in dictionary.state_dict().items()}
+    text = json.dumps(_config(dictionary), indent=2) + "\n"
     write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path))
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-@public()
-def load_sae(
-    folder: Path | str,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Device = "cpu",
-    norm_scaling_factor: float | None = None,
-) -> SAE:
-    """Load an autoencoder from a SAELens folder, of architecture standard, topk or jumprelu.
-
-    Decoder norms (`rescale_acts_by_decoder_norm`) and the norm scaling factor are folded into the weights: no number
-    changes. Warns if the model it was trained on had its own weights processed at loading: our models never have.
-
-    Args:
-        folder: with `cfg.json` and `sae_weights.safetensors`.
-        dtype: of the weights; None: as its config says.
-        device: where the weights are put.
-        norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; None: no scaling. A folder with
-            `normalize_activations = "expected_average_only_in"` does not hold it and requires it, any other refuses it.
-
-    Returns:
-        The `SAE`.
-
-    Raises:
-        ValueError: a folder that is none or is damaged, a key that is neither understood nor known to change no number,
-            an architecture that is not one of these, one head's autoencoder, and everything that `SAE` refuses.
-
-    Example:
-        >>> import tempfile
-        >>> eye, zero = torch.eye(3), torch.zeros(3)
-        >>> sae = SAE(TopK(2), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> with tempfile.TemporaryDirectory() as folder: save_sae(sae, folder); same = load_sae(folder)
-        >>> same.kind
-        TopK(k=2)
-    """
-    folder = Path(folder)
-    require_device(device)
-    config, weights = _folder_content(folder)
-    try:
-        return _sae_of(config, weights, dtype, norm_scaling_factor).to(device)
-    except ValueError as cause:
-        raise ValueError(f"{folder}: {cause}") from cause
-
-
-def _sae_config(sae: SAE) -> Json:
-    """The config of an autoencoder as SAELens 6 writes it."""
+def _config(dictionary: Dictionary) -> Json:
+    """The config of a dictionary as SAELens 6 writes it."""
     names = {ReLU: "standard", TopK: "topk", JumpReLU: "jumprelu"}
-    hook = str(sae.metadata.get("hook_name", ""))
+    if type(dictionary.kind) not in names or dictionary.transcodes or dictionary.before_gain:
+        raise ValueError(
+            f"an SAE of kind {', '.join(kind.__name__ for kind in names)} is required, got {dictionary}"
+        )
+    metadata = {key: value for key, value in dictionary.metadata.items() if key != "layout"}
+    hook = str(metadata.get("hook_name", ""))
     config: Json = {
-        "architecture": names[type(sae.kind)],
-        "d_in": sae.d_in,
-        "d_sae": sae.d_sae,
-        "dtype": str(sae.W_enc.dtype).removeprefix("torch."),
+        "architecture": names[type(dictionary.kind)],
+        "d_in": dictionary.d_in,
+        "d_sae": dictionary.d_sae,
+        "dtype": str(dictionary.W_enc.dtype).removeprefix("torch."),
         "device": "cpu",
-        "apply_b_dec_to_input": sae.apply_b_dec_to_input,
-        "normalize_activations": sae.normalize_activations,
+        "apply_b_dec_to_input": dictionary.apply_b_dec_to_input,
+        "normalize_activations": dictionary.normalize_activations,
         "reshape_activations": "hook_z" if hook.endswith("hook_z") else "none",
-        "metadata": {"sae_lens_version": VERSION, **sae.metadata},
+        "metadata": {"sae_lens_version": VERSION, **metadata},
     }
-    if isinstance(sae.kind, TopK):
-        config |= {"k": sae.kind.k, "rescale_acts_by_decoder_norm": False}
+    if isinstance(dictionary.kind, TopK):
+        config |= {"k": dictionary.kind.k, "rescale_acts_by_decoder_norm": False}
     return config
 
 
-def _folder_content(folder: Path) -> tuple[Json, dict[str, Tensor]]:
-    """The config and the weights in a SAELens folder, as they are stored."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        config = json_object(folder / CONFIG)
-        weights = load_file(regular(folder / WEIGHTS))
-    except (OSError, SafetensorError, ValueError) as cause:
-        raise ValueError(
-            f"{folder} is not a readable SAELens folder ({CONFIG}, {WEIGHTS}): {cause}"
-        ) from cause
-    return config, weights
+def _fits(files: Files) -> bool:
+    return files.has(CONFIG, WEIGHTS)
 
 
-def _sae_of(
-    raw: Json, weights: dict[str, Tensor], dtype: torch.dtype | None, norm_scaling_factor: float | None
-) -> SAE:
-    """The autoencoder of a stored config and its weights, with the config's constants folded into the weights."""
-    config = {RENAMED.get(key, key): value for key, value in raw.items()}
+def _read(files: Files, facts: Facts) -> Stored:
+    """The dictionary of a stored config and its weights, with the config's constants folded into the weights."""
+    config = {RENAMED.get(key, key): value for key, value in files.json(CONFIG).items()}
     metadata = _metadata(config)
     _refuse_unknown(config)
-    kind = _kind(config)
     dtype_name = str(config.get("dtype", "float32")).removeprefix("torch.")
     if dtype_name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype_name!r}")
-    tensors = {name: narrowed(weight, dtype or DTYPES[dtype_name], name) for name, weight in weights.items()}
-    _convert_older(tensors, config)
-    normalisation = _normalisation(config)
-    sae = SAE(
+    tensors = files.tensors(WEIGHTS)
+    weights = tensors.every()
+    _convert_older(weights, config)
+    kind, normalisation = _kind(config), _normalisation(config)
+    said = [config.get(key) for key in ("d_in", "d_sae")]
+    if said != list(shape := tensors.shapes.get("W_enc", ())):
+        raise ValueError(
+            f"the config says d_in={said[0]}, d_sae={said[1]}, W_enc has shape {shape_text(shape)}"
+        )
+    _fold_constants(weights, kind, config, normalisation, facts.norm_scaling_factor)
+    hook = metadata.get("hook_name")
+    place = of_hook(hook) if isinstance(hook, str) else None
+    return Stored(
         kind,
-        tensors,
+        weights,
+        reads=None if place is None else place.site,
+        before_gain=place is not None and place.before_gain,
         apply_b_dec_to_input=_flag(config, "apply_b_dec_to_input", True),
         normalize_activations="none" if normalisation == "expected_average_only_in" else normalisation,  # type: ignore[arg-type]
         metadata=metadata,
+        dtype=DTYPES[dtype_name],
     )
-    if [sae.d_in, sae.d_sae] != [config.get(key) for key in ("d_in", "d_sae")]:
-        raise ValueError(
-            f"the config says d_in={config.get('d_in')}, d_sae={config.get('d_sae')}, "
-            f"W_enc has shape [{sae.d_in}, {sae.d_sae}]"
-        )
-    _fold_constants(sae, config, normalisation, norm_scaling_factor)
-    return sae
+
+
+LAYOUT = Layout("SAELens", _fits, _read)
 
 
 def _metadata(config: Json) -> Json:
@@ -222,7 +182,7 @@ def _refuse_unknown(config: Json) -> None:
         raise ValueError("finetuning_scaling_factor is not supported: it rescales every feature")
 
 
-def _kind(config: Json) -> SaeKind:
+def _kind(config: Json) -> DictionaryKind:
     """The autoencoder kind that the config names by `architecture`, or in older versions by `activation_fn`."""
     activation = config.get("activation_fn", "relu")
     arguments = config.get("activation_fn_kwargs") or {}
@@ -272,8 +232,9 @@ def _convert_older(weights: dict[str, Tensor], config: Json) -> None:
         weights["threshold"] = weights.pop("log_threshold").exp()
 
 
-@torch.no_grad()
-def _fold_constants(sae: SAE, config: Json, normalisation: str, factor: float | None) -> None:
+def _fold_constants(
+    weights: dict[str, Tensor], kind: DictionaryKind, config: Json, normalisation: str, factor: float | None
+) -> None:
     """Fold the constants of the config into the weights, in place, so that none is applied at run time."""
     if (normalisation == "expected_average_only_in") != (factor is not None):
         raise ValueError(
@@ -281,13 +242,13 @@ def _fold_constants(sae: SAE, config: Json, normalisation: str, factor: float | 
             f"got {factor} with {normalisation!r}"
         )
     if _flag(config, "rescale_acts_by_decoder_norm", False):
-        if not isinstance(sae.kind, TopK):
+        if not isinstance(kind, TopK):
             raise ValueError("rescale_acts_by_decoder_norm belongs to architecture topk")
-        norm = sae.W_dec.norm(dim=1)
-        sae.W_enc.mul_(norm)
-        sae.b_enc.mul_(norm)
-        sae.W_dec.div_(norm[:, None])
+        norm = weights["W_dec"].norm(dim=1)
+        weights["W_enc"] = weights["W_enc"] * norm
+        weights["b_enc"] = weights["b_enc"] * norm
+        weights["W_dec"] = weights["W_dec"] / norm[:, None]
     if factor is not None:
-        sae.W_enc.mul_(factor)
-        sae.W_dec.div_(factor)
-        sae.b_dec.div_(factor)
+        weights["W_enc"] = weights["W_enc"] * factor
+        weights["W_dec"] = weights["W_dec"] / factor
+        weights["b_dec"] = weights["b_dec"] / factor

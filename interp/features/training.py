@@ -22,11 +22,14 @@ from interp.core.boundary import public
 from interp.core.kinds import Count, Device, PositiveCount, require_device
 from interp.core.results import labelled
 from interp.core.wording import odd_value
-from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
+from interp.features.activations import JumpReLU, ReLU, TopK, step
+from interp.features.dictionary import Dictionary
 
 if TYPE_CHECKING:
     import xarray as xr
 
+TrainedKind = ReLU | TopK | JumpReLU
+"""The kinds that are trained here."""
 WARM_UP, DECAY = 0.05, 0.2
 """Shares of the steps: the rate and the sparsity grow over the first, the rate falls to 0 over the last."""
 AUX_COEFFICIENT = 1 / 32
@@ -57,9 +60,9 @@ class Terms(NamedTuple):
 
 
 @public(unchecked=("activations",))
-def train_sae(
+def train_dictionary(
     activations: Tensor | Iterable[Tensor],
-    kind: SaeKind,
+    kind: TrainedKind,
     d_sae: Count,
     *,
     steps: Count,
@@ -70,7 +73,7 @@ def train_sae(
     seed: int = 0,
     device: Device | None = None,
     dtype: torch.dtype = torch.float32,
-) -> tuple[SAE, xr.Dataset]:
+) -> tuple[Dictionary, xr.Dataset]:
     """Train a sparse autoencoder on activations.
 
     Minimises, per vector and with E ||x||^2 = d, ||x - x_hat||^2 + sparsity * P, where P is the L1 norm of the features
@@ -96,8 +99,8 @@ def train_sae(
         dtype: in which it is trained.
 
     Returns:
-        The `SAE`, in the unit of the activations, and Dataset[step], the history of its training in training's unit;
-        attrs["scale"] is the factor between them.
+        The `Dictionary`, in the unit of the activations, and Dataset[step], the history of its training in training's
+        unit; attrs["scale"] is the factor between them.
 
         - `loss`: what is minimised.
         - `error`: mean ||x - x_hat||^2, of d_in.
@@ -113,10 +116,10 @@ def train_sae(
         Bricken et al. 2023 (ReLU, restarts); Gao et al. 2024 (TopK); Rajamanoharan et al. 2024 (JumpReLU).
 
     See Also:
-        `sae_quality`: what a trained one is worth. `save_sae`: keeps it.
+        `dictionary_quality`: what a trained one is worth. `save`: keeps it.
 
     Example:
-        >>> sae, history = train_sae(torch.randn(256, 8), TopK(2), 16, steps=3)
+        >>> dictionary, history = train_dictionary(torch.randn(256, 8), TopK(2), 16, steps=3)
         >>> history.error.dims
         ('step',)
     """
@@ -131,12 +134,12 @@ def train_sae(
     if not bool(sample.isfinite().all()) or not bool(sample.any()):
         raise ValueError("activations of finite numbers, not all 0, are required")
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
-    sae = _initial(sample * scale, kind, d_sae, seed)
+    dictionary = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
-    terms = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
+    terms = _train(dictionary, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
     history = _history_columns(terms, steps)
-    return _fold_scale(sae, scale), labelled(
-        "train_sae",
+    return _fold_scale(dictionary, scale), labelled(
+        "train_dictionary",
         {name: (("step",), value) for name, value in history.items()},
         coords={"step": range(steps)},
         units=UNITS,
@@ -147,34 +150,41 @@ def train_sae(
     )  # fmt: skip
 
 
-def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
+def objective(
+    dictionary: Dictionary, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]
+) -> Terms:
     """The differentiable loss of a batch: the mean of ||x - x_hat||^2 plus `sparsity` times the kind's penalty."""
-    if isinstance(sae.kind, TopK):
-        return _topk_objective(sae, sae.kind.k, x, dead)
-    z = sae.before(x)
-    features = sae.activate(z)
-    error = (x - sae.decode(features)).square().sum(1).mean()
-    if isinstance(sae.kind, ReLU):
+    if isinstance(dictionary.kind, TopK):
+        return _topk_objective(dictionary, dictionary.kind.k, x, dead)
+    z = dictionary.before(x)
+    features = dictionary.activate(z)
+    error = (x - dictionary.decode(features)).square().sum(1).mean()
+    if isinstance(dictionary.kind, ReLU):
         penalty = features.sum(1).mean()
     else:
-        penalty = step(z, sae.thresholds, sae.kind.bandwidth).sum(1).mean()
+        assert isinstance(dictionary.kind, JumpReLU)
+        penalty = step(z, dictionary.thresholds, dictionary.kind.bandwidth).sum(1).mean()
     active = features.detach() > 0
     l0 = active.sum(dtype=x.dtype) / len(x)
     return Terms(error + sparsity * penalty, error, penalty, l0, active.any(0))
 
 
-def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]) -> Terms:
+def _topk_objective(
+    dictionary: Dictionary, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
+) -> Terms:
     """The TopK objective; z is the only dense product, decoder and gradients use only the k active features' rows."""
     with torch.no_grad():
-        z = sae.before(x)
+        z = dictionary.before(x)
         index = z.topk(k, sorted=False).indices
-    values = _ChosenPreActivations.apply(x, sae.b_dec, sae.W_enc, sae.b_enc, z, index).relu()  # type: ignore[no-untyped-call]
-    guess = F.embedding_bag(index, sae.W_dec, per_sample_weights=values, mode="sum") + sae.b_dec
+    values = _ChosenPreActivations.apply(
+        x, dictionary.b_dec, dictionary.W_enc, dictionary.b_enc, z, index
+    ).relu()  # type: ignore[no-untyped-call]
+    guess = F.embedding_bag(index, dictionary.W_dec, per_sample_weights=values, mode="sum") + dictionary.b_dec
     residual = x - guess
     error = residual.square().sum(1).mean()
-    penalty = dead_error(sae, x, residual.detach(), dead)
+    penalty = dead_error(dictionary, x, residual.detach(), dead)
     active = values.detach() > 0
-    counts = torch.zeros_like(sae.b_enc).index_add(0, index.flatten(), active.flatten().to(x.dtype))
+    counts = torch.zeros_like(dictionary.b_enc).index_add(0, index.flatten(), active.flatten().to(x.dtype))
     l0 = active.sum(dtype=x.dtype) / len(x)
     return Terms(error + AUX_COEFFICIENT * penalty, error, penalty, l0, counts > 0)
 
@@ -204,7 +214,7 @@ class _ChosenPreActivations(torch.autograd.Function):
 
 
 def dead_error(
-    sae: SAE, x: Float[Tensor, "n d"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
+    dictionary: Dictionary, x: Float[Tensor, "n d"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
 ) -> Float[Tensor, ""]:
     """Mean of ||residual - sum of the dead features||^2 over the d/2 dead features of largest z; 0 if none is dead.
 
@@ -213,9 +223,9 @@ def dead_error(
     dead_features = dead.nonzero()[:, 0]
     if not len(dead_features):
         return residual.new_zeros(())
-    z = (x - sae.b_dec) @ sae.W_enc[:, dead_features] + sae.b_enc[dead_features]
-    best = z.topk(min(max(1, sae.d_in // 2), len(dead_features)))
-    guess = torch.zeros_like(z).scatter(1, best.indices, best.values) @ sae.W_dec[dead_features]
+    z = (x - dictionary.b_dec) @ dictionary.W_enc[:, dead_features] + dictionary.b_enc[dead_features]
+    best = z.topk(min(max(1, dictionary.d_in // 2), len(dead_features)))
+    guess = torch.zeros_like(z).scatter(1, best.indices, best.values) @ dictionary.W_dec[dead_features]
     return (residual - guess).square().sum(1).mean()
 
 
@@ -235,14 +245,14 @@ def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Ten
 
 def _check_arguments(
     activations: object,
-    kind: SaeKind,
+    kind: TrainedKind,
     d_sae: int,
     steps: int,
     sparsity: float | None,
     batch_size: int,
     lr: float,
 ) -> None:
-    """Raise ValueError for an argument of `train_sae` that is out of range or does not fit the kind."""
+    """Raise ValueError for an argument of `train_dictionary` that is out of range or does not fit the kind."""
     if not isinstance(activations, Tensor | Iterable):
         raise ValueError(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
@@ -299,8 +309,8 @@ def _check_chunk(chunk: object, width: int | None) -> None:
         raise ValueError(f"chunks of one width are required, got {chunk.shape[1]} after {width}")
 
 
-def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int) -> SAE:
-    """An untrained SAE: W_dec of random unit directions, W_enc its transpose, b_dec the sample's geometric median."""
+def _initial(sample: Float[Tensor, "n d"], kind: TrainedKind, d_sae: int, seed: int) -> Dictionary:
+    """An untrained one: W_dec of random unit directions, W_enc its transpose, b_dec the sample's geometric median."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(d_sae, sample.shape[1], generator=generator, dtype=torch.float64)
     W_dec = (directions / directions.norm(dim=1, keepdim=True)).to(sample)
@@ -312,12 +322,12 @@ def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int)
     }
     if isinstance(kind, JumpReLU):
         weights["threshold"] = W_dec.new_full((d_sae,), kind.bandwidth)
-    return SAE(kind, weights)
+    return Dictionary(kind, weights)
 
 
 @torch.enable_grad()
 def _train(
-    sae: SAE,
+    dictionary: Dictionary,
     batches: Iterable[Tensor],
     steps: int,
     sparsity: float,
@@ -325,26 +335,26 @@ def _train(
     dead_after: int,
     seed: int,
 ) -> list[Tensor]:
-    """Train `sae` in place; returns per step the loss, error, penalty, L0 and share of dead features, `[5]`."""
+    """Train `dictionary` in place; returns per step the loss, error, penalty, L0 and share of dead features, `[5]`."""
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
+    optimiser = torch.optim.Adam(dictionary.requires_grad_(True).parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate_factor(n, steps))
-    idle = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.W_enc.device)
+    idle = torch.zeros(dictionary.d_sae, dtype=torch.long, device=dictionary.W_enc.device)
     history = []
-    for n, x in enumerate(tqdm(batches, desc="SAE", total=steps, delay=1, leave=False), 1):
-        terms = objective(sae, x, sparsity * min(1.0, n / (WARM_UP * steps)), idle >= dead_after)
+    for n, x in enumerate(tqdm(batches, desc="dictionary", total=steps, delay=1, leave=False), 1):
+        terms = objective(dictionary, x, sparsity * min(1.0, n / (WARM_UP * steps)), idle >= dead_after)
         optimiser.zero_grad()
         terms.loss.backward()
-        _drop_radial_gradient(sae)
+        _drop_radial_gradient(dictionary)
         optimiser.step()
         schedule.step()
-        _normalise_weights(sae)
+        _normalise_weights(dictionary)
         idle = torch.where(terms.fired, 0, idle + 1)
         share = (idle >= dead_after).to(x.dtype).mean()
         history.append(torch.stack((terms.loss, terms.error, terms.penalty, terms.l0, share)).detach())
-        if n % dead_after == 0 and n <= steps // 2 and not isinstance(sae.kind, TopK):
-            idle = _resample(sae, optimiser, x, idle, dead_after, generator)
-    sae.requires_grad_(False)
+        if n % dead_after == 0 and n <= steps // 2 and not isinstance(dictionary.kind, TopK):
+            idle = _resample(dictionary, optimiser, x, idle, dead_after, generator)
+    dictionary.requires_grad_(False)
     return history
 
 
@@ -354,24 +364,24 @@ def _rate_factor(n: int, steps: int) -> float:
 
 
 @torch.no_grad()
-def _drop_radial_gradient(sae: SAE) -> None:
+def _drop_radial_gradient(dictionary: Dictionary) -> None:
     """Remove from the gradient of W_dec its component along each direction, because the norms are kept at 1."""
-    grad = sae.W_dec.grad
+    grad = dictionary.W_dec.grad
     assert grad is not None
-    grad -= (grad * sae.W_dec).sum(1, keepdim=True) * sae.W_dec
+    grad -= (grad * dictionary.W_dec).sum(1, keepdim=True) * dictionary.W_dec
 
 
 @torch.no_grad()
-def _normalise_weights(sae: SAE) -> None:
+def _normalise_weights(dictionary: Dictionary) -> None:
     """Rescale the rows of W_dec to norm 1, and clamp thresholds to at least 0, in place."""
-    sae.W_dec.div_(sae.W_dec.norm(dim=1, keepdim=True))
-    if isinstance(sae.kind, JumpReLU):
-        sae.get_parameter("threshold").clamp_(min=0.0)
+    dictionary.W_dec.div_(dictionary.W_dec.norm(dim=1, keepdim=True))
+    if isinstance(dictionary.kind, JumpReLU):
+        dictionary.get_parameter("threshold").clamp_(min=0.0)
 
 
 @torch.no_grad()
 def _resample(
-    sae: SAE,
+    dictionary: Dictionary,
     optimiser: torch.optim.Optimizer,
     x: Float[Tensor, "n d"],
     idle: Int[Tensor, "s"],
@@ -382,16 +392,20 @@ def _resample(
     dead = (idle >= dead_after).nonzero()[:, 0]
     if len(dead) == 0:
         return idle
-    weight = (x - sae(x)).square().sum(1).square().double().cpu()
+    weight = (x - dictionary(x)).square().sum(1).square().double().cpu()
     drawn = weight.multinomial(len(dead), replacement=True, generator=generator).to(x.device)
-    directions = x[drawn] - sae.b_dec
+    directions = x[drawn] - dictionary.b_dec
     directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     living = (idle < dead_after).nonzero()[:, 0]
-    norm = sae.W_enc[:, living].norm(dim=0).mean() if len(living) else sae.W_enc.new_ones(())
-    sae.W_dec[dead] = directions
-    sae.W_enc[:, dead] = RESAMPLED * norm * directions.mT
-    sae.b_enc[dead] = 0.0
-    for parameter, where in ((sae.W_dec, (dead,)), (sae.W_enc, (slice(None), dead)), (sae.b_enc, (dead,))):
+    norm = dictionary.W_enc[:, living].norm(dim=0).mean() if len(living) else dictionary.W_enc.new_ones(())
+    dictionary.W_dec[dead] = directions
+    dictionary.W_enc[:, dead] = RESAMPLED * norm * directions.mT
+    dictionary.b_enc[dead] = 0.0
+    for parameter, where in (
+        (dictionary.W_dec, (dead,)),
+        (dictionary.W_enc, (slice(None), dead)),
+        (dictionary.b_enc, (dead,)),
+    ):
         for moment in ("exp_avg", "exp_avg_sq"):
             optimiser.state[parameter][moment][where] = 0.0
     return idle.index_fill(0, dead, 0)
@@ -411,9 +425,9 @@ def _history_columns(history: list[Tensor], steps: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fold_scale(sae: SAE, scale: Float[Tensor, ""]) -> SAE:
+def _fold_scale(dictionary: Dictionary, scale: Float[Tensor, ""]) -> Dictionary:
     """The autoencoder changed in place to read unscaled activations; the directions keep norm 1."""
-    for name, weight in sae.named_parameters():
+    for name, weight in dictionary.named_parameters():
         if name not in ("W_enc", "W_dec"):
             weight.div_(scale)
-    return sae
+    return dictionary

@@ -1,0 +1,535 @@
+"""Dictionaries write a site's vectors as sums of few directions out of many; their features are read and edited.
+
+f = act((x - b_dec) W_enc + b_enc), y = f W_dec + b_dec. A sparse autoencoder (SAE) gives back what it reads; a
+transcoder reads what a layer reads and gives what the layer writes. What `act` is tells the kinds apart
+(`activations`). Files of them are read by `formats`, training is in `training`, what a trained one is worth in
+`dictionary_metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.features.activations import AbsTopK, DictionaryKind, Gated, GroupMax, JumpReLU, TopK, jump_relu
+from interp.model.config import Json, ModelConfig
+from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
+from interp.model.norm import Normalize
+from interp.model.parts import axis_size
+from interp.model.sites import axes_of, find
+from interp.model.tap import Read
+from interp.passes.observe import Model, as_network
+
+Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
+FeatureChange = Callable[[Tensor], Tensor]
+"""A function from features `[.. s]` to features of that shape; it gets a tensor of its own and may write into it."""
+LAYER_NORM_EPS = 1e-5
+
+
+class InputScaling(NamedTuple):
+    """The shift and the divisor of an input before encoding, to be undone by `decode`."""
+
+    shift: Float[Tensor, "*n 1"]
+    scale: Float[Tensor, "*n 1"]
+
+
+@public()
+class Dictionary(nn.Module):
+    """A dictionary of s features, frozen: a sparse autoencoder (SAE), or a transcoder.
+
+    f = act((x - b_dec) W_enc + b_enc) are the features of x, and y = f W_dec + b_dec is what it says about them: x
+    again for an SAE, the output of a layer whose input x is for a transcoder, which may add x W_skip.
+
+    It intervenes through `Edit` alone: `dictionary.edits(change)` changes features where the dictionary belongs, and
+    `Edit(site, dictionary.reconstruct)` puts an SAE's reconstruction in place of a site. What goes along decoder
+    directions needs no encoder and is a closed change: `Add(dictionary.W_dec[7], scale=3.0)` steers with feature 7,
+    `Project(dictionary.W_dec[7])` removes its direction, and `Swap(dictionary.W_dec[[3, 7]], values)` puts other values
+    into the span of two.
+
+    Args:
+        kind: the activation function: `ReLU()`, `TopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()` or `Gated()`.
+        weights: by name, `W_enc` [d s], `b_enc` [s], `W_dec` [s o], `b_dec` [o]. JumpReLU has `threshold` [s] too,
+            Gated `b_gate`, `b_mag` and `r_mag` [s] in place of b_enc. `W_skip` [d o] only where there is a skip.
+        reads: full name of the site whose vectors it encodes, such as "blocks.3.hook_resid_pre"; None: not known.
+        writes: full name of the site that it reconstructs; None: the one that it reads, as an SAE does.
+        before_gain: whether it reads the output of a norm before its gain and shift, as transcoders of Gemma Scope do;
+            our site has both, and `fitted_to` folds them.
+        apply_b_dec_to_input: whether b_dec is subtracted before encoding; None: of an SAE, and not of a transcoder.
+        normalize_activations: scaling of each input by itself: "none", to mean 0 and standard deviation 1
+            ("layer_norm", the n - 1 one, plus 1e-5) or to norm sqrt(d) ("constant_norm_rescale"). The reconstruction is
+            brought back. Of SAEs alone.
+        metadata: what else its file says, as SAELens keeps it (`model_name`, ...); no number depends on it.
+
+    Raises:
+        ValueError: weights that are missing, unknown, of a wrong shape or not finite, k > s, groups that do not divide
+            s, and a transcoder that normalises or subtracts b_dec.
+        KeyError: a site that no model has.
+
+    Source:
+        SAE: Bricken et al. 2023. Transcoder: Dunefsky et al. 2024 (arXiv:2406.11944), with a skip: Paulo et al. 2025
+        (arXiv:2501.18823).
+
+    See Also:
+        `train_dictionary`, `load`: make one. `dictionary_quality`: what it is worth.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+        >>> sae = Dictionary(ReLU(), weights, reads="blocks.2.hook_resid_post")
+        >>> sae.encode(torch.arange(24.0) - 21).count_nonzero().item()
+        2
+        >>> steer = interp.Edit("L1.resid", interp.edits.Add(sae.W_dec[7], scale=3.0))
+        >>> edits = [steer, *sae.edits(lambda features: 2 * features)]
+        >>> interp.logit_lens(model.edited(edits), prompt).sizes["depth"]
+        4
+    """
+
+    W_enc: nn.Parameter
+    b_enc: nn.Parameter
+    W_dec: nn.Parameter
+    b_dec: nn.Parameter
+
+    def __init__(
+        self,
+        kind: DictionaryKind,
+        weights: Mapping[str, Tensor],
+        *,
+        reads: str | None = None,
+        writes: str | None = None,
+        before_gain: bool = False,
+        apply_b_dec_to_input: bool | None = None,
+        normalize_activations: Normalisation = "none",
+        metadata: Json | None = None,
+    ) -> None:
+        super().__init__()
+        _check_weights(kind, weights)
+        for site in (reads, writes):
+            if site is not None:
+                axes_of(site)
+        self.kind = kind
+        self.reads = reads
+        self.writes = reads if writes is None else writes
+        self.before_gain = before_gain
+        transcodes = (
+            self.transcodes or "W_skip" in weights or weights["W_enc"].shape[0] != len(weights["b_dec"])
+        )
+        self.apply_b_dec_to_input = not transcodes if apply_b_dec_to_input is None else apply_b_dec_to_input
+        self.normalize_activations = normalize_activations
+        if transcodes and (self.apply_b_dec_to_input or normalize_activations != "none"):
+            raise ValueError(
+                "apply_b_dec_to_input and normalize_activations belong to an SAE, which gives back what it reads, and "
+                "this is a transcoder"
+            )
+        self.metadata: Json = dict(metadata or {})
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+
+    @property
+    def d_in(self) -> int:
+        """Width of the vectors that it reads."""
+        return self.W_enc.shape[0]
+
+    @property
+    def d_sae(self) -> int:
+        """Number of features."""
+        return self.W_enc.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        """Width of the vectors that it writes."""
+        return self.W_dec.shape[1]
+
+    @property
+    def transcodes(self) -> bool:
+        """Whether it writes at another site than the one that it reads."""
+        return self.writes != self.reads
+
+    def encode(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
+        """The features of each vector, in the dictionary's dtype."""
+        return self.activate(self.before(x))
+
+    def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
+        """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). ValueError for x on another device."""
+        self._check_device(x)
+        shift, scale = self._scaling(x)
+        eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
+        scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
+        centred = scaled - self.b_dec if self.apply_b_dec_to_input else scaled
+        z = centred @ self.W_enc
+        return z if isinstance(self.kind, Gated) else z + self.b_enc
+
+    def activate(self, z: Float[Tensor, "*n s"]) -> Float[Tensor, "*n s"]:
+        """The features from the pre-activations."""
+        match self.kind:
+            case JumpReLU(bandwidth):
+                return jump_relu(z, self.thresholds, bandwidth)
+            case Gated():
+                weight = self.get_parameter
+                size = z * weight("r_mag").exp() + weight("b_mag")
+                return size.relu() * (z + weight("b_gate") > 0)
+            case kind:
+                return kind(z)
+
+    @property
+    def thresholds(self) -> Float[Tensor, "s"]:
+        """Threshold of each feature that z must exceed for it to be active: trained for JumpReLU, else 0."""
+        if not isinstance(self.kind, JumpReLU):
+            return self.W_enc.new_zeros(self.d_sae)
+        threshold = self.get_parameter("threshold")
+        return threshold.clamp_min(0.0) if self.kind.relu else threshold
+
+    def decode(
+        self, features: Float[Tensor, "*n s"], x: Float[Tensor, "*n d"] | None = None
+    ) -> Float[Tensor, "*n o"]:
+        """The sum of the features' directions plus b_dec, and the skip of x, in the dictionary's dtype.
+
+        Args:
+            features: [*n s].
+            x: [*n d], the input that was encoded. A dictionary that normalises, or has a skip, requires it; the others
+                ignore it.
+
+        Raises:
+            ValueError: no input for a dictionary that requires it, or features on another device.
+        """
+        self._check_device(features)
+        directions = features @ self.W_dec + self.b_dec
+        skip = self._parameters.get("W_skip")
+        if self.normalize_activations == "none" and skip is None:
+            return directions
+        if x is None:
+            needs = self.normalize_activations if skip is None else "the skip"
+            raise ValueError(f"decoding with {needs!r} requires the input that was encoded")
+        if skip is not None:
+            return directions + x.to(skip.dtype) @ skip
+        shift, scale = self._scaling(x)
+        return directions * scale + shift
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n o"]:
+        """The reconstruction of each vector, or of a transcoder what it says that the layer writes."""
+        return self.decode(self.encode(x), x)
+
+    def prefix(self, n: int) -> Dictionary:
+        """The dictionary of its first n features, which of a Matryoshka dictionary is one by itself.
+
+        Of the kinds that choose k features, the k largest are chosen among these.
+
+        Raises:
+            ValueError: n that is no number of features of it.
+
+        Source:
+            Bussmann et al. 2025, "Learning Multi-Level Features with Matryoshka Sparse Autoencoders"
+            (arXiv:2503.17547).
+        """
+        if not 1 <= n <= self.d_sae:
+            raise ValueError(f"n must be from 1 to {self.d_sae}, got {n}")
+        columns = {"W_enc": (slice(None), slice(n)), "b_dec": (), "W_skip": ()}
+        weights = {name: weight[columns.get(name, (slice(n),))] for name, weight in self.named_parameters()}
+        return self._with(weights, before_gain=self.before_gain)
+
+    def _with(self, weights: Mapping[str, Tensor], *, before_gain: bool) -> Dictionary:
+        """The same dictionary with other weights."""
+        return Dictionary(
+            self.kind,
+            weights,
+            reads=self.reads,
+            writes=self.writes,
+            before_gain=before_gain,
+            apply_b_dec_to_input=self.apply_b_dec_to_input,
+            normalize_activations=self.normalize_activations,
+            metadata=self.metadata,
+        )
+
+    def fitted_to(self, model: Model) -> Dictionary:
+        """The dictionary for this model: its sites exist and have its widths, the gain of a norm is in its weights.
+
+        With g and s the gain and shift of the norm, x g + s is what our site holds and x what the dictionary was made
+        for: W_enc / g in place of W_enc, b_enc - (s / g) W_enc in place of b_enc, and the skip likewise.
+
+        Raises:
+            ValueError: a dictionary that does not know its site, a width that differs, and a gain of 0.
+            KeyError: a site that this model lacks.
+        """
+        network = as_network(model)
+        for word, site, width in (("reads", self.reads, self.d_in), ("writes", self.writes, self.d_out)):
+            _check_width(self._site(word, site), width, network.config)
+        if not self.before_gain:
+            return self
+        assert self.reads is not None
+        return self._with_gain(network.get_submodule(self.reads.removesuffix(".hook_normalized")))
+
+    def _with_gain(self, norm: nn.Module) -> Dictionary:
+        """The dictionary that reads the output of this norm with its gain and shift."""
+        if not isinstance(norm, Normalize):
+            raise ValueError(f"before_gain requires a dictionary that reads a norm, got {self.reads!r}")
+        weights = {name: weight.detach() for name, weight in self.named_parameters()}
+        gain, shift = norm.gamma, norm.bias
+        if gain is not None and not bool(gain.all()):
+            raise ValueError(f"a gain of the norm that is nowhere 0 is required at {self.reads!r}")
+        for matrix, bias in (("W_enc", "b_enc"), ("W_skip", "b_dec")):
+            if gain is None or matrix not in weights:
+                continue
+            given = weights[matrix]
+            weights[matrix] = (given / gain.to(given)[:, None]).to(given)
+            if shift is not None:
+                weights[bias] = weights[bias] - shift.to(given) @ weights[matrix]
+        return self._with(weights, before_gain=False)
+
+    def _check_device(self, x: Tensor) -> None:
+        """Raise ValueError for a tensor on another device than the weights."""
+        if x.device != (device := self.W_enc.device):
+            raise ValueError(
+                f"a dictionary on the device of what it reads, {x.device}, is required; this one is on {device}: "
+                f"dictionary.to({str(x.device)!r})"
+            )
+
+    def _scaling(self, x: Float[Tensor, "*n d"]) -> InputScaling:
+        """What is subtracted from each vector and what it is divided by, as `normalize_activations` says."""
+        x = x.to(self.W_enc.dtype)
+        match self.normalize_activations:
+            case "layer_norm":
+                return InputScaling(x.mean(-1, keepdim=True), x.std(-1, keepdim=True))
+            case "constant_norm_rescale":
+                return InputScaling(
+                    torch.zeros_like(x[..., :1]), x.norm(dim=-1, keepdim=True) / self.d_in**0.5
+                )
+            case "none":
+                return InputScaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
+
+    def read(self, site: str | None = None) -> Read:
+        """A read of the features of a site: `[b p s]`, and `[b p h s]` for a dictionary of single heads.
+
+        Of heads' sites it reads all heads of a position side by side (h slowest, as SAELens does) if they fit.
+
+        Args:
+            site: full name of the site; None: the one that the dictionary reads.
+
+        Raises:
+            ValueError: no site for a dictionary that does not know which it reads.
+
+        Example:
+            >>> eye, zero = torch.eye(24), torch.zeros(24)
+            >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+            >>> read = sae.read("blocks.1.hook_resid_pre")
+            >>> interp.observe(model.transformer, model.text.batch(prompt), [read]).trace[read].shape[2]
+            24
+        """
+        return Read(self._site("reads", self.reads) if site is None else site, via=self.features)
+
+    def edits(
+        self,
+        change: FeatureChange,
+        *,
+        error: bool = True,
+        at: Mapping[str, PositionIndex] = MappingProxyType({}),
+        rows: RowChoice | None = None,
+    ) -> list[Edit]:
+        """The edits of one pass that change features where the dictionary belongs; they belong together.
+
+        Args:
+            change: gets the features `[b p s]` and returns them changed.
+            error: whether what the dictionary does not explain stays as it is: y + decode(changed) - decode(f) at the
+                site that it writes, so that a change of nothing gives y back bit for bit. Without it, decode(changed)
+                alone.
+            at, rows: the tokens and rows whose features are changed, as in `Edit`.
+
+        Returns:
+            For an SAE the edit of its site; for a transcoder two, the first of which remembers what it reads.
+
+        Raises:
+            ValueError: a dictionary that does not know its site; when it runs, a change to another shape, or a site
+                that does not fit.
+
+        Example:
+            >>> eye, zero = torch.eye(24), torch.zeros(24)
+            >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+            >>> coder = Dictionary(ReLU(), weights, reads="blocks.1.hook_mlp_in", writes="blocks.1.hook_mlp_out")
+            >>> doubled = coder.edits(lambda features: 2 * features, at={"pos": -1})
+            >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
+            1
+        """
+        reads, writes = self._site("reads", self.reads), self._site("writes", self.writes)
+        if reads == writes:
+            return [Edit(reads, OnFeatures(self, change, error), at=at, rows=rows)]
+        read = Remember()
+        changed = _OnTranscoded(self, read, change, error)
+        return [Edit(reads, read, at=at, rows=rows), Edit(writes, changed, at=at, rows=rows)]
+
+    def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
+        """The change of an `Edit` of any site by way of the features that an SAE finds there; arguments as `edits`.
+
+        Raises:
+            ValueError: a transcoder; when it runs, a change to another shape, or a site that does not fit.
+
+        Example:
+            >>> eye, zero = torch.eye(24), torch.zeros(24)
+            >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+            >>> doubled = interp.Edit("L1.resid", sae.on_features(lambda features: 2 * features))
+            >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
+            1
+        """
+        self._check_autoencoder("on_features")
+        return OnFeatures(self, change, error)
+
+    def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
+        """The features of a site's value, as `read` takes them."""
+        return self.encode(self.vectors(value))
+
+    def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
+        """An SAE's reconstruction of a site's value, in its shape and dtype; its error is lost. Not of transcoders."""
+        self._check_autoencoder("reconstruct")
+        return self(self.vectors(value)).view_as(value).to(value.dtype)
+
+    def _check_autoencoder(self, what: str) -> None:
+        if self.transcodes or self.d_out != self.d_in:
+            raise ValueError(
+                f"{what} requires an SAE, which gives back what it reads; this is a transcoder: use edits(change)"
+            )
+
+    def _site(self, word: str, site: str | None) -> str:
+        if site is None:
+            raise ValueError(
+                f"this dictionary does not know its site: Dictionary(..., {word}='blocks.3.hook_resid_post')"
+            )
+        return site
+
+    def _check_gain(self) -> None:
+        if self.before_gain:
+            raise ValueError(
+                "this dictionary reads the output of a norm before its gain: dictionary.fitted_to(model) puts the gain "
+                "into its weights"
+            )
+
+    def vectors(self, value: Float[Tensor, "b ..."]) -> Float[Tensor, "b ... d"]:
+        """A site's value as vectors for the encoder: heads side by side where together they have its width.
+
+        Cells of a site, such as one position of it, are read where they are vectors of that width.
+
+        Raises:
+            ValueError: a site that is neither so wide nor made of heads that are.
+        """
+        self._check_gain()
+        if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
+            return value.flatten(2)
+        if value.ndim < 2 or value.shape[-1] != self.d_in:
+            raise ValueError(
+                f"this dictionary reads {self.d_in} numbers per position, the site has shape {shape_text(value.shape)}"
+            )
+        return value
+
+    def extra_repr(self) -> str:
+        """The kind, the widths and the sites, for `print`."""
+        sites = [
+            f"{word}={site!r}" for word, site in (("reads", self.reads), ("writes", self.writes)) if site
+        ]
+        return ", ".join(
+            [f"{self.kind}, d_in={self.d_in}, d_sae={self.d_sae}", *sites[: 1 + self.transcodes]]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OnFeatures:
+    """A change of a site by way of the features that an SAE finds there, as `Dictionary.on_features` describes."""
+
+    dictionary: Dictionary
+    change: FeatureChange
+    error: bool = True
+    """Whether what the dictionary does not explain is kept."""
+
+    def __call__(self, cells: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
+        """The cells with their features changed."""
+        return _changed(self.dictionary, self.change, self.error, cells, cells)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnTranscoded:
+    """The change of the site that a transcoder writes, by way of the features of what it read in the same pass."""
+
+    dictionary: Dictionary
+    read: Remember
+    change: FeatureChange
+    error: bool
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change in one pass."""
+
+        def changed(cells: Tensor) -> Tensor:
+            return _changed(self.dictionary, self.change, self.error, self.read.value(memory), cells)
+
+        return changed
+
+
+def _changed(
+    dictionary: Dictionary, change: FeatureChange, error: bool, source: Tensor, cells: Float[Tensor, "b ..."]
+) -> Float[Tensor, "b ..."]:
+    """The cells with the features of `source` changed; `error`: with what the dictionary leaves of them unexplained."""
+    x = dictionary.vectors(source)
+    features = dictionary.encode(x)
+    before = dictionary.decode(features, x) if error else None  # now: `change` may write into `features`
+    changed = change(features)
+    if changed.shape != features.shape:
+        raise ValueError(
+            f"the change must return features of shape {shape_text(features.shape)}, "
+            f"got {shape_text(changed.shape)}"
+        )
+    after = dictionary.decode(changed, x)
+    if after.numel() != cells.numel():
+        raise ValueError(
+            f"this dictionary writes {dictionary.d_out} numbers per position, the site has shape "
+            f"{shape_text(cells.shape)}"
+        )
+    return (after if before is None else cells.reshape(after.shape) + (after - before)).view_as(cells)
+
+
+def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `weights` are exactly those of the kind, with matching shapes and finite numbers."""
+    shapes = _shapes(kind, weights)
+    if set(weights) != set(shapes):
+        raise ValueError(f"{kind} requires the weights {sorted(shapes)}, got {sorted(weights)}")
+    for name, weight in weights.items():
+        if weight.shape != shapes[name]:
+            raise ValueError(
+                f"{name} must have shape {shape_text(shapes[name])}, as W_enc is "
+                f"{shape_text(weights['W_enc'].shape)}, got {shape_text(weight.shape)}"
+            )
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"{name} holds NaN or infinite numbers")
+    d_sae = shapes["W_enc"][1]
+    if isinstance(kind, TopK | AbsTopK | GroupMax) and kind.k > d_sae:
+        raise ValueError(f"k must be at most d_sae = {d_sae}, got {kind.k}")
+    if isinstance(kind, GroupMax) and d_sae % kind.k:
+        raise ValueError(f"{d_sae} features must fall into k groups of one size, got k={kind.k}")
+
+
+def _check_width(site: str, width: int, config: ModelConfig) -> None:
+    """ValueError unless the vectors of a site have this width, or those of all its heads together."""
+    sizes = {"d": config.d_model, "e": config.d_head, "h": config.n_heads, "g": config.kv_heads}
+    letters = find(site, config)[0].axes.split()[2:]
+    known = [axis_size(letter, config) if letter == "m" else sizes.get(letter) for letter in letters]
+    if None not in known and width not in (size := math.prod(filter(None, known)), known[-1]):
+        raise ValueError(f"a dictionary of width {size} is required at {site!r} of this model, got {width}")
+
+
+def _shapes(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight of a dictionary of this kind, as `W_enc` and `b_dec` say."""
+    shape = weights["W_enc"].shape if "W_enc" in weights else ()
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"W_enc must have shape [d_in, d_sae], got {shape_text(shape)}")
+    d_in, d_sae = shape
+    d_out = weights["b_dec"].shape[0] if "b_dec" in weights and weights["b_dec"].ndim == 1 else d_in
+    per_feature = {JumpReLU: ("b_enc", "threshold"), Gated: ("b_gate", "b_mag", "r_mag")}.get(
+        type(kind), ("b_enc",)
+    )
+    skip = {"W_skip": (d_in, d_out)} if "W_skip" in weights else {}
+    return {
+        "W_enc": (d_in, d_sae), "W_dec": (d_sae, d_out), "b_dec": (d_out,), **skip,
+        **dict.fromkeys(per_feature, (d_sae,)),
+    }  # fmt: skip

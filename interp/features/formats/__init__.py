@@ -1,0 +1,113 @@
+"""Dictionaries on disk: the layouts in which people have them, one file each, and the call that tells them apart.
+
+The readers import none of the projects whose files they read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from interp.core.boundary import public
+from interp.core.kinds import Device, require_device
+from interp.core.stats import narrowed
+from interp.features.dictionary import Dictionary
+from interp.features.formats import saelens
+from interp.features.formats.files import Facts, Files, Layout, Stored
+from interp.features.formats.saelens import save as save
+from interp.passes.observe import Model
+
+LAYOUTS: tuple[Layout, ...] = (saelens.LAYOUT,)
+"""Every layout that is read; of no two do the same files fit both."""
+
+
+@public()
+def load(
+    path: Path | str,
+    *,
+    model: Model | None = None,
+    layer: int | None = None,
+    k: int | None = None,
+    norm_scaling_factor: float | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = "cpu",
+) -> Dictionary:
+    """Load a dictionary from a file or folder of any known layout, which is told by what is in it.
+
+    Constants that other tools apply at run time (norms of the decoder, scales of the activations) are folded into the
+    weights: no number changes. Warns if the model it was trained on had its own weights processed at loading, as ours
+    never have. Nothing in the files is run.
+
+    Args:
+        path: a folder or file of one dictionary.
+        model: the model that it belongs to: its sites and widths are checked, and the gain of a norm that it reads
+            without is put into its weights (`Dictionary.fitted_to`); None: neither.
+        layer: the layer, where neither names nor configs say it.
+        k: number of active features, where neither names nor configs say it.
+        norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; None: no scaling. Files that were made
+            for activations of norm sqrt(d_in) and do not hold it require it, all others refuse it.
+        dtype: of the weights; None: as the files say.
+        device: where the weights are put.
+
+    Returns:
+        The `Dictionary`. Its `metadata` says what its files say, and under "layout" which layout they have.
+
+    Raises:
+        ValueError: files of no known layout, or of several, that are damaged, or that say what is neither understood
+            nor known to change no number; a `layer`, `k` or factor that is missing; and what `Dictionary` refuses.
+        FileNotFoundError: nothing under this path.
+
+    See Also:
+        `save`: writes a dictionary in SAELens' layout.
+
+    Example:
+        >>> import tempfile
+        >>> eye, zero = torch.eye(3), torch.zeros(3)
+        >>> sae = Dictionary(TopK(2), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = load(folder)
+        >>> same.kind
+        TopK(k=2, relu=True)
+    """
+    require_device(device)
+    files = Files(Path(path))
+    layout = _layout_of(files)
+    try:
+        stored = layout.read(files, Facts(layer, k, norm_scaling_factor))
+        found = _dictionary(stored, layout, dtype).to(device)
+        return found if model is None else found.fitted_to(model)
+    except ValueError as cause:
+        raise ValueError(f"{path} ({layout.name}): {cause}") from cause
+
+
+def _layout_of(files: Files) -> Layout:
+    """The only layout that files fit; ValueError for none or several."""
+    fitting = [layout for layout in LAYOUTS if layout.fits(files)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(
+            f"{files.path} fits the layouts {', '.join(layout.name for layout in fitting)}: one is required"
+        )
+    names = files.names
+    held = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "no file"
+    known = ", ".join(layout.name for layout in LAYOUTS)
+    raise ValueError(f"{files.path} must hold a dictionary in a known layout ({known}), got {held}")
+
+
+def _dictionary(stored: Stored, layout: Layout, dtype: torch.dtype | None) -> Dictionary:
+    dtype = dtype or stored.dtype
+    weights = {
+        name: weight if dtype is None else narrowed(weight, dtype, name)
+        for name, weight in stored.weights.items()
+    }
+    return Dictionary(
+        stored.kind,
+        weights,
+        reads=stored.reads,
+        writes=stored.writes,
+        before_gain=stored.before_gain,
+        apply_b_dec_to_input=stored.apply_b_dec_to_input,
+        normalize_activations=stored.normalize_activations,
+        metadata={"layout": layout.name, **(stored.metadata or {})},
+    )
