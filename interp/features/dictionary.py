@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -357,11 +358,7 @@ class Dictionary(nn.Module):
             1
         """
         reads, writes = self._site("reads", self.reads), self._site("writes", self.writes)
-        if reads == writes:
-            return [Edit(reads, OnFeatures(self, change, error), at=at, rows=rows)]
-        read = Remember()
-        changed = _OnTranscoded(self, read, change, error)
-        return [Edit(reads, read, at=at, rows=rows), Edit(writes, changed, at=at, rows=rows)]
+        return across(reads, writes, partial(_changed, self, change, error), at=at, rows=rows)
 
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """The change of an `Edit` of any site by way of the features that an SAE finds there; arguments as `edits`.
@@ -376,7 +373,7 @@ class Dictionary(nn.Module):
             >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
             1
         """
-        self._check_autoencoder("on_features")
+        self.check_autoencoder("on_features")
         return OnFeatures(self, change, error)
 
     def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
@@ -385,10 +382,11 @@ class Dictionary(nn.Module):
 
     def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """An SAE's reconstruction of a site's value, in its shape and dtype; its error is lost. Not of transcoders."""
-        self._check_autoencoder("reconstruct")
+        self.check_autoencoder("reconstruct")
         return self(self.vectors(value)).view_as(value).to(value.dtype)
 
-    def _check_autoencoder(self, what: str) -> None:
+    def check_autoencoder(self, what: str) -> None:
+        """ValueError for a transcoder, of which this cannot be asked."""
         if self.transcodes or self.d_out != self.d_in:
             raise ValueError(
                 f"{what} requires an SAE, which gives back what it reads; this is a transcoder: use edits(change)"
@@ -449,22 +447,35 @@ class OnFeatures:
         return _changed(self.dictionary, self.change, self.error, cells, cells)
 
 
-@dataclass(frozen=True, eq=False)
-class _OnTranscoded:
-    """The change of the site that a transcoder writes, by way of the features of what it read in the same pass."""
+def across(
+    reads: str,
+    writes: str,
+    change: Callable[[Tensor, Tensor], Tensor],
+    *,
+    at: Mapping[str, PositionIndex] = MappingProxyType({}),
+    rows: RowChoice | None = None,
+) -> list[Edit]:
+    """The edits of one pass that change a site by what another one holds, or itself: change(read, written)."""
+    if reads == writes:
+        return [Edit(writes, partial(_of_itself, change), at=at, rows=rows)]
+    read = Remember()
+    return [Edit(reads, read, at=at, rows=rows), Edit(writes, _Across(read, change), at=at, rows=rows)]
 
-    dictionary: Dictionary
+
+def _of_itself(change: Callable[[Tensor, Tensor], Tensor], cells: Tensor) -> Tensor:
+    return change(cells, cells)
+
+
+@dataclass(frozen=True, eq=False)
+class _Across:
+    """The change of a site by what another one held in the same pass."""
+
     read: Remember
-    change: FeatureChange
-    error: bool
+    change: Callable[[Tensor, Tensor], Tensor]
 
     def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
         """The change in one pass."""
-
-        def changed(cells: Tensor) -> Tensor:
-            return _changed(self.dictionary, self.change, self.error, self.read.value(memory), cells)
-
-        return changed
+        return lambda cells: self.change(self.read.value(memory), cells)
 
 
 def _changed(

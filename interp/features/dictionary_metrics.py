@@ -1,4 +1,4 @@
-"""Metrics of sparse autoencoders: sparsity, reconstruction, loss of the model, match with true directions.
+"""Metrics of dictionaries: sparsity, reconstruction, loss of the model, match with true directions.
 
 Everything is a sum over vectors that merges: the mean of the explained variance is that of the whole evaluation set,
 whatever the batches.
@@ -27,7 +27,7 @@ from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.features.dictionary import Dictionary
+from interp.features.dictionary import Dictionary, across
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import as_site
@@ -43,6 +43,8 @@ from interp.runs.functions import of_data
 if TYPE_CHECKING:
     import xarray as xr
 
+Vectors = Tensor | tuple[Tensor, Tensor]
+"""Vectors [n d] that a dictionary reads; of a transcoder with those [n o] that it should write."""
 RUNS = ("clean", "dictionary", "zero", "mean")
 """The runs by what the site holds: its own value, its reconstruction, 0, or its mean over the reference data."""
 FEWEST_TEXTS = 128
@@ -54,14 +56,15 @@ NO_MEAN = "no reference data to take the mean of"
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Question):
-    """How sparse and how exact a sparse autoencoder is at a site, over data of any size.
+    """How sparse and how exact a dictionary is where it belongs, over data of any size.
 
     Several dictionaries share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         dictionary: the dictionary, on the device of the model.
-        site: what it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`.
+        site: the site that an SAE reads, its full name or a part that is a whole one, such as `L1.resid`; None: the
+            sites that the dictionary names, of a transcoder the one that it reads and the one that it writes.
         skip_bos: whether a BOS in front of a text is left out, as in `dictionary_quality`.
 
     Returns:
@@ -86,14 +89,14 @@ class Reconstruction(Question):
     of_layers: ClassVar[bool] = False
 
     dictionary: Dictionary
-    site: str
+    site: str | None = None
     _: KW_ONLY
     skip_bos: bool = True
 
     def bind(self, model: Subject) -> ByRow:
         """A read of the site, reduced to sums over the vectors of every text."""
         sums = _TextSums.of(self, model)
-        return ByRow(self.name, Reading([Read(sums.site)], sums), Fit, partial(_finish, name=self.name))
+        return ByRow(self.name, Reading(sums.needed, sums), Fit, partial(_finish, name=self.name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,8 @@ class DictionaryQuality(Question):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         dictionary: the dictionary, on the device of the model.
-        site: what it reads: the full name of a site, or a part that is a whole one, such as "L1.resid".
+        site: the site that an SAE reads, its full name or a part that is a whole one, such as "L1.resid"; None: the
+            sites that the dictionary names. A transcoder's output is put in place of what its layer writes.
         reference: data over which the mean of the site is taken; None: the data themselves, which are read twice. (In
             `interp.run`, without it, there is no mean and attrs["no_mean"] says so.) Padding never counts.
         skip_bos: whether a BOS in front of a text keeps its value and does not count: its activations are unlike all
@@ -151,7 +155,7 @@ class DictionaryQuality(Question):
     of_layers: ClassVar[bool] = False
 
     dictionary: Dictionary
-    site: str
+    site: str | None = None
     _: KW_ONLY
     reference: DataSource | Data | None = None
     skip_bos: bool = True
@@ -182,7 +186,7 @@ class DictionaryQuality(Question):
         if self.reference is None:
             return bound(None)
         source = prompt_source(self.reference, model.text)
-        reference = ByRow("reference", Reading([Read(sums.site)], sums), Fit)
+        reference = ByRow("reference", Reading(sums.needed, sums), Fit)
 
         def with_mean(fit: Partial) -> ByRow:
             assert isinstance(fit, Fit)
@@ -212,7 +216,7 @@ dictionary_quality = of_data(DictionaryQuality)
 
 @dataclass(frozen=True)
 class Fit:
-    """A reduction: sums over vectors x and their reconstructions; `merge` is exact for counts, else to rounding.
+    """A reduction: sums over vectors y and what a dictionary gives for them; `merge` is exact to rounding.
 
     Squared deviations are taken from the mean of each part, and moved to the joint mean when parts are merged (Chan's
     update).
@@ -222,9 +226,9 @@ class Fit:
     vectors: Int[Tensor, ""]
     mean: Float[Tensor, "d"]
     spread: Float[Tensor, ""]
-    """Sum of ||x - mean||^2."""
+    """Sum of ||y - mean||^2."""
     error: Float[Tensor, ""]
-    """Sum of ||x - x_hat||^2."""
+    """Sum of ||y - y_hat||^2."""
     active: Int[Tensor, "s"]
     """Number of vectors on which each feature is active."""
 
@@ -294,43 +298,52 @@ class Fit:
 
 @torch.no_grad()
 def fitted(
-    dictionary: Dictionary, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int
+    dictionary: Dictionary,
+    x: Float[Tensor, "n d"],
+    row: Int[Tensor, "n"],
+    rows: int,
+    y: Float[Tensor, "n o"] | None = None,
 ) -> dict[str, Tensor]:
-    """The sums of each row for `Fit`, in float64; vector x[i] belongs to row number row[i] of `rows`."""
+    """The sums of each row for `Fit`, in float64; vector x[i] belongs to row number row[i] of `rows`.
+
+    `y` is what the dictionary should give for each x; None: x itself, as of an SAE.
+    """
     features = dictionary.encode(x)
-    error = (x.double() - dictionary.decode(features, x).double()).square().sum(1)
-    x64, count = x.double(), torch.bincount(row, minlength=rows)
+    y64, count = (x if y is None else y).double(), torch.bincount(row, minlength=rows)
+    error = (y64 - dictionary.decode(features, x).double()).square().sum(1)
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(rows, *values.shape[1:]).index_add(0, row, values)
 
-    mean = summed(x64) / count.clamp_min(1)[:, None]
+    mean = summed(y64) / count.clamp_min(1)[:, None]
     return {
         "vectors": count,
         "mean": mean,
-        "spread": summed((x64 - mean[row]).square().sum(1)),
+        "spread": summed((y64 - mean[row]).square().sum(1)),
         "error": summed(error),
         "active": summed((features != 0).long()),
     }
 
 
 @public()
-def reconstruction_quality(dictionary: Dictionary, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
-    """How sparse and how exact a sparse autoencoder is on given activations.
+def reconstruction_quality(dictionary: Dictionary, activations: Vectors | Iterable[Vectors]) -> xr.Dataset:
+    """How sparse and how exact a dictionary is on given activations.
 
     Args:
         dictionary: the dictionary.
-        activations: [n d], a tensor or a stream of chunks.
+        activations: [n d], a tensor or a stream of chunks; of a transcoder pairs of what it reads [n d] and what it
+            should write [n o].
 
     Returns:
-        Dataset[score] with the coordinate `unit`. The scores are `l0`, active features per vector; `mse`, mean squared
-        error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean over all
-        vectors (null: 0; NaN of vectors that are all alike); `dead_fraction`, the share of features active on none.
+        Dataset[score] with the coordinate `unit`, about the vectors y that it should give: those that it reads, or that
+        it should write. The scores are `l0`, active features per vector; `mse`, mean squared error per coordinate;
+        `explained_variance` = 1 - sum ||y - y_hat||^2 / sum ||y - mean||^2 with the mean over all vectors (null: 0; NaN
+        of vectors that are all alike); `dead_fraction`, the share of features active on none.
 
         - `value`, `n`: the score and the number of vectors (of features for `dead_fraction`). They have no interval:
           `low` and `high` are NaN.
         - `density` [feature]: share of vectors on which the feature is active.
-        - `mean` [coordinate]: mean of the activations.
+        - `mean` [coordinate]: mean of the vectors y.
 
     Raises:
         ValueError: no vectors, vectors of another width, and NaN.
@@ -347,17 +360,31 @@ def reconstruction_quality(dictionary: Dictionary, activations: Tensor | Iterabl
         1.0
     """
     fit: Fit | None = None
-    for chunk in (activations,) if isinstance(activations, Tensor) else activations:
-        if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(dictionary.b_dec):
-            raise ValueError(
-                f"activations must be vectors [n, {len(dictionary.b_dec)}], or chunks of them, got {value_text(chunk)}"
-            )
-        x = chunk.to(dictionary.W_enc.device)
-        chunk_fit = Fit.of(fitted(dictionary, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
+    whole = isinstance(activations, Tensor | tuple)
+    for chunk in (activations,) if whole else activations:
+        x, y = (each.to(dictionary.W_enc.device) for each in _checked_vectors(dictionary, chunk))
+        row = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        chunk_fit = Fit.of(fitted(dictionary, x, row, 1, y))
         fit = chunk_fit if fit is None else fit.merge(chunk_fit)
     if fit is None:
         raise ValueError("activations: at least one vector is required, got none")
     return fit.result("reconstruction", {}, {})
+
+
+def _checked_vectors(dictionary: Dictionary, chunk: object) -> tuple[Tensor, Tensor]:
+    """What the dictionary reads and what it should write; ValueError unless both are vectors of its widths."""
+    widths, apart = (dictionary.d_in, dictionary.d_out), dictionary.transcodes
+    x, *more = chunk if isinstance(chunk, tuple) else (chunk,) if apart else (chunk, chunk)
+    if (_width(x), *map(_width, more)) != widths or len(x) != len(more[0]):
+        both = f"pairs of vectors [n, {widths[0]}] and [n, {widths[1]}]"
+        wanted = both if apart else f"vectors [n, {widths[0]}]"
+        raise ValueError(f"activations must be {wanted}, or chunks of them, got {value_text(chunk)}")
+    return x, more[0]
+
+
+def _width(x: object) -> int | None:
+    """The width of vectors [n, width]; None for anything else."""
+    return x.shape[1] if isinstance(x, Tensor) and x.ndim == 2 else None
 
 
 @public()
@@ -465,10 +492,12 @@ def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch
 
 @dataclass(frozen=True, eq=False)
 class _TextSums:
-    """A function from a site's activation to the sums of every text over its vectors that count (`fitted`)."""
+    """A function from the sites of a dictionary to the sums of every text over its vectors that count (`fitted`)."""
 
     dictionary: Dictionary
-    site: str
+    """The dictionary, fitted to the model, and its sites."""
+    reads: str
+    writes: str
     bos_id: int | None
     skip_bos: bool
 
@@ -477,17 +506,37 @@ class _TextSums:
         """The sums for a question.
 
         Raises:
-            KeyError, ValueError: as `as_site`.
+            KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
         """
+        dictionary, more = question.dictionary, (model.text.bos_id, question.skip_bos)
+        if question.site is None:
+            fitted_one = dictionary.fitted_to(model.transformer)
+            assert fitted_one.reads is not None and fitted_one.writes is not None
+            return cls(fitted_one, fitted_one.reads, fitted_one.writes, *more)
+        dictionary.check_autoencoder("a site of one's own choice")
         site = as_site(question.site, model.transformer.config)
-        return cls(question.dictionary, site, model.text.bos_id, question.skip_bos)
+        return cls(dictionary, site, site, *more)
+
+    @property
+    def needed(self) -> list[Read]:
+        """What is read in the pass."""
+        return [Read(site) for site in dict.fromkeys((self.reads, self.writes))]
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-        vectors, home = self.dictionary.vectors(trace[Read(self.site)]), batch.host()
+        vectors, home = self.dictionary.vectors(trace[Read(self.reads)]), batch.host()
         counted, text = counted_tokens(home, self.bos_id, self.skip_bos), home.text_numbers
         row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.dictionary.d_in)
         place, row = (to_device(x, vectors.device) for x in (counted.flatten().nonzero()[:, 0], row))
-        return fitted(self.dictionary, vectors.flatten(0, 1)[place].flatten(0, -2), row, int(text.max()) + 1)
+
+        def chosen(value: Tensor) -> Tensor:
+            return value.flatten(0, 1)[place].flatten(0, -2)
+
+        written = None if self.writes == self.reads else chosen(self._as_written(trace[Read(self.writes)]))
+        return fitted(self.dictionary, chosen(vectors), row, int(text.max()) + 1, written)
+
+    def _as_written(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ... o"]:
+        """The vectors at the site that a transcoder writes."""
+        return value if value.shape[-1] == self.dictionary.d_out else value.flatten(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -504,11 +553,11 @@ class _SumsAndLosses:
     def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
         """The sums and the losses of every text."""
         sums, texts = self.sums, _one_text_per_row(batch)
-        recording = yield from recorded(batch, [Read(sums.site)])
+        recording = yield from recorded(batch, sums.needed)
         fit_sums = sums(recording.trace, batch, model)
         counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
         losses = yield from self._losses(texts, counted)
-        unlike = f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
+        unlike = f"finite losses are required, some are NaN or infinite with {sums.writes} replaced"
         check(losses.isfinite().all(), partial(NotFiniteError, unlike))
         known = predicted(texts.keep, texts.documents)
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
@@ -518,25 +567,30 @@ class _SumsAndLosses:
 
     def _losses(self, batch: Batch, at: Bool[Tensor, "b p"]) -> Steps[Float[Tensor, "r b"]]:
         """The metric of every row in each run, in the order of `RUNS`; without a mean, the last run is left out."""
-        dictionary, mean = self.sums.dictionary, self.mean
+        sums, mean = self.sums, self.mean
 
         def placed(value: Tensor, new: Tensor) -> Tensor:
-            return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
+            new = new.reshape(value.shape).to(value)
+            return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new, value)
+
+        def reconstructed(read: Tensor, value: Tensor) -> Tensor:
+            return placed(value, sums.dictionary(sums.dictionary.vectors(read)))
 
         def with_mean(value: Tensor) -> Tensor:
             assert mean is not None
+            repeated = value[0, 0].numel() // len(mean)
             return placed(
-                value, to_device(mean, value.device).expand_as(dictionary.vectors(value)).reshape(value.shape)
+                value, to_device(mean, value.device).repeat(repeated).expand(value.flatten(2).shape)
             )
 
-        changes = [
-            lambda value: placed(value, dictionary.reconstruct(value)),
-            lambda value: placed(value, torch.zeros_like(value)),
-            *([] if mean is None else [with_mean]),
+        replaced = [
+            across(sums.reads, sums.writes, reconstructed),
+            [Edit(sums.writes, lambda value: placed(value, torch.zeros_like(value)))],
+            *([] if mean is None else [[Edit(sums.writes, with_mean)]]),
         ]
         if self.metric == SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
-            return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
-        variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
+            return torch.zeros(1 + len(replaced), len(batch), device=batch.tokens.device)
+        variants = [Variant(edits) for edits in replaced]
         outcomes = yield from swept(batch, variants, self.metric)
         return torch.cat((outcomes.base[None], outcomes.values))
 

@@ -1,5 +1,7 @@
 """Kinds of dictionaries by numbers worked out by hand, and dictionaries that write elsewhere than they read."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,18 @@ from torch import Tensor
 
 import interp
 from interp import Edit, HookedTransformer, Read
-from interp.edits import PerRow
-from interp.features import AbsTopK, Dictionary, Gated, GroupMax, JumpReLU, ReLU, TopK
+from interp.edits import PerRow, Set
+from interp.features import (
+    AbsTopK,
+    Dictionary,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    ReLU,
+    TopK,
+    dictionary_quality,
+    reconstruction_quality,
+)
 from interp.features.activations import DictionaryKind
 from interp.model.norm import Normalize
 from interp.passes import observe
@@ -82,7 +94,7 @@ def random_transcoder(d: int, s: int = 40, *, skip: bool = True, **more: object)
 
 
 def model() -> HookedTransformer:
-    return HookedTransformer(build("llama-gqa")).to(torch.float64)
+    return HookedTransformer(copy.deepcopy(build("llama-gqa")).to(torch.float64))
 
 
 def test_a_skip_adds_the_input_times_its_matrix_untransposed() -> None:
@@ -167,7 +179,7 @@ def test_a_site_that_comes_later_than_the_one_that_is_written_is_refused() -> No
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "gemma2"])
 def test_the_gain_of_a_norm_is_folded_into_the_weights(name: str) -> None:
     """x before the gain is what the norm divides by its scale; the dictionary of it is a loop over no gain at all."""
-    subject = HookedTransformer(build(name)).to(torch.float64)
+    subject = HookedTransformer(copy.deepcopy(build(name)).to(torch.float64))
     norm = subject.transformer.get_submodule("blocks.1.ln2")
     assert isinstance(norm, Normalize)
     for vector in (norm.weight, norm.bias):
@@ -225,6 +237,47 @@ def test_a_transcoder_neither_normalises_nor_subtracts_its_bias() -> None:
     for call in (coder.reconstruct, coder.on_features):
         with pytest.raises(ValueError, match="requires an SAE"):
             call(torch.zeros(1, 6).double())  # type: ignore[operator,arg-type]
+
+
+def test_the_quality_of_a_transcoder_is_that_of_a_loop_over_texts() -> None:
+    """What it says of the MLP's output, and the loss of the model that runs on it; zero and mean at what it writes."""
+    subject = model()
+    coder = random_transcoder(subject.cfg.d_model)
+    found = dictionary_quality(subject, ROWS, coder, skip_bos=False)
+    inputs, outputs = [], []
+    loss: dict[str, float] = {"clean": 0.0, "dictionary": 0.0, "zero": 0.0, "mean": 0.0}
+    for ids in ROWS:
+        trace = observe(subject.transformer, subject.to_batch([ids]), [Read(READS), Read(WRITES)]).trace
+        inputs.append(trace[Read(READS)][0])
+        outputs.append(trace[Read(WRITES)][0])
+    x, y = torch.cat(inputs), torch.cat(outputs)
+    given = coder(x)
+    spread = (y - y.mean(0)).square().sum()
+    for i, ids in enumerate(ROWS):
+        swaps = {"clean": outputs[i], "dictionary": coder(inputs[i]), "zero": 0 * outputs[i],
+                 "mean": y.mean(0).expand_as(outputs[i])}  # fmt: skip
+        for name, value in swaps.items():
+            logits = subject.edited(Edit(WRITES, Set(value[None])))(ids)[0]
+            loss[name] -= float(logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]].sum())
+    value = {str(name): float(found.value.sel(score=name)) for name in found.score.values}
+    n = sum(len(ids) - 1 for ids in ROWS)
+    assert value["explained_variance"] == pytest.approx(
+        float(1 - (y - given).square().sum() / spread), rel=1e-9
+    )
+    assert value["mse"] == pytest.approx(float((y - given).square().mean()), rel=1e-9)
+    assert value["l0"] == pytest.approx(float((coder.encode(x) != 0).double().sum(1).mean()), rel=1e-12)
+    for name, summed in loss.items():
+        assert value[f"ce_{name}"] == pytest.approx(summed / n, rel=1e-9), name
+    assert_close(torch.from_numpy(found["mean"].values), y.mean(0))
+    alone = reconstruction_quality(coder, (x, y)).value
+    whole = interp.features.reconstruction(subject, ROWS, coder, skip_bos=False).value
+    for name in ("l0", "mse", "explained_variance"):
+        assert float(alone.sel(score=name)) == pytest.approx(value[name], rel=1e-9)
+        assert float(whole.sel(score=name)) == pytest.approx(value[name], rel=1e-12)
+    with pytest.raises(ValueError, match="requires an SAE"):
+        dictionary_quality(subject, ROWS, coder, "L1.resid")
+    with pytest.raises(ValueError, match=r"pairs of vectors \[n, 24\] and \[n, 24\]"):
+        reconstruction_quality(coder, x)
 
 
 def test_an_sae_at_its_own_site_is_edited_as_at_a_named_one() -> None:
