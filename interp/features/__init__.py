@@ -10,6 +10,7 @@ from interp.features.dictionary_metrics import (
     reconstruction,
     reconstruction_quality,
 )
+from interp.features.fitting_sites import FittingSites, fitting_sites
 from interp.features.formats import load, save
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
@@ -19,6 +20,7 @@ __all__ = [
     "AbsTopK",
     "Dictionary",
     "DictionaryQuality",
+    "FittingSites",
     "Gated",
     "GroupMax",
     "JumpReLU",
@@ -30,6 +32,7 @@ __all__ = [
     "dictionary_match",
     "dictionary_quality",
     "examples_table",
+    "fitting_sites",
     "load",
     "probe",
     "probe_neurons",

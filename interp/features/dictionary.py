@@ -8,6 +8,7 @@ transcoder reads what a layer reads and gives what the layer writes. What `act` 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -248,6 +249,13 @@ class Dictionary(nn.Module):
             normalize_activations=self.normalize_activations,
             metadata=self.metadata,
         )
+
+    def moved(self, reads: str, writes: str | None = None, *, before_gain: bool = False) -> Dictionary:
+        """The same dictionary, with the same weights in memory, at other sites; arguments as of `Dictionary`."""
+        other = copy.copy(self)
+        other.reads, other.writes = reads, reads if writes is None else writes
+        other.before_gain = before_gain
+        return other
 
     def fitted_to(self, model: Model) -> Dictionary:
         """The dictionary for this model: its sites exist and have its widths, the gain of a norm is in its weights.

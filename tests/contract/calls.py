@@ -195,6 +195,10 @@ def folder() -> Path:
     return path
 
 
+def sited_sae() -> interp.features.Dictionary:
+    return sae().moved("blocks.1.hook_resid_post")
+
+
 @once
 def sae_folder() -> Path:
     path = Path(tempfile.mkdtemp()) / "sae"
@@ -414,7 +418,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "attention.attention_attribution": LOOKED_AT, "attention.attention_paths": LOOKED_AT,
     "attention.attention_kernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
-    "features.load": {"path": sae_folder},
+    "features.load": {"path": sae_folder}, "features.fitting_sites": {"dictionary": sited_sae},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
     "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
     "dynamics.influence": {"rows": examples, "queries": examples},
