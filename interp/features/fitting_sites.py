@@ -201,8 +201,12 @@ def _stacked(scores: Sequence[Score]) -> Score:
 
 
 def _doubts(names: Sequence[str], scores: Sequence[dict[str, Score]], best: int) -> list[str]:
-    """A note where another site leaves half as much unexplained as the dictionary's own."""
+    """A note where another site leaves half as much unexplained as the dictionary's own, or none explains anything."""
     own, other = (1 - float(scores[i]["explained_variance"].value) for i in (0, best))
+    if other >= 1:
+        return [
+            f"the dictionary explains nothing at any of the {len(names)} sites near {names[0]}: made for another model?"
+        ]
     if other > BETTER * own:
         return []
     l0 = [float(scores[i]["l0"].value) for i in (0, best)]

@@ -116,6 +116,7 @@ def sae() -> interp.features.Dictionary:
     return interp.features.Dictionary(
         interp.features.TopK(2),
         {name: torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()},
+        reads="blocks.1.hook_resid_post",
     )
 
 
@@ -193,10 +194,6 @@ def folder() -> Path:
     path = Path(tempfile.mkdtemp()) / "model"
     interp.families.save(build("gpt2"), path)
     return path
-
-
-def sited_sae() -> interp.features.Dictionary:
-    return sae().moved("blocks.1.hook_resid_post")
 
 
 @once
@@ -418,7 +415,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "attention.attention_attribution": LOOKED_AT, "attention.attention_paths": LOOKED_AT,
     "attention.attention_kernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
-    "features.load": {"path": sae_folder}, "features.fitting_sites": {"dictionary": sited_sae},
+    "features.load": {"path": sae_folder},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
     "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
     "dynamics.influence": {"rows": examples, "queries": examples},

@@ -109,6 +109,15 @@ def test_a_dictionary_that_is_loaded_with_a_model_and_data_is_looked_at(tmp_path
         load(tmp_path, data=ROWS)
 
 
+def test_a_dictionary_that_explains_nothing_anywhere_is_pointed_out() -> None:
+    subject = model()
+    x = values(subject, OWN)
+    sae = planted(x, x, 6, reads=OWN)
+    weights = {name: 100 * weight for name, weight in sae.named_parameters()}
+    with pytest.warns(Note, match="explains nothing at any of the .* made for another model"):
+        fitting_sites(subject, ROWS, Dictionary(ReLU(), weights, reads=OWN))
+
+
 def test_a_dictionary_without_a_site_is_refused() -> None:
     subject = model()
     x = values(subject, MLP)
