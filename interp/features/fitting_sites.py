@@ -205,7 +205,8 @@ def _doubts(names: Sequence[str], scores: Sequence[dict[str, Score]], best: int)
     own, other = (1 - float(scores[i]["explained_variance"].value) for i in (0, best))
     if other >= 1:
         return [
-            f"the dictionary explains nothing at any of the {len(names)} sites near {names[0]}: made for another model?"
+            f"the dictionary explains nothing at any of the {len(names)} sites near {names[0]}: was it "
+            "made for another model?"
         ]
     if other > BETTER * own:
         return []
