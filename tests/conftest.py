@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,16 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
     same_seeds()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_folders_are_pytests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is made with `tempfile` in this process or one that it forks is deleted with pytest's own folders."""
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # not TMPDIR, whose sockets would have names that are too long
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("left")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,7 @@ class Circuit(Viewable):
         object.__setattr__(self, "_known", self.graph.chosen(scores))
 
     @classmethod
+    @public()
     def of(
         cls,
         graph: EdgeGraph,
@@ -118,6 +119,7 @@ class Circuit(Viewable):
         return cls(graph, named, model, task, protocol, tuple(notes))
 
     @classmethod
+    @public()
     def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
         """The circuit in the result of `FindCircuit`. ValueError for another result."""
         if "kept" not in result or "circuit" not in result.attrs:
@@ -188,6 +190,7 @@ class Circuit(Viewable):
         scores = {edge: self.scores[edge] for edge in self.graph.names(kept)}
         return Circuit(self.graph, scores, self.model, self.task, self.protocol, self.notes)
 
+    @public()
     def save(self, path: str | Path) -> None:
         """Write the circuit to a JSON file."""
         record = {
@@ -199,6 +202,7 @@ class Circuit(Viewable):
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
     @classmethod
+    @public()
     def load(cls, path: str | Path) -> Circuit:
         """The circuit in a JSON file, in any version of the format.
 

@@ -7,7 +7,6 @@ f = act((x - b_dec) W_enc + b_enc), x_hat = f W_dec + b_dec. What `act` is tells
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -19,7 +18,7 @@ from torch.autograd.function import FunctionCtx
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.core.kinds import Finite
+from interp.core.kinds import Positive
 from interp.model.config import Json
 from interp.model.tap import Read
 
@@ -56,15 +55,11 @@ class JumpReLU:
     """Autoencoder kind with f = z where z > threshold (one per feature, never below 0), 0 elsewhere.
 
     Raises:
-        ValueError: a bandwidth that is not positive.
+        ValueError: a bandwidth that is not above 0 and finite.
     """
 
-    bandwidth: Finite = 0.5
+    bandwidth: Positive = 0.5
     """Width of the kernel that approximates the derivative of the jump; used in training alone."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bandwidth < math.inf:
-            raise ValueError(f"the bandwidth must be positive and finite, got {self.bandwidth}")
 
 
 SaeKind = ReLU | TopK | JumpReLU
@@ -289,6 +284,7 @@ class SAE(nn.Module):
             case "none":
                 return InputScaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
 
+    @public()
     def read(self, site: str) -> Read:
         """A read of the features of a site: `[b p s]`, and `[b p h s]` for an autoencoder of single heads.
 
@@ -303,6 +299,7 @@ class SAE(nn.Module):
         """
         return Read(site, via=self.features)
 
+    @public()
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """The change of an `Edit` that changes a site by way of its features.
 
@@ -323,14 +320,17 @@ class SAE(nn.Module):
         """
         return OnFeatures(self, change, error)
 
+    @public()
     def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """The features of a site's value, as `read` takes them."""
         return self.encode(self.vectors(value))
 
+    @public()
     def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """The reconstruction of a site's value, in its shape and dtype; its error is lost."""
         return self(self.vectors(value)).view_as(value).to(value.dtype)
 
+    @public()
     def vectors(self, value: Float[Tensor, "b ..."]) -> Float[Tensor, "b ... d"]:
         """A site's value as vectors for the encoder: heads side by side where together they have its width.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from interp.core.boundary import public
 from interp.model.block import MLP, Activation, UsualBlock
 from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
@@ -406,6 +407,7 @@ class ModelConfig(ConfigRecord):
         return fields_as_json(self)
 
     @classmethod
+    @public()
     def from_dict(cls, values: Json) -> ModelConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)
@@ -447,6 +449,7 @@ class EncoderDecoderConfig(ConfigRecord):
         return fields_as_json(self)
 
     @classmethod
+    @public()
     def from_dict(cls, values: Json) -> EncoderDecoderConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)

@@ -99,6 +99,7 @@ class PerRow:
     def __repr__(self) -> str:
         return f"PerRow({list(self.places)})"
 
+    @public()
     def of(self, rows: Iterable[int]) -> PerRow:
         """The positions of some rows. ValueError for a row without one."""
         numbers = list(rows)

@@ -120,6 +120,7 @@ class GivenFacts(Sequence[GivenFact]):
         """The answer of every fact, leading space included."""
         return [fact.answer for fact in self.facts]
 
+    @public()
     def asked(self, text: Text) -> AskedFacts:
         """The facts in a model's tokens: what functions of data are given.
 
@@ -156,6 +157,7 @@ class GivenFacts(Sequence[GivenFact]):
         subjects = [row.subject for row in rows]
         return AskedFacts(batch, None if None in subjects else tuple(filter(None, subjects)))
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, rows: int | None = None, seed: int = 0) -> TaskPairs:
         """Prompts and their corruptions, aligned token by token: those of the file, or about another subject of it.
 

@@ -101,6 +101,7 @@ class PairLists:
         require(self.shots > 1, "at least 2 shots, so that outputs can change places", self.shots)
         require(_is_template(self.template), "a template with {input}, that ends in {output}", self.template)
 
+    @public()
     def split(self, pairs: WordPairs) -> dict[Part, list[tuple[Words, Words]]]:
         """The pairs of each part.
 
@@ -119,6 +120,7 @@ class PairLists:
         middle = test + training // 2
         return {"test": drawn[:test], "mean": drawn[test:middle], "effect": drawn[middle:]}
 
+    @public()
     def lists(self, pairs: WordPairs, part: Part, *, shuffled: bool = False) -> AskedPairs:
         """Lists that end in an input of one part.
 
@@ -147,6 +149,7 @@ class PairLists:
             listed.append(self._list([*examples, own[row % len(own)]]))
         return _asked(listed)
 
+    @public()
     def zero_shot(self, pairs: WordPairs, template: str | None = None) -> AskedPairs:
         """The inputs of the test in a template, without examples.
 
