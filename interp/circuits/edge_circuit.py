@@ -113,7 +113,16 @@ class Circuit(Viewable):
         protocol: CircuitProtocol | None = None,
         notes: Sequence[str] = (),
     ) -> Circuit:
-        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
+        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at.
+
+        Raises:
+            ValueError: a mask or scores of another shape than the graph's senders by receivers.
+        """
+        if not kept.shape == scores.shape == graph.exists.shape:
+            raise ValueError(
+                f"kept and scores must be {shape_text(graph.exists.shape)} of this graph's edges, got "
+                f"{shape_text(kept.shape)} and {shape_text(scores.shape)}"
+            )
         values = scores[graph.exists & kept].tolist()
         named = dict(zip(graph.names(kept), values, strict=True))
         return cls(graph, named, model, task, protocol, tuple(notes))

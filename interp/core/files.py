@@ -150,6 +150,22 @@ def regular(path: Path | str) -> Path:
     return path
 
 
+def is_file(name: Path | str) -> bool:
+    """Whether there is a file of this name; a text that no system takes for a name is none."""
+    try:
+        return Path(name).is_file()
+    except OSError:  # a part of more than 255 bytes, for one
+        return False
+
+
+def is_folder(name: Path | str) -> bool:
+    """Whether there is a folder of this name; a text that no system takes for a name is none."""
+    try:
+        return Path(name).is_dir()
+    except OSError:
+        return False
+
+
 def named_path(path: Path | str) -> Path:
     """The path of a file or folder to write; a name that no file system allows is a ValueError that names it.
 

@@ -152,15 +152,24 @@ class Batch(Brief):
         keep = documents >= 0
         return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
 
-    @public()
+    @public(unchecked=("values",))
     def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
         """Per-position values `[b p ...]` of a packed batch as one tensor `[n ...]` per text, in the texts' order."""
         if self.documents is None:
             raise ValueError("this batch is not packed: it has one text per row")
+        self._check_places("values", values)
         count = int(self.documents.max()) + 1
         return [values[self.documents == i] for i in range(count)]
 
-    @public()
+    def _check_places(self, what: str, values: Tensor) -> None:
+        """ValueError for values that are not per position of this batch."""
+        if not isinstance(values, Tensor) or values.shape[:2] != self.tokens.shape:
+            raise ValueError(
+                f"{what} must be a tensor that begins with the tokens' shape {shape_text(self.tokens.shape)}, got "
+                f"{value_text(values)}"
+            )
+
+    @public(unchecked=("values", "real"))
     def by_text(
         self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
@@ -168,6 +177,8 @@ class Batch(Brief):
 
         The value is `nothing` where `real` is False, and after the end of a text.
         """
+        self._check_places("values", values)
+        self._check_places("real", real)
         masked = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
         if self.keep is None and self.documents is None:
             return masked
@@ -357,14 +368,16 @@ class Batch(Brief):
         for start in starts:
             yield self if len(starts) == 1 else self._each(itemgetter(slice(start, start + size)))
 
-    @public()
+    @public(unchecked=("index",))
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """The batch of the rows `index`, in this order and with repetitions, of the same width.
 
         Raises:
             IndexError: on the CPU, a row that does not exist.
         """
-        n = len(self) if self.documents is None else len(self.tokens)
+        n = len(self)
+        if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
+            raise ValueError(f"index must be numbers of rows, in a tensor, got {value_text(index)}")
         if index.is_cpu and index.numel() and not -n <= int(index.min()) <= int(index.max()) < n:
             raise IndexError(f"rows are 0 to {n - 1}, got {index.tolist()[:20]}")
         on_device = to_device(index, self.tokens.device)
@@ -414,9 +427,14 @@ class Batch(Brief):
             batch._with_host(host) for batch, host in zip((clean, corrupt), known.pair(), strict=True)
         )  # type: ignore[return-value]
 
-    @public()
+    @public(unchecked=("answer", "wrong"))
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The batch with answers and wrong answers; on the CPU, ValueError where the two of a row are equal."""
+        for name, ids in (("answer", answer), ("wrong", wrong)):
+            if not isinstance(ids, Tensor) and (ids is not None or name == "answer"):
+                raise ValueError(
+                    f"{name} must be token ids, in a tensor, one for each row, got {value_text(ids)}"
+                )
         if wrong is not None and answer.is_cpu and wrong.is_cpu:  # others were checked on the host
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)

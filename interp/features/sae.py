@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.kinds import Positive
+from interp.core.wording import value_text
 from interp.model.config import Json
 from interp.model.tap import Read
 
@@ -209,8 +210,8 @@ class SAE(nn.Module):
         return self.activate(self.before(x))
 
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
-        """Pre-activations z = (x - b_dec) W_enc + b_enc. ValueError for x on another device."""
-        self._check_device(x)
+        """Pre-activations z = (x - b_dec) W_enc + b_enc. ValueError for x of another width or on another device."""
+        self._check_input("x", x, self.d_in)
         shift, scale = self._scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
         scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
@@ -246,9 +247,10 @@ class SAE(nn.Module):
                 to its scale; the others ignore it.
 
         Raises:
-            ValueError: no input for an autoencoder that normalises, or features on another device.
+            ValueError: no input for an autoencoder that normalises, or features of another number or on another
+                device.
         """
-        self._check_device(features)
+        self._check_input("features", features, self.d_sae)
         directions = features @ self.W_dec + self.b_dec
         if self.normalize_activations == "none":
             return directions
@@ -263,8 +265,12 @@ class SAE(nn.Module):
         """The reconstruction of each vector."""
         return self.decode(self.encode(x), x)
 
-    def _check_device(self, x: Tensor) -> None:
-        """Raise ValueError for a tensor on another device than the weights."""
+    def _check_input(self, what: str, x: Tensor, width: int) -> None:
+        """Raise ValueError for a tensor of another width, or on another device than the weights."""
+        if not isinstance(x, Tensor) or x.shape[-1:] != (width,):
+            raise ValueError(
+                f"{what} must be a tensor with {width} numbers in its last dim, got {value_text(x)}"
+            )
         if x.device != (device := self.W_enc.device):
             raise ValueError(
                 f"an autoencoder on the device of what it reads, {x.device}, is required; this one is on {device}: "
@@ -320,17 +326,14 @@ class SAE(nn.Module):
         """
         return OnFeatures(self, change, error)
 
-    @public()
     def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """The features of a site's value, as `read` takes them."""
         return self.encode(self.vectors(value))
 
-    @public()
     def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """The reconstruction of a site's value, in its shape and dtype; its error is lost."""
         return self(self.vectors(value)).view_as(value).to(value.dtype)
 
-    @public()
     def vectors(self, value: Float[Tensor, "b ..."]) -> Float[Tensor, "b ... d"]:
         """A site's value as vectors for the encoder: heads side by side where together they have its width.
 
@@ -339,6 +342,8 @@ class SAE(nn.Module):
         Raises:
             ValueError: a site that is neither so wide nor made of heads that are.
         """
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the value of a site is required, a tensor, got {value_text(value)}")
         if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
             return value.flatten(2)
         if value.ndim < 2 or value.shape[-1] != self.d_in:

@@ -407,7 +407,7 @@ class ModelConfig(ConfigRecord):
         return fields_as_json(self)
 
     @classmethod
-    @public()
+    @public(unchecked=("values",))
     def from_dict(cls, values: Json) -> ModelConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)
@@ -449,7 +449,7 @@ class EncoderDecoderConfig(ConfigRecord):
         return fields_as_json(self)
 
     @classmethod
-    @public()
+    @public(unchecked=("values",))
     def from_dict(cls, values: Json) -> EncoderDecoderConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)

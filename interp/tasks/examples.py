@@ -72,9 +72,10 @@ class Examples:
     @public()
     def to(self, device: Device) -> Examples:
         """The examples on another device."""
+        device = torch.device(device)
         return replace(
             self,
-            batch=self.batch.to(torch.device(device)),
+            batch=self.batch.to(device),
             determined=None if self.determined is None else self.determined.to(device),
             source=None if self.source is None else self.source.to(device),
             weight=None if self.weight is None else self.weight.to(device),

@@ -154,6 +154,10 @@ class GivenFacts(Sequence[GivenFact]):
                 f"{self.source}: {cut} of {len(rows)} facts have answers of several tokens, which are compared at one: "
                 "the first in which they differ from the wrong answer, or the first"
             )
+        if None in wrong and (n := len(rows) - wrong.count(None)):
+            note(
+                f"{self.source}: {n} of {len(rows)} facts have a wrong answer; for all to be compared alike none has"
+            )
         subjects = [row.subject for row in rows]
         return AskedFacts(batch, None if None in subjects else tuple(filter(None, subjects)))
 

@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from interp.core.files import explained, json_contents, json_object, named_path, write_atomically
+from interp.core.files import (
+    explained,
+    is_file,
+    is_folder,
+    json_contents,
+    json_object,
+    named_path,
+    write_atomically,
+)
 from tests.forking import forked
 from tests.loops import over
 
@@ -219,3 +227,9 @@ def test_a_line_of_json_ends_at_a_line_break_and_nowhere_else(tmp_path: Path) ->
     file.write_text("1\n[\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"it\.jsonl: row 1 is not readable JSON"):
         json_contents(file)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "tests/" + "x" * 300, "a\0b", "\ud800", "", "no/where"])
+def test_a_text_that_names_nothing_is_no_file_and_no_folder(name: str) -> None:
+    assert not is_file(name) and is_folder(name) == (name == "")
+    assert is_file(__file__) and is_folder(Path(__file__).parent)

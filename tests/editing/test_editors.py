@@ -249,6 +249,8 @@ def test_sizes_that_mean_nothing_are_refused() -> None:
         FineTuning(steps=0)
     with pytest.raises(ValueError, match="rate must be a number above 0"):
         FineTuning(rate=0.0)
+    with pytest.raises(ValueError, match="prefixes require at least one text"):
+        Rome(prefixes=())
 
 
 def appended(batch: Batch, token: int) -> Batch:

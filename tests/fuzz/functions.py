@@ -325,7 +325,7 @@ OTHER_WORDS = {
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
     "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
-    "truth": "directions", "edge": "no part", "W_dec": "directions",
+    "truth": "directions", "edge": "no part|no receiver|no sender", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 WHOLE = {("papers", "None"), ("programs", "None")}
