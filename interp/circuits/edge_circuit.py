@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
+from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import PositiveCount
