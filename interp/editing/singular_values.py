@@ -19,6 +19,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import upcast
+from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
@@ -30,8 +31,8 @@ LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """A function from all logits of the prompts to the number that training minimises."""
 
 
-@dataclass(frozen=True, eq=False)
-class SingularValues:
+@dataclass(frozen=True, eq=False, repr=False)
+class SingularValues(Brief):
     """Singular value decomposition of one matrix, W = U diag(sigma) V^T, and its change when sigma is scaled by z."""
 
     name: str

@@ -248,7 +248,7 @@ INSTANCES: Mapping[str, Callable[[], object]] = {
     "lenses.TunedLens": lambda: interp.lenses.TunedLens.untrained(model()),
     "passes.Sampling": interp.passes.Sampling,
     "runs.ActivationStore": lambda: interp.runs.ActivationStore.open(loaders.whole("a store")),
-    "tasks.Examples": examples, "tasks.PairLists": tasks.PairLists, "tasks.TaskPairs": task_pairs,
+    "tasks.Examples": examples, "tasks.PairLists": lambda: tasks.PairLists(shots=2, rows=1), "tasks.TaskPairs": task_pairs,
     "tasks.GivenFacts": lambda: tasks.read_facts(facts_file()),
     "tasks.DocstringArguments": tasks.DocstringArguments,
     "tasks.Facts": tasks.Facts, "tasks.GreaterThan": tasks.GreaterThan,
