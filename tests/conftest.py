@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ os.environ["PYTHONPATH"] = str(
 )  # what tests start imports this checkout, like they do
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
+
+os.environ.setdefault(
+    "PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()
+)  # pytest keeps its last three folders there
+LEFT = tempfile.tempdir = tempfile.mkdtemp(prefix="interp-tests-")
+"""The folder of what tests, and tables that they read when they are collected, make with `tempfile`; not TMPDIR, whose
+sockets would have names that are too long."""
 
 if "INTERP_TEST_DISTURBED" in os.environ:
     from tests import disturbed
@@ -94,6 +102,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
+def pytest_unconfigure() -> None:
+    """Delete what was made with `tempfile`, which is in one folder."""
+    shutil.rmtree(LEFT, ignore_errors=True)
+
+
 def pytest_collection_finish() -> None:
     """From here on garbage is collected, but not looked for among modules and tests."""
     gc.freeze()
@@ -103,16 +116,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
     same_seeds()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _temporary_folders_are_pytests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is made with `tempfile` in this process or one that it forks is deleted with pytest's own folders."""
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # not TMPDIR, whose sockets would have names that are too long
-        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("left")))
-        yield
 
 
 @pytest.fixture(scope="session")
