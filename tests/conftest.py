@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,6 @@ os.environ["PYTHONPATH"] = str(
 )  # what tests start imports this checkout, like they do
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
-
-os.environ.setdefault(
-    "PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()
-)  # pytest keeps its last three folders there
-LEFT = tempfile.tempdir = tempfile.mkdtemp(prefix="interp-tests-")
-"""The folder of what tests, and tables that they read when they are collected, make with `tempfile`; not TMPDIR, whose
-sockets would have names that are too long."""
 
 if "INTERP_TEST_DISTURBED" in os.environ:
     from tests import disturbed
@@ -61,6 +55,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 gc.disable()  # until all is collected: what imports leave is no garbage, and a third of their time went into looking
 hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("interp")
+
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own last three
+LEFT = tempfile.tempdir = tempfile.mkdtemp(prefix="interp-tests-")
+"""The folder of what tests, and tables that they read when they are collected, make with `tempfile`; not TMPDIR, whose
+sockets would have names that are too long."""
+util.Finalize(
+    None, shutil.rmtree, (LEFT,), {"ignore_errors": True}, exitpriority=-101
+)  # after its own folder, -100
 
 
 if TYPE_CHECKING:
@@ -100,11 +102,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which real models were not opened, and why."""
     for line in cases.not_opened(terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
-
-
-def pytest_unconfigure() -> None:
-    """Delete what was made with `tempfile`, which is in one folder."""
-    shutil.rmtree(LEFT, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
