@@ -19,6 +19,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.fitting import MOST
 from interp.core.hints import Required
+from interp.core.kinds import PositiveCount
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
@@ -118,7 +119,7 @@ class Batch(Brief):
     def packed(
         cls,
         texts: Sequence[Sequence[int]],
-        width: int,
+        width: PositiveCount,
         *,
         pad_id: int = 0,
         row: Int[Tensor, "n"] | None = None,
@@ -379,7 +380,7 @@ class Batch(Brief):
         if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
             raise ValueError(f"index must be numbers of rows, in a tensor, got {value_text(index)}")
         if index.is_cpu and index.numel() and not -n <= int(index.min()) <= int(index.max()) < n:
-            raise IndexError(f"rows are 0 to {n - 1}, got {index.tolist()[:20]}")
+            raise IndexError(f"index must be rows from 0 to {n - 1}, got {index.tolist()[:20]}")
         on_device = to_device(index, self.tokens.device)
         selected = self._each(lambda x: x[on_device.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")

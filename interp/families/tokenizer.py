@@ -295,7 +295,9 @@ class SentencePieceTokenizer:
 
     @public()
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens included."""
+        """The text of these ids, special tokens included. IndexError for an id that there is not."""
+        if bad := [token for token in ids if not 0 <= token < self.n_ids]:
+            raise IndexError(f"ids are 0 to {self.n_ids - 1}, got {bad[0]}")
         text, run = "", list[int]()
         for token in ids:
             if self._model.is_control(int(token)):
@@ -306,7 +308,9 @@ class SentencePieceTokenizer:
 
     @public()
     def piece(self, token: int) -> str:
-        """The text of one token, leading space included."""
+        """The text of one token, leading space included. IndexError for an id that there is not."""
+        if not 0 <= token < self.n_ids:
+            raise IndexError(f"tokens are 0 to {self.n_ids - 1}, got {token}")
         raw = str(self._model.id_to_piece(int(token)))
         return self.decode([token]) if self._model.is_byte(int(token)) else raw.replace("\u2581", " ")
 

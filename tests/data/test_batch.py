@@ -244,7 +244,7 @@ def test_rows_of_any_whole_numbers_are_ids(kind: str) -> None:
 def test_rows_and_values_that_a_batch_has_not_are_refused() -> None:
     batch = Batch.of(ROWS)
     for index in ([3], [-4], [0, 9]):
-        with pytest.raises(IndexError, match="rows are 0 to 2, got"):
+        with pytest.raises(IndexError, match="index must be rows from 0 to 2, got"):
             batch.rows(torch.tensor(index))
     assert kept(batch.rows(torch.tensor([-1, 0]))) == [ROWS[2], ROWS[0]]
     for values, real, what in (

@@ -317,7 +317,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
-    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
+    "values": "model_type|config keys|Config requires|Config: ", "rows": "every prompt",
+    "index": "at least one token id", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
     "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
     "end": "finish with", "pairs": "at least one prompt",
@@ -364,7 +365,7 @@ def case(name: str, argument: str, what: str, make: Callable[[], object], family
         family, name, f"{argument} = {what}",
         lambda: called(name, function, {**valid_of(name), argument: make()}),
         lambda: words_for(argument, make()),
-        lambda: (f"{argument}(", "accept(") if callable(make()) else (),
+        lambda: (f"{argument}(", "accept(", "function(") if callable(make()) else (),
         lambda: _is_answered(name, argument, make()),
         wrong=lambda found: _wrong(name, argument, make(), found),
     )  # fmt: skip
@@ -385,6 +386,9 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
     ),
+    "causal.Subspace.swap values": "a score of -inf is a mask",
+    "causal.identity pattern": "it is of the pattern's shape, whatever the pattern says",
+    "data.open_source data": "rows that are none are set aside when they are read",
     "Batch tokens": "on the device meta they are counted for what memory takes",
     "lab.rasp.Constant value": "a symbol: anything that can be told from others",
     "lab.training.Training clip": "no gradient is clipped",
@@ -408,7 +412,8 @@ def _wrong(name: str, argument: str, value: object, found: object) -> Ending | N
             and not odd
             and isinstance(found, torch.Tensor | xr.Dataset | float)
         )
-        return Ending("let in", f"NaN or infinity of {argument} is nowhere in the answer") if gone else None
+        lost = f"NaN or infinity of {argument} is nowhere in the answer"
+        return Ending("let in", lost) if gone and not meant else None
     odd -= _usual_odd(name)
     return Ending("nan", ", ".join(sorted(odd))) if odd else None
 
