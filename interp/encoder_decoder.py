@@ -128,6 +128,7 @@ class HookedEncoderDecoder(Shown):
         notes = [] if refused is None else [refused]
         return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *notes))])
 
+    @public()
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
         """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them.
 
@@ -140,6 +141,7 @@ class HookedEncoderDecoder(Shown):
         """
         return self.text.batch(prompts, side=padding_side)
 
+    @public()
     def to_target(self, prompts: Prompts) -> Batch:
         """Targets as the decoder reads them: the start token, then the tokens of each text.
 
@@ -155,6 +157,7 @@ class HookedEncoderDecoder(Shown):
         """Logits at every position of the target."""
         return self.run_with_cache(source, target, names_filter=())[0]
 
+    @public()
     def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
         """Teacher-forced loss: mean nats per target token after the start token; padding does not count.
 
@@ -199,6 +202,7 @@ class HookedEncoderDecoder(Shown):
             for side, stack in stacks.items()
         }
 
+    @public()
     def given(self, source: Prompts, target: Prompts) -> Batch:
         """The target as a batch of the decoder with the encoded source as its memory.
 
@@ -257,6 +261,7 @@ class HookedEncoderDecoder(Shown):
         """The given ones, or those at which the model's own generation ends."""
         return self.text.end_ids if stop_tokens is None else stop_tokens
 
+    @public()
     def to_texts(self, batch: Batch) -> list[str]:
         """The text of every row of a target, start token and padding left out."""
         return [

@@ -151,6 +151,10 @@ class HookedTransformer(Shown):
         if chat_template is not None and tokenizer is not None:
             tokenizer = with_template(tokenizer, chat_template)
         if isinstance(source, nn.Module):
+            if revision is not None:
+                raise ValueError(f"a live model has the weights that it has: no revision, got {revision!r}")
+            if tokenizer is None:
+                _check_template(chat_template, "a live model")
             model = families.from_hf_model(
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
             )
@@ -166,6 +170,8 @@ class HookedTransformer(Shown):
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=places[0])
             if len(places) > 1:
                 model.place(places)
+            if tokenizer is None:
+                _check_template(chat_template, f"{source}, of this package,")
             return cls(model, tokenizer or found, name=str(source), default_prepend_bos=default_prepend_bos)
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
@@ -692,7 +698,18 @@ class HookedTransformer(Shown):
 def _tokenizer_in(path: Path, chat_template: str | None) -> UnreadTokenizer | None:
     """The tokenizer of a checkpoint, with another chat template if one is given."""
     stored = families.tokenizer_for(path)
-    return stored if stored is None or chat_template is None else replace(stored, chat_template=chat_template)
+    if stored is None:
+        _check_template(chat_template, str(path))
+        return None
+    return stored if chat_template is None else replace(stored, chat_template=chat_template)
+
+
+def _check_template(chat_template: str | None, source: str) -> None:
+    """ValueError for a chat template where there is no tokenizer that could write chats in it."""
+    if chat_template is not None:
+        raise ValueError(
+            f"{source} has no tokenizer of transformers, which a chat_template is for: give one, tokenizer=..."
+        )
 
 
 def _outputs(config: ModelConfig) -> str:

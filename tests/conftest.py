@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +55,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 gc.disable()  # until all is collected: what imports leave is no garbage, and a third of their time went into looking
 hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("interp")
+
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own last three
+LEFT = tempfile.tempdir = tempfile.mkdtemp(prefix="interp-tests-")
+"""The folder of what tests, and tables that they read when they are collected, make with `tempfile`; not TMPDIR, whose
+sockets would have names that are too long."""
+util.Finalize(
+    None, shutil.rmtree, (LEFT,), {"ignore_errors": True}, exitpriority=-101
+)  # after its own folder, -100
 
 
 if TYPE_CHECKING:

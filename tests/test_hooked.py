@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import interp
@@ -501,3 +502,14 @@ def test_no_default_device_of_torch_changes_a_plain_pass_that_draws_and_edits() 
     plain = answers()
     with torch.device("meta"):
         assert answers() == plain
+
+
+def test_a_template_or_a_revision_that_nothing_takes_is_refused() -> None:
+    template = "{{ messages }}"
+    with pytest.raises(ValueError, match="demo-attn-2l, of this package, has no tokenizer of transformers"):
+        HookedTransformer.from_pretrained("demo-attn-2l", chat_template=template)
+    live = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
+    with pytest.raises(ValueError, match="a live model has no tokenizer of transformers"):
+        HookedTransformer.from_pretrained(live, chat_template=template)
+    with pytest.raises(ValueError, match="no revision, got 'step3'"):
+        HookedTransformer.from_pretrained(live, revision="step3")

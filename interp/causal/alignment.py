@@ -26,7 +26,7 @@ from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
 from interp.core.axes import describe
 from interp.core.boundary import public
-from interp.core.kinds import MOST_NUMBER, Count, Seed
+from interp.core.kinds import Count, Positive, PositiveCount, Seed
 from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, upcast
 from interp.core.transfers import Checks, check, checks_together, to_device, to_host
@@ -75,19 +75,12 @@ _FOUND, _RANDOM = 0, 1
 class Descent:
     """How `align` learns directions: Adam on W with R = QR(W), the rate falling linearly to 0."""
 
-    steps: Count = 100
+    steps: PositiveCount = 100
     """Batches of training pairs."""
-    rate: float = 0.1
+    rate: Positive = 0.1
     """Adam's initial rate. W starts as N(0, 1), so the rate is about the angle in radians by which a step turns R."""
-    pairs: Count = 32
+    pairs: PositiveCount = 32
     """Pairs in a batch; every epoch goes through all pairs in a new random order."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.pairs < 1 or not 0 < self.rate <= MOST_NUMBER:
-            raise ValueError(
-                f"at least one step of one pair at a positive rate is required, got steps={self.steps}, "
-                f"pairs={self.pairs}, rate={self.rate}"
-            )
 
 
 @public()

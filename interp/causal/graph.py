@@ -84,6 +84,7 @@ class EdgeGraph:
             )
 
     @classmethod
+    @public()
     def of(cls, config: ModelConfig) -> EdgeGraph:
         """The graph of a config. ValueError where the inputs are no sums over earlier parts."""
         problem = {
@@ -172,6 +173,7 @@ class EdgeGraph:
         which = self.exists if chosen is None else self.exists & chosen.cpu()
         return (self.name(s, r) for s, r in which.nonzero().tolist())
 
+    @public()
     def index(self, edge: str | Edge) -> tuple[int, int]:
         """Indices of the sender and receiver of an edge, named in any spelling. KeyError for one not in the graph."""
         source, arrow, target = str(edge).partition("->")

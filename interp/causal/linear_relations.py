@@ -41,7 +41,7 @@ from interp.passes.question import Ask, ByRow, Question, Staged, Stages, Unshare
 from interp.passes.sweep import continues
 from interp.passes.variants import Variant
 from interp.runs.functions import of_weights
-from interp.tasks.pair_lists import WordPairs, Words
+from interp.tasks.pair_lists import WordPairs, Words, distinct
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,7 +61,7 @@ class LinearRelation(Question):
     prompts states the other examples first. The map is judged on all other subjects, after the same examples.
 
     Args:
-        pairs: the pairs (subject, object) of the relation, of texts or of lists of token ids.
+        pairs: the pairs (subject, object) of the relation, of texts or of lists of token ids, each once.
         template: how the relation is stated, with `{input}` for the subject and `{output}`, which ends it.
         layers: blocks after which s is read, one LRE for each; None: the one at a third of the depth.
         examples: number of subjects from which W and b are made.
@@ -168,8 +168,9 @@ class RelationPrompts(NamedTuple):
             raise ValueError(
                 f"template: a text with {{input}} that ends in {{output}} is required, got {question.template!r}"
             )
-        order = np.random.default_rng([question.seed, 0]).permutation(len(question.pairs)).tolist()
-        pairs: list[tuple[Words, Words]] = [(question.pairs[i][0], question.pairs[i][1]) for i in order]
+        given = distinct(question.pairs)
+        order = np.random.default_rng([question.seed, 0]).permutation(len(given)).tolist()
+        pairs = [given[i] for i in order]
         n = question.examples
         if len(pairs) < n + 2:
             raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.files import write_atomically
+from interp.core.kinds import Values
 from interp.core.results import numbers
 from interp.core.viewer import Brief
 from interp.model.edits import Add, Edit, PositionIndex, Project, Swap, orthonormal
@@ -55,6 +56,7 @@ class Subspace(Brief):
             raise ValueError("at least one direction, of finite numbers, is required")
 
     @classmethod
+    @public()
     def of_result(cls, result: xr.Dataset, **cell: int | str) -> Subspace:
         """The subspace of one cell of a result that holds `directions` and the coordinate `site`.
 
@@ -87,6 +89,7 @@ class Subspace(Brief):
         """Orthonormal rows that span the subspace."""
         return orthonormal(self.directions)
 
+    @public()
     def add(self, strength: float = 1.0) -> Edit:
         """The edit that adds `strength` times the direction: steering. ValueError for several directions."""
         if len(self.directions) > 1:
@@ -97,7 +100,8 @@ class Subspace(Brief):
         """The edit that removes the part of a state in the subspace."""
         return Edit(self.site, Project(self.directions), self.at)
 
-    def swap(self, values: Float[Tensor, "..."]) -> Edit:
+    @public()
+    def swap(self, values: Values) -> Edit:
         """The edit that replaces the part of a state in the subspace by that of other values.
 
         Args:
@@ -105,6 +109,7 @@ class Subspace(Brief):
         """
         return Edit(self.site, Swap(self.directions, values), self.at)
 
+    @public()
     def angles(self, other: Subspace) -> Float[Tensor, "k"]:
         """Principal angles between two subspaces of one space, ascending, in radians.
 
@@ -116,6 +121,7 @@ class Subspace(Brief):
         overlaps = torch.linalg.svdvals(self.basis.double() @ other.basis.double().mT)
         return overlaps.clamp(0, 1).arccos()
 
+    @public()
     def save(self, path: Path | str, model: Model) -> None:
         """Write the subspace to a safetensors file, with a sample that its model is recognised by."""
         from safetensors.torch import save_file
@@ -127,6 +133,7 @@ class Subspace(Brief):
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
+    @public()
     def load(cls, path: Path | str, model: Model) -> Subspace:
         """The subspace of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model.
 

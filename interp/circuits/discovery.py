@@ -24,7 +24,7 @@ from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Count, Positive
 from interp.core.notes import Note, note
 from interp.core.results import noted
 from interp.core.stats import FEWEST, Partial, t95
@@ -102,7 +102,7 @@ class FindCircuit(Question):
     metric: Metric | LogitFunction | None = None
     method: Scoring = "eap-ig-inputs"
     edges: int | None = None
-    threshold: float | None = None
+    threshold: Positive | None = None
     search: SearchMethod = "top_n"
     replacement: Replacement = "resample"
     direction: Direction = "denoise"
@@ -156,7 +156,7 @@ def find_circuit(
     metric: Metric | LogitFunction | None = None,
     method: Scoring = "eap-ig-inputs",
     edges: int | None = None,
-    threshold: float | None = None,
+    threshold: Positive | None = None,
     faithfulness: float | None = None,
     search: SearchMethod = "top_n",
     replacement: Replacement = "resample",
@@ -632,5 +632,3 @@ def check_search(graph: EdgeGraph, search: SearchMethod, edges: int | None, thre
         )
     if edges is not None and not 1 <= edges <= len(graph):
         raise ValueError(f"1 to {len(graph)} edges are required, got {edges}")
-    if threshold is not None and not threshold > 0:
-        raise ValueError(f"a threshold above 0 is required, got {threshold}")

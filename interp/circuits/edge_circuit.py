@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
+from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import PositiveCount
@@ -101,6 +102,7 @@ class Circuit(Viewable):
         object.__setattr__(self, "_known", self.graph.chosen(scores))
 
     @classmethod
+    @public()
     def of(
         cls,
         graph: EdgeGraph,
@@ -112,12 +114,22 @@ class Circuit(Viewable):
         protocol: CircuitProtocol | None = None,
         notes: Sequence[str] = (),
     ) -> Circuit:
-        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
+        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at.
+
+        Raises:
+            ValueError: a mask or scores of another shape than the graph's senders by receivers.
+        """
+        if not kept.shape == scores.shape == graph.exists.shape:
+            raise ValueError(
+                f"kept and scores must be {shape_text(graph.exists.shape)} of this graph's edges, got "
+                f"{shape_text(kept.shape)} and {shape_text(scores.shape)}"
+            )
         values = scores[graph.exists & kept].tolist()
         named = dict(zip(graph.names(kept), values, strict=True))
         return cls(graph, named, model, task, protocol, tuple(notes))
 
     @classmethod
+    @public()
     def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
         """The circuit in the result of `FindCircuit`. ValueError for another result."""
         if "kept" not in result or "circuit" not in result.attrs:
@@ -188,6 +200,7 @@ class Circuit(Viewable):
         scores = {edge: self.scores[edge] for edge in self.graph.names(kept)}
         return Circuit(self.graph, scores, self.model, self.task, self.protocol, self.notes)
 
+    @public()
     def save(self, path: str | Path) -> None:
         """Write the circuit to a JSON file."""
         record = {
@@ -199,6 +212,7 @@ class Circuit(Viewable):
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
     @classmethod
+    @public()
     def load(cls, path: str | Path) -> Circuit:
         """The circuit in a JSON file, in any version of the format.
 

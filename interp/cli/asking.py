@@ -322,18 +322,15 @@ def _unwrapped(value: object) -> object:
 def read_data(given: str | tuple[str, ...]) -> object:
     """The data of command-line words: texts, or the path of a file of texts; raises ValueError for a folder."""
     text = _unwrapped(given)
-    if isinstance(text, str) and os.sep in text and len(text) < 256 and Path(text).is_dir():
+    from interp.core.files import is_file, is_folder
+
+    if isinstance(text, str) and os.sep in text and is_folder(text):
         raise ValueError(
             f"a text or a file of texts is required, {text} is a folder; a model is --model {text}"
         )
     if isinstance(text, str) and is_file(text):
         return read_file(Path(text))
     return text if isinstance(text, str) else list(given)
-
-
-def is_file(text: str) -> bool:
-    """Whether a word of the command line names a file."""
-    return len(text) < 256 and "\n" not in text and Path(text).is_file()
 
 
 def read_file(path: Path) -> object:

@@ -96,7 +96,7 @@ def chat_of(text: str, is_user: bool = False) -> "str | list[dict[str, str]]":
     Raises:
         ValueError: a file of several chats.
     """
-    from interp.cli.asking import is_file
+    from interp.core.files import is_file
     from interp.data import read_chats
 
     if text.endswith((".json", ".jsonl")) and is_file(text):

@@ -75,6 +75,7 @@ class OfTask(Asking):
 
     def drawn(self, tokenizer: "Tokenizer") -> "tuple[TaskPairs, TaskPairs]":
         """The pairs to find the circuit on, and others to try it on; of a file's facts one from each half."""
+        from interp.core.files import is_file
         from interp.tasks import TASKS, read_facts
 
         first, second = 2 * self.seed, 2 * self.seed + 1  # distinct for every value of --seed
@@ -83,7 +84,7 @@ class OfTask(Asking):
             return task(rows=self.pairs, seed=first).pairs(tokenizer), task(
                 rows=self.pairs, seed=second
             ).pairs(tokenizer)
-        if not self.task.is_file():
+        if not is_file(self.task):
             raise ValueError(
                 f"there is no file {self.task} and no task of this name; {nearest(str(self.task), TASKS)}"
             )

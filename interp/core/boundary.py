@@ -110,7 +110,7 @@ def public(
             try:
                 with guarded():
                     return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
-            except Exception as error:  # of any kind, as what reads a damaged result may raise its own
+            except Exception as error:  # pandas has some that are of no other kind
                 check_whole(name, error, bound.arguments)
                 raise
 

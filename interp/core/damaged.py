@@ -24,6 +24,8 @@ WHOLE = "{} must be a whole result, got one {}"
 """How an error says what a result lacks: the result's name, and what it is without."""
 ESTIMATED = ("value", "low", "high", "null", "n")
 """Variables that are numbers in every result."""
+OF_THE_MACHINE = (OSError, MemoryError)
+"""Errors that say nothing about a result, whatever it is like."""
 BELOW = ("xarray", "pandas", "numpy", "matplotlib")
 """What reads and draws results."""
 _LOOKED_UP = re.compile(
@@ -43,7 +45,7 @@ def check_whole(function: str, error: Exception, given: Mapping[str, object]) ->
 
 
 def _flaw(error: Exception, given: Mapping[str, object]) -> str | None:
-    if not _by_chance(error.__traceback__):
+    if isinstance(error, OF_THE_MACHINE) or not _by_chance(error.__traceback__):
         return None
     given = {argument: value for argument, value in given.items() if argument != "self"}
     found = [(argument, result) for argument, value in given.items() for result in _results(value)]

@@ -169,6 +169,7 @@ class FactoredMatrix(Viewable):
         n = min(self.shape[-2:])
         return (upcast(self.A)[..., :n, :] * upcast(self.B)[..., :n].mT).sum(-1)
 
+    @public()
     def top_entries(
         self, k: int, *, largest: bool = True
     ) -> tuple[Float[Tensor, "k"], Int[Tensor, "k"], Int[Tensor, "k"]]:
@@ -183,6 +184,7 @@ class FactoredMatrix(Viewable):
         """
         return tiles.top_entries(*self._single_factors(), k, largest=largest)
 
+    @public()
     def row_top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """The k largest (or smallest) entries of every row of one product, computed tile by tile.
 

@@ -150,6 +150,22 @@ def regular(path: Path | str) -> Path:
     return path
 
 
+def is_file(name: Path | str) -> bool:
+    """Whether there is a file of this name; a text that no system takes for a name is none."""
+    try:
+        return Path(name).is_file()
+    except OSError:  # a part of more than 255 bytes, for one
+        return False
+
+
+def is_folder(name: Path | str) -> bool:
+    """Whether there is a folder of this name; a text that no system takes for a name is none."""
+    try:
+        return Path(name).is_dir()
+    except OSError:
+        return False
+
+
 def named_path(path: Path | str) -> Path:
     """The path of a file or folder to write; a name that no file system allows is a ValueError that names it.
 
@@ -193,42 +209,32 @@ def _path_text(path: Path) -> str:
 def json_object(path: Path | str) -> dict[str, object]:
     """The object in a JSON file.
 
-    OSError: there is no such file. ValueError: it is no regular file, no UTF-8, no JSON, nested too deeply, or not an
-    object. Both messages name the file.
+    OSError: there is no such file. ValueError: as `json_contents`, or something other than an object.
     """
-    try:
-        record = json.loads(regular(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as cause:
-        raise ValueError(f"{path} is not readable JSON: {cause}") from cause
-    except ValueError as cause:  # of `regular`, or a number of too many digits
-        text = str(cause)
-        raise ValueError(text if str(path) in text else f"{path} is not readable JSON: {text}") from cause
+    record = json_contents(path)
     if not isinstance(record, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(record).__name__}")
+        raise ValueError(f"{_path_text(Path(path))} must hold a JSON object, got {type(record).__name__}")
     return record
 
 
 def json_contents(path: Path | str) -> object:
     """Everything that a JSON file holds; of JSON lines (`.jsonl`) a list with the value of each line.
 
-    OSError: there is no such file. ValueError, in one sentence with the file's name, and of lines with the row's
-    number: it is no UTF-8, no JSON, or nested too deeply.
+    OSError: there is no such file. ValueError, in one sentence that names the file, and of lines the row: it is no
+    regular file, no UTF-8, no JSON, or nested too deeply.
     """
     file = regular(path)
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as cause:
-        raise ValueError(f"{file.name} must be UTF-8: {cause}") from cause
+    content, name = file.read_bytes(), _path_text(file)
     if file.suffix.lower() == ".jsonl":
-        rows = list(filter(str.strip, text.splitlines()))
-        return [_json_value(row, f"{file.name}: row {i}") for i, row in enumerate(rows)]
-    return _json_value(text, file.name)
+        rows = list(filter(bytes.strip, content.splitlines()))
+        return [_json_value(row, f"{name}: row {i}") for i, row in enumerate(rows)]
+    return _json_value(content, name)
 
 
-def _json_value(text: str, what: str) -> object:
+def _json_value(content: bytes, what: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(content.decode("utf-8-sig"))
     except RecursionError as cause:
-        raise ValueError(f"{what} is nested too deeply") from cause
-    except ValueError as cause:
+        raise ValueError(f"{what} is not readable JSON: it is nested too deeply") from cause
+    except ValueError as cause:  # no UTF-8, no JSON, or a number of too many digits
         raise ValueError(f"{what} is not readable JSON: {cause}") from cause

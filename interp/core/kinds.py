@@ -15,6 +15,8 @@ MOST_NUMBER = 1e30
 """The largest size of a setting: products of a larger one overflow in float32."""
 MOST_COUNT = 10_000_000
 """The largest number of steps, draws, samples or permutations: a loop of more would never end."""
+WIDE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of real numbers that every operation of torch takes."""
 Precision = torch.dtype | Literal["float64", "float32", "bfloat16", "float16"]
 """A dtype of weights, or its name."""
 
@@ -45,15 +47,22 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
     return top
 
 
-def require_device(device: torch.device | str, *, numbers: bool = True) -> None:
-    """Raises a ValueError unless tensors can be on the device here, with their numbers (unless `numbers` is False)."""
+def require_device(
+    device: torch.device | str, dtype: torch.dtype = torch.float32, *, numbers: bool = True
+) -> None:
+    """Raises a ValueError unless tensors of the dtype can be on the device here, and unless it holds their numbers.
+
+    Args:
+        numbers: whether the device must hold numbers; False: "meta" is one too.
+    """
     if numbers and torch.device(device).type == "meta":
         raise ValueError("device must be one that holds numbers, got meta")
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError) as cause:
+        torch.empty(0, dtype=dtype, device=device)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as cause:
+        name = str(dtype).removeprefix("torch.")
         raise ValueError(
-            f"device must be one of this machine, {device} is not possible here: {cause}"
+            f"device must be one of this machine, {name} on {device} is not possible here: {cause}"
         ) from cause
 
 
@@ -71,7 +80,7 @@ def _device_refusal(value: object) -> str | None:
 def _values_refusal(value: object) -> str | None:
     """None for a real number or a tensor of such, else ""; a tensor's numbers are looked at where a user gives it."""
     if isinstance(value, torch.Tensor):
-        if odd_value(value) or value.is_complex():
+        if odd_value(value) or value.is_complex() or value.dtype is torch.bool:
             return ""
         return None if depth() or value.is_meta or not value.numel() else _size_refusal(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -82,6 +91,8 @@ def _values_refusal(value: object) -> str | None:
 def _size_refusal(value: torch.Tensor) -> str | None:
     """None where all numbers of a tensor are in range, or -inf; else a text that says what they are."""
     numbers = value.detach()
+    if numbers.dtype not in WIDE:  # torch compares few whole numbers, and none of eight bits
+        numbers = numbers.double()
     fine = (numbers.abs() <= MOST_NUMBER) | (numbers == -math.inf)
     if bool(fine.all()):
         return None

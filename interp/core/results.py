@@ -233,7 +233,7 @@ def in_order(what: str, result: Labelled, labels: Mapping[str, Iterable[object] 
 def numbers(
     what: str, values: xr.DataArray, dims: Sequence[str] | Mapping[str, Iterable[object] | None]
 ) -> Tensor:
-    """The real numbers of one variable of a result, its axes in the order of these dims.
+    """The real numbers of one variable of a result, its axes in the order of these dims; whole ones in float64.
 
     Args:
         what: the name of the variable in an error message.
@@ -249,8 +249,11 @@ def numbers(
     if values.dtype.kind not in REAL:
         raise ValueError(f"{what} must have real numbers, got {values.dtype}")
     ordered = in_order(what, values, dims) if isinstance(dims, Mapping) else values.transpose(*dims)
+    whole = (
+        values.dtype.kind in "iu"
+    )  # ranks, counts, or what was rounded: to be computed with like any others
     return torch.from_numpy(
-        np.array(ordered.to_numpy(), order="C")
+        np.array(ordered.to_numpy(), dtype=np.float64 if whole else values.dtype, order="C")
     )  # copied: a reversed array has negative strides
 
 

@@ -19,6 +19,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.fitting import MOST
 from interp.core.hints import Required
+from interp.core.kinds import PositiveCount
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
@@ -102,30 +103,23 @@ class Batch(Brief):
         cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
     ) -> Batch:
         """Rows of any lengths, padded to the longest; `keep` is None when they are all equally long."""
-        if not isinstance(rows, Sequence) or not all(isinstance(row, Sized) for row in rows):
-            raise ValueError(f"rows must be a sequence of sequences of token ids, got {value_text(rows)}")
-        lengths = [len(row) for row in rows]
+        lengths = _lengths_of(rows)
         if not rows or min(lengths) == 0:
             raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
         width, row_lengths = max(lengths), np.array(lengths)[:, None]
         places = np.arange(width)
         real = places < row_lengths if side == "right" else places >= width - row_lengths
         tokens = np.full((len(rows), width), pad_id, np.int64)
-        try:
-            tokens[real] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
-        except OverflowError as cause:
-            wrong = next(token for token in chain.from_iterable(rows) if not -(2**63) <= token < 2**63)
-            raise ValueError(f"token ids must be in [0, {2**63 - 1}], got {wrong}") from cause
-        except (TypeError, ValueError) as cause:
-            raise ValueError(f"rows must be sequences of token ids, got {value_text(rows)}") from cause
+        tokens[real] = _flat_ids(rows, sum(lengths))
         keep = None if min(lengths) == width else torch.from_numpy(real)
         return cls(torch.from_numpy(tokens), keep, bos)
 
     @classmethod
+    @public(unchecked=("texts",))
     def packed(
         cls,
         texts: Sequence[Sequence[int]],
-        width: int,
+        width: PositiveCount,
         *,
         pad_id: int = 0,
         row: Int[Tensor, "n"] | None = None,
@@ -141,7 +135,7 @@ class Batch(Brief):
         Raises:
             ValueError: an empty text, or one longer than `width`.
         """
-        lengths = [len(text) for text in texts]
+        lengths = _lengths_of(texts)
         if not texts or min(lengths) == 0 or max(lengths) > width:
             raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
         rows: list[list[int]] = []
@@ -149,22 +143,34 @@ class Batch(Brief):
             fitting = (members for members in rows if sum(lengths[j] for j in members) + lengths[i] <= width)
             place = next(fitting, None)
             rows.append([i]) if place is None else place.append(i)
+        ids = torch.from_numpy(_flat_ids(texts, sum(lengths))).split(lengths)
         tokens = torch.full((len(rows), width), pad_id, device="cpu")
         documents = torch.full((len(rows), width), -1, device="cpu")
         for r, members in enumerate(rows):
-            joined = [token for i in members for token in texts[i]]
-            tokens[r, : len(joined)] = torch.tensor(joined, device="cpu")
+            joined = torch.cat([ids[i] for i in members])
+            tokens[r, : len(joined)] = joined
             documents[r, : len(joined)] = torch.tensor([i for i in members for _ in texts[i]], device="cpu")
         keep = documents >= 0
         return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
 
+    @public(unchecked=("values",))
     def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
         """Per-position values `[b p ...]` of a packed batch as one tensor `[n ...]` per text, in the texts' order."""
         if self.documents is None:
             raise ValueError("this batch is not packed: it has one text per row")
+        self._check_places("values", values)
         count = int(self.documents.max()) + 1
         return [values[self.documents == i] for i in range(count)]
 
+    def _check_places(self, what: str, values: Tensor) -> None:
+        """ValueError for values that are not per position of this batch."""
+        if not isinstance(values, Tensor) or values.shape[:2] != self.tokens.shape:
+            raise ValueError(
+                f"{what} must be a tensor that begins with the tokens' shape {shape_text(self.tokens.shape)}, got "
+                f"{value_text(values)}"
+            )
+
+    @public(unchecked=("values", "real"))
     def by_text(
         self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
@@ -172,6 +178,8 @@ class Batch(Brief):
 
         The value is `nothing` where `real` is False, and after the end of a text.
         """
+        self._check_places("values", values)
+        self._check_places("real", real)
         masked = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
         if self.keep is None and self.documents is None:
             return masked
@@ -352,6 +360,7 @@ class Batch(Brief):
         pinned = partial(self._each, lambda x: x.pin_memory() if x.is_cpu else x, lambda row: row)
         return pinned() if self.tokens.is_cpu else self
 
+    @public()
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, all of the batch's width; ValueError for a size below 1."""
         if size < 1:
@@ -360,8 +369,18 @@ class Batch(Brief):
         for start in starts:
             yield self if len(starts) == 1 else self._each(itemgetter(slice(start, start + size)))
 
+    @public(unchecked=("index",))
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
-        """The batch of the rows `index`, in this order and with repetitions, of the same width."""
+        """The batch of the rows `index`, in this order and with repetitions, of the same width.
+
+        Raises:
+            IndexError: on the CPU, a row that does not exist.
+        """
+        n = len(self)
+        if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
+            raise ValueError(f"index must be numbers of rows, in a tensor, got {value_text(index)}")
+        if index.is_cpu and index.numel() and not -n <= int(index.min()) <= int(index.max()) < n:
+            raise IndexError(f"index must be rows from 0 to {n - 1}, got {index.tolist()[:20]}")
         on_device = to_device(index, self.tokens.device)
         selected = self._each(lambda x: x[on_device.to(x.device)], lambda row: row[index.to(row.device)])
         known: Batch | None = vars(self).get("_host")
@@ -409,8 +428,14 @@ class Batch(Brief):
             batch._with_host(host) for batch, host in zip((clean, corrupt), known.pair(), strict=True)
         )  # type: ignore[return-value]
 
+    @public(unchecked=("answer", "wrong"))
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The batch with answers and wrong answers; on the CPU, ValueError where the two of a row are equal."""
+        for name, ids in (("answer", answer), ("wrong", wrong)):
+            if not isinstance(ids, Tensor) and (ids is not None or name == "answer"):
+                raise ValueError(
+                    f"{name} must be token ids, in a tensor, one for each row, got {value_text(ids)}"
+                )
         if wrong is not None and answer.is_cpu and wrong.is_cpu:  # others were checked on the host
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
@@ -446,6 +471,7 @@ class Batch(Brief):
         numbers = self.row if self.documents is None else None
         return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
 
+    @public()
     def tokens_at(self, pos: Places) -> TextTokens:
         """The columns of every row (in packed rows: of every text) at the position or positions `pos`.
 
@@ -461,6 +487,7 @@ class Batch(Brief):
         rows, columns = on_host.tokens.shape
         return on_host.layout.find(positions, (rows, columns))
 
+    @public()
     def positions(self, role: str, turn: int | None = None) -> PerRow:
         """The positions of the tokens of a role in chats, as `pos` and `at` take them.
 
@@ -629,6 +656,30 @@ Answers = Annotated[
 
 Metrics take answers of several tokens too, texts or `[(3, 4)]`; where one token is required, an error says so.
 """
+
+
+def _lengths_of(rows: Sequence[Sequence[int]]) -> list[int]:
+    """The number of token ids in each row; ValueError for rows of anything else, such as fractions, truths or texts."""
+    if not isinstance(rows, Sequence) or not all(map(_are_ids, rows)):
+        raise ValueError(f"rows must be a sequence of sequences of token ids, got {value_text(rows)}")
+    return [len(row) for row in rows]
+
+
+def _are_ids(row: object) -> bool:
+    if is_row(row):
+        return True
+    if not isinstance(row, Iterable) or not isinstance(row, Sized) or isinstance(row, str | bytes | Mapping):
+        return False
+    return all(map(is_id, row))
+
+
+def _flat_ids(rows: Sequence[Sequence[int]], count: int) -> np.ndarray:
+    """The token ids of all rows, one after the other; ValueError for one of more than 63 bits."""
+    try:
+        return np.fromiter(chain.from_iterable(rows), np.int64, count)
+    except OverflowError as cause:
+        wrong = next(token for token in chain.from_iterable(rows) if not -(2**63) <= token < 2**63)
+        raise ValueError(f"token ids must be in [0, {2**63 - 1}], got {wrong}") from cause
 
 
 def is_prompts(data: object) -> TypeGuard[Prompts]:

@@ -51,6 +51,7 @@ class Pairs:
         )
 
     @classmethod
+    @public()
     def of(cls, clean: Batch, corrupt: Batch) -> Batch:
         """The clean batch with `corrupt` set to the tokens of the corrupted batch."""
         return replace(clean, corrupt=corrupt.tokens)

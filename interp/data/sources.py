@@ -27,7 +27,7 @@ from torch import Tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import check, public
-from interp.core.files import regular
+from interp.core.files import is_folder, regular
 from interp.core.hints import Required
 from interp.core.wording import beginning, nearest, odd_value, value_text
 from interp.data.batch import Batch, Prompts, encoded, no_prompts
@@ -780,4 +780,4 @@ def _is_path(text: str) -> bool:
         return False
     if text.endswith(tuple(OPENERS)) or text.startswith(("/", "./", "../", "~/")):
         return True
-    return os.sep in text and Path(text).is_dir()
+    return os.sep in text and is_folder(text)

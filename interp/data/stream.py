@@ -131,6 +131,7 @@ class Stream:
         """Number of windows; None where it is known only at the end."""
         return None if self.rows is None else -(-self.rows // self.rows_per_window)
 
+    @public()
     def window(self, w: int) -> Window:
         """Window w, which begins at row `w * rows_per_window`; after the end of an iterator a window without rows.
 

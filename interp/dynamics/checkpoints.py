@@ -6,6 +6,7 @@ Dataset can be watched so. Models are loaded one after the other, and each is re
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -153,6 +154,7 @@ def phase_change(series: xr.DataArray) -> xr.Dataset:
     others = [str(dim) for dim in series.dims if dim != "step"]
     values = numbers("series", series, ("step", *others)).double()
     steps = numbers("steps", series["step"], ("step",))
+    steps = steps.long() if series["step"].dtype.kind in "iu" else steps
     if bool((steps.diff() <= 0).any()) or bool(values.isnan().any()):
         raise ValueError(f"ascending steps and a value at each are required, got steps {steps.tolist()}")
     if not bool(values.isfinite().all()):
@@ -219,11 +221,11 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
         raise ValueError(f"losses with a dim 'prompt' are required, got dims {list(losses.dims)}")
     others = [str(dim) for dim in losses.dims if dim != "prompt"]
     values = numbers("losses", losses, (*others, "prompt")).double()
-    snapshots = values.reshape(-1, values.shape[-1])
+    snapshots = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
     most = min(len(snapshots) - 1, snapshots.shape[1])
-    if not 1 <= components <= most or bool(snapshots.isnan().any()):
+    if not 1 <= components <= most or not bool(snapshots.isfinite().all()):
         raise ValueError(
-            f"losses without gaps and 1 to {most} components are required for {len(snapshots)} snapshots of "
+            f"finite losses and 1 to {most} components are required for {len(snapshots)} snapshots of "
             f"{snapshots.shape[1]} prompts, got {components} components"
         )
     projection, direction, explained = principal_components(snapshots)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.kinds import Count, Finite, PositiveCount
+from interp.core.kinds import Positive, PositiveCount
 from interp.core.results import labelled
 from interp.core.stats import Means, Reduction, Rows, uniforms, upcast
 from interp.core.transfers import to_device
@@ -53,11 +53,11 @@ def influence(
     queries: Examples,
     *,
     method: InfluenceMethod = "ekfac",
-    damping: Finite = 0.1,
+    damping: Positive = 0.1,
     matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     determined_only: bool = False,
-    samples: Count = 1,
+    samples: PositiveCount = 1,
     seed: int = 0,
     batch_size: PositiveCount = 32,
 ) -> xr.Dataset:
@@ -113,10 +113,6 @@ def influence(
         >>> influence(model, rows, queries, method="dot").value.dims
         ('row', 'query')
     """
-    if not damping > 0:
-        raise ValueError(f"damping, a share of the mean eigenvalue, must be above 0, got {damping}")
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
     subject = as_model(model)
     check_differentiable(subject.transformer, chosen(subject.transformer.config, matrices, layers))
     setup = _Setup(subject, matrices, layers, determined_only, samples, seed, batch_size)

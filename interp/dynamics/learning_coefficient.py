@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from interp.core.boundary import public
-from interp.core.kinds import Count, Finite
+from interp.core.kinds import FromZero, NotNegative, Positive, PositiveCount, Seed
 from interp.core.results import labelled
 from interp.core.stats import upcast
 from interp.core.wording import nearest
@@ -57,32 +57,22 @@ class Langevin:
             temperature that is not above 0.
     """
 
-    chains: Count = 4
+    chains: PositiveCount = 4
     """Independent chains."""
-    steps: Count = 2000
+    steps: PositiveCount = 2000
     """Draws of each chain after its burn-in."""
-    burn_in: Count = 500
+    burn_in: FromZero = 500
     """Draws that are discarded first."""
-    step: Finite = 1e-4
+    step: Positive = 1e-4
     """epsilon: twice the size of a step along the gradient, and the variance of its noise."""
-    localisation: Finite = 1.0
+    localisation: NotNegative = 1.0
     """gamma: strength of the pull towards the starting point."""
-    inverse_temperature: Finite | None = None
+    inverse_temperature: Positive | None = None
     """beta; None = 1 / log n."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the noise; a chain's noise does not depend on how many chains there are."""
 
-    def __post_init__(self) -> None:
-        for name in ("chains", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("burn_in", "localisation", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        beta = self.inverse_temperature
-        if not self.step > 0 or (beta is not None and not beta > 0):
-            raise ValueError(f"step and inverse_temperature must be above 0, got {self.step} and {beta}")
-
+    @public()
     def beta(self, n: int) -> float:
         """The inverse temperature for n rows. ValueError below 2 rows, where 1 / log n is not defined."""
         if n < 2:

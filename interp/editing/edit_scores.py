@@ -70,6 +70,7 @@ class Continuation:
     seed: int = 0
     """Seed of the generator of random numbers."""
 
+    @public()
     def texts(self, model: Model, openings: Sequence[str], *, turn: int = 0) -> list[str]:
         """Every opening with the model's continuation, `length` tokens together.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import MOST_NUMBER, Count
+from interp.core.kinds import Positive, PositiveCount
 from interp.core.stats import upcast
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
@@ -151,16 +151,12 @@ class FineTuning:
         ValueError: fewer than one step, or a rate that is not above 0 and finite.
     """
 
-    steps: Count = 25
+    steps: PositiveCount = 25
     """Number of steps. `finetune_edit` ends earlier once every prompt gets its answer; other trainings take all."""
-    rate: float = 1e-3
+    rate: Positive = 1e-3
     """Learning rate."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """Adam with PyTorch's defaults, or plain gradient descent."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 < self.rate <= MOST_NUMBER:
-            raise ValueError(f"steps >= 1 and rate > 0, up to {MOST_NUMBER:g}, are required, got {self}")
 
     def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
         """The optimiser of these leaves."""

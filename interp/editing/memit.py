@@ -18,7 +18,7 @@ from torch import Tensor
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import MOST_NUMBER
+from interp.core.kinds import Positive
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase
 from interp.editing.editors import edit_batch
@@ -49,7 +49,7 @@ def memit_edit(
     facts: Sequence[EditCase],
     keys: Sequence[Keys],
     *,
-    weight: float = WEIGHT,
+    weight: Positive = WEIGHT,
     search: Rome | None = None,
     prepend_bos: bool | None = None,
 ) -> list[WeightEdit]:
@@ -174,10 +174,10 @@ def _matrix_names(
         ValueError: as `memit_edit`.
     """
     layers = [layer_keys.layer for layer_keys in keys]
-    if not facts or not layers or layers != sorted(set(layers)) or not 0 < weight <= MOST_NUMBER:
+    if not facts or not layers or layers != sorted(set(layers)):
         raise ValueError(
-            "at least one fact, keys of ascending layers and a finite weight > 0 are required, got "
-            f"{len(facts)} facts, layers {layers}, weight={weight}"
+            "at least one fact, keys of ascending layers are required, got "
+            f"{len(facts)} facts, layers {layers}"
         )
     if model.config.norm_place == "post":
         raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")

@@ -101,6 +101,8 @@ class Rome:
     """Added to C's diagonal, as a share of its mean."""
 
     def __post_init__(self) -> None:
+        if not self.prefixes:
+            raise ValueError("prefixes require at least one text, such as '', got none")
         try:
             (self.essence or "").format(subject="")
         except (ValueError, LookupError, AttributeError) as cause:

@@ -19,6 +19,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import upcast
+from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
@@ -30,8 +31,8 @@ LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """A function from all logits of the prompts to the number that training minimises."""
 
 
-@dataclass(frozen=True, eq=False)
-class SingularValues:
+@dataclass(frozen=True, eq=False, repr=False)
+class SingularValues(Brief):
     """Singular value decomposition of one matrix, W = U diag(sigma) V^T, and its change when sigma is scaled by z."""
 
     name: str
@@ -43,6 +44,7 @@ class SingularValues:
     """How many heads stand side by side in the columns (W_Q, W_K, W_V) or rows (W_O); None outside attention."""
 
     @classmethod
+    @public()
     def of(cls, model: Model, name: str) -> SingularValues:
         """The decomposition of a matrix as it is now, in float32 at least.
 
@@ -65,6 +67,7 @@ class SingularValues:
         u, sigma, vh = torch.linalg.svd(side_by_side(weight, name), full_matrices=False)
         return cls(name, u, sigma, vh.mT, len(weight) if weight.ndim == 3 else None)
 
+    @public()
     def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
         """The multiplier of every singular value: z, or with `rescale` z sum(sigma) / sum(sigma z).
 
@@ -94,6 +97,7 @@ class SingularValues:
             raise ValueError(f"rescale requires sum(sigma z) other than 0 in {self.name}")
         return z * self.sigma.sum() / total
 
+    @public()
     def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
         """W' = U diag(sigma z) V^T, heads side by side; up to rounding the matrix under `edit`.
 
@@ -108,6 +112,7 @@ class SingularValues:
         """
         return (self.U * (self.sigma * self.factor(z, rescale=rescale))) @ self.V.mT
 
+    @public()
     def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
         """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1.
 
@@ -117,6 +122,7 @@ class SingularValues:
         scaled_u = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
         return by_head(scaled_u, self.V.mT, self.name, self.heads)
 
+    @public()
     def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
         """The scaling as a `WeightEdit`, which can be applied and taken back bit for bit.
 

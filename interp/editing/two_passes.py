@@ -90,6 +90,7 @@ class Dispatch(Brief):
         if not self.labels:
             raise ValueError("a dispatch requires a label for each kind of prompt, got none")
 
+    @public()
     def with_question(self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None) -> Batch:
         """The prompts, padded on the left, each followed by the question.
 
@@ -115,6 +116,7 @@ class Dispatch(Brief):
         )
         return Batch(tokens, keep, batch.bos)
 
+    @public()
     def label_ids(self, model: Model) -> Int[Tensor, "t"]:
         """The token of every label. ValueError for a label that is no single token of the model."""
         text, n = as_model(model).text, as_network(model).config.d_vocab
@@ -123,6 +125,7 @@ class Dispatch(Brief):
             raise ValueError(f"labels must be tokens from 0 to {n - 1}, got {wrong[0]}")
         return torch.tensor(ids)
 
+    @public()
     def probabilities(
         self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None
     ) -> Float[Tensor, "b t"]:

@@ -74,6 +74,7 @@ class WeightEdit(Brief):
         """The change as one tensor."""
         return self.change.AB if isinstance(self.change, FactoredMatrix) else self.change
 
+    @public()
     @entering
     def applied(self, model: Model) -> Iterator[None]:
         """Context in which the model has the changed weights; on exit, also by an error, it has the old bits back.
@@ -95,6 +96,7 @@ class WeightEdit(Brief):
         finally:
             applied_change.end()
 
+    @public()
     def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
         """The change as edits of activations, without writing a weight: y' = y + (x A) B at the output's site.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from interp.core.axes import shape_text
+from interp.core.kinds import require_device
 from interp.core.stats import narrowed
 from interp.families.spec import Product, TensorLayout, TensorRule, same
 from interp.families.stored import Tensors, row_slices
@@ -190,10 +191,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         raise ValueError(
             f"parameters require one of {', '.join(map(_dtype_name, DTYPES))}, got {_dtype_name(dtype)} for {device}"
         )
-    try:
-        torch.empty(0, dtype=dtype, device=device)
-    except (RuntimeError, TypeError, AssertionError, ImportError) as cause:
-        raise ValueError(f"{_dtype_name(dtype)} on {device} is not possible here: {cause}") from cause
+    require_device(device, dtype, numbers=False)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -18,6 +18,8 @@ SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integratio
 """Files that every model's code uses and that read keys of a configuration."""
 SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
 """Word -> a further such file, which is searched for models with that word in their own files."""
+LONGEST_NAME = 100
+"""Length of the longest name that may be a folder's, whatever a config calls its kind of model."""
 KINDS = frozenset({"int", "float", "bool", "str", "list", "dict"})
 """The kinds of values in a JSON file, besides null."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
@@ -131,7 +133,9 @@ def _folder(kind: str) -> Path | None:
     root = _root()
     name = kind.replace("-", "_")
     for folder_name in (name, name.removesuffix("_text")):
-        if root is not None and folder_name.isidentifier() and list(_files(root / "models" / folder_name)):
+        if root is None or not folder_name.isidentifier() or len(folder_name) > LONGEST_NAME:
+            continue
+        if list(_files(root / "models" / folder_name)):
             return root / "models" / folder_name
     return None
 

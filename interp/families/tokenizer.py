@@ -274,6 +274,7 @@ class SentencePieceTokenizer:
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
 
     @classmethod
+    @public()
     def read(cls, path: Path | str) -> "SentencePieceTokenizer":
         """The tokenizer of a file; ValueError, with the file's name, for a damaged or other file."""
         content = regular(path).read_bytes()
@@ -287,12 +288,16 @@ class SentencePieceTokenizer:
         """Number of ids."""
         return int(self._model.get_piece_size())
 
+    @public()
     def encode(self, text: str) -> list[int]:
         """Ids of the text without special tokens."""
         return [int(i) for i in self._model.encode(_valid_text(text))]
 
+    @public()
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens included."""
+        """The text of these ids, special tokens included. IndexError for an id that there is not."""
+        if bad := [token for token in ids if not 0 <= token < self.n_ids]:
+            raise IndexError(f"ids are 0 to {self.n_ids - 1}, got {bad[0]}")
         text, run = "", list[int]()
         for token in ids:
             if self._model.is_control(int(token)):
@@ -301,8 +306,11 @@ class SentencePieceTokenizer:
                 run.append(int(token))
         return text + str(self._model.decode(run))
 
+    @public()
     def piece(self, token: int) -> str:
-        """The text of one token, leading space included."""
+        """The text of one token, leading space included. IndexError for an id that there is not."""
+        if not 0 <= token < self.n_ids:
+            raise IndexError(f"tokens are 0 to {self.n_ids - 1}, got {token}")
         raw = str(self._model.id_to_piece(int(token)))
         return self.decode([token]) if self._model.is_byte(int(token)) else raw.replace("\u2581", " ")
 

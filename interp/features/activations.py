@@ -5,7 +5,6 @@ The rules are those of inference: BatchTopK and Matryoshka are ways to train, an
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from interp.core.boundary import public
-from interp.core.kinds import Finite, PositiveCount
+from interp.core.kinds import Positive, PositiveCount
 
 
 @dataclass(frozen=True)
@@ -95,18 +94,14 @@ class JumpReLU:
             threshold is a feature below 0.
 
     Raises:
-        ValueError: a bandwidth that is not positive.
+        ValueError: a bandwidth that is not above 0 and finite.
 
     Source:
         Rajamanoharan et al. 2024, "Jumping Ahead" (arXiv:2407.14435).
     """
 
-    bandwidth: Finite = 0.5
+    bandwidth: Positive = 0.5
     relu: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bandwidth < math.inf:
-            raise ValueError(f"the bandwidth must be positive and finite, got {self.bandwidth}")
 
 
 @dataclass(frozen=True)

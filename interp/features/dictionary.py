@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.wording import value_text
 from interp.features.activations import AbsTopK, DictionaryKind, Gated, GroupMax, JumpReLU, TopK, jump_relu
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
@@ -161,8 +162,8 @@ class Dictionary(nn.Module):
         return self.activate(self.before(x))
 
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
-        """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). ValueError for x on another device."""
-        self._check_device(x)
+        """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). x has the width and device of it."""
+        self._check_input("x", x, self.d_in)
         shift, scale = self._scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
         scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
@@ -201,9 +202,9 @@ class Dictionary(nn.Module):
                 ignore it.
 
         Raises:
-            ValueError: no input for a dictionary that requires it, or features on another device.
+            ValueError: no input for a dictionary that requires it, features of another number or on another device.
         """
-        self._check_device(features)
+        self._check_input("features", features, self.d_sae)
         directions = features @ self.W_dec + self.b_dec
         skip = self._parameters.get("W_skip")
         if self.normalize_activations == "none" and skip is None:
@@ -220,6 +221,7 @@ class Dictionary(nn.Module):
         """The reconstruction of each vector, or of a transcoder what it says that the layer writes."""
         return self.decode(self.encode(x), x)
 
+    @public()
     def prefix(self, n: int) -> Dictionary:
         """The dictionary of its first n features, which of a Matryoshka dictionary is one by itself.
 
@@ -251,6 +253,7 @@ class Dictionary(nn.Module):
             metadata=self.metadata,
         )
 
+    @public()
     def moved(self, reads: str, writes: str | None = None, *, before_gain: bool = False) -> Dictionary:
         """The same dictionary, with the same weights in memory, at other sites; arguments as of `Dictionary`."""
         other = copy.copy(self)
@@ -258,6 +261,7 @@ class Dictionary(nn.Module):
         other.before_gain = before_gain
         return other
 
+    @public()
     def fitted_to(self, model: Model) -> Dictionary:
         """The dictionary for this model: its sites exist and have its widths, the gain of a norm is in its weights.
 
@@ -293,8 +297,12 @@ class Dictionary(nn.Module):
                 weights[bias] = weights[bias] - shift.to(given) @ weights[matrix]
         return self._with(weights, before_gain=False)
 
-    def _check_device(self, x: Tensor) -> None:
-        """Raise ValueError for a tensor on another device than the weights."""
+    def _check_input(self, what: str, x: Tensor, width: int) -> None:
+        """Raise ValueError for a tensor of another width, or on another device than the weights."""
+        if not isinstance(x, Tensor) or x.shape[-1:] != (width,):
+            raise ValueError(
+                f"{what} must be a tensor with {width} numbers in its last dim, got {value_text(x)}"
+            )
         if x.device != (device := self.W_enc.device):
             raise ValueError(
                 f"a dictionary on the device of what it reads, {x.device}, is required; this one is on {device}: "
@@ -314,6 +322,7 @@ class Dictionary(nn.Module):
             case "none":
                 return InputScaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
 
+    @public()
     def read(self, site: str | None = None) -> Read:
         """A read of the features of a site: `[b p s]`, and `[b p h s]` for a dictionary of single heads.
 
@@ -334,6 +343,7 @@ class Dictionary(nn.Module):
         """
         return Read(self._site("reads", self.reads) if site is None else site, via=self.features)
 
+    @public()
     def edits(
         self,
         change: FeatureChange,
@@ -389,6 +399,7 @@ class Dictionary(nn.Module):
 
         return across(self._site("reads", self.reads), self._site("writes", self.writes), split)
 
+    @public()
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """The change of an `Edit` of any site by way of the features that an SAE finds there; arguments as `edits`.
 
@@ -444,6 +455,8 @@ class Dictionary(nn.Module):
             ValueError: a site that is neither so wide nor made of heads that are.
         """
         self._check_gain()
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the value of a site is required, a tensor, got {value_text(value)}")
         if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
             return value.flatten(2)
         if value.ndim < 2 or value.shape[-1] != self.d_in:

@@ -208,7 +208,7 @@ def examples_table(result: xr.Dataset) -> pd.DataFrame:
         >>> list(table.columns)
         ['head', 'rank', 'peak', 'row', 'pos', 'key', 'key_piece', 'text']
     """
-    check_result("result", result, ("peak", "row", "pos", "text"), "top_examples")
+    check_result("result", result, ("rank", "peak", "row", "pos", "text"), "top_examples")
     names = ["peak", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
     table = result[names].to_dataframe().reset_index()
     columns = [next(str(dim) for dim in result.peak.dims if dim != "rank"), "rank", *names]

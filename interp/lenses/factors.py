@@ -107,6 +107,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
             layers.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
         return layers
 
+    @public()
     def in_stream(self, layer: int, matrix: LensMatrix) -> Float[Tensor, "b p d"]:
         """The factor of a matrix in a residual stream: delta of W_out and W_O, x of the others.
 
@@ -114,6 +115,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         """
         return self[full_name(layer, matrix)][1 if matrix in WRITERS else 0]
 
+    @public()
     def reconstruct(self, name: str) -> Float[Tensor, "i o"]:
         """The gradient of the matrix, sum over rows and tokens of outer(x_i, delta_i), in float32 at least.
 
@@ -122,6 +124,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         x, delta = self[name]
         return einsum(upcast(x), upcast(delta), "b p i, b p o -> i o")
 
+    @public()
     def error(self, name: str) -> float:
         """Largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
 

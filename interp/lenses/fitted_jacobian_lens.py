@@ -95,6 +95,7 @@ class FittedJacobianLens:
         return f"FittedJacobianLens({what}, after blocks {list(self.layers)}, {self.prompts} prompts{error})"
 
     @classmethod
+    @public()
     def of_result(cls, result: xr.Dataset, model: Model) -> FittedJacobianLens:
         """The lens of a result of the question, `interp.run([JacobianLens(...)], model, data)["jacobian_lens"]`.
 
@@ -120,7 +121,8 @@ class FittedJacobianLens:
         tokens = tuple(int(token) for token in result.token.values) if "token" in result.dims else None
         return cls(
             model, tuple(int(layer) for layer in result.layer.values), tensors["value"].to(like),
-            int(result.attrs["prompts"]), tokens, tensors["error"], tensors["by_group"].to(like), tensors["prompts"],
+            int(result.attrs["prompts"]), tokens, tensors["error"], tensors["by_group"].to(like),
+            tensors["prompts"].long(),
             {name: result.attrs[name] for name in ABOUT if name in result.attrs},
         )  # fmt: skip
 
@@ -204,6 +206,7 @@ class FittedJacobianLens:
         result["stays"].attrs["unit"] = "share of resamples"
         return result.assign_attrs(prompts_of_lens=self.prompts, resamples=resamples)
 
+    @public()
     def directions(self, token: Answers) -> Float[Tensor, "l *n d"]:
         """Direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
 
@@ -235,6 +238,7 @@ class FittedJacobianLens:
             directions = self.jacobian[:, [self.tokens.index(token_id) for token_id in token_ids]]
         return directions[:, 0] if isinstance(token, str | int) else directions
 
+    @public()
     def steer(self, token: str | int, scale: float, *, layers: Sequence[int] | None = None) -> list[Edit]:
         """Edits that add a vector of length `scale` along the token's direction after each layer.
 
@@ -259,6 +263,7 @@ class FittedJacobianLens:
             edits.append(Edit(site, Add(vector / vector.norm(), scale)))
         return edits
 
+    @public()
     def swap(self, a: str | int, b: str | int, *, layers: Sequence[int] | None = None) -> list[Edit]:
         """Edits that exchange the coordinates of the stream along two tokens' directions after each layer.
 
@@ -288,6 +293,7 @@ class FittedJacobianLens:
 
     # --- files ----------------------------------------------------------------------------------------------------
 
+    @public()
     def save(self, path: Path | str) -> None:
         """Write the lens to a safetensors file, its groups and the numbers that identify its model included."""
         from safetensors.torch import save_file
@@ -301,6 +307,7 @@ class FittedJacobianLens:
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
+    @public()
     def load(cls, path: Path | str, model: Model) -> FittedJacobianLens:
         """The lens of a file that `save` wrote.
 
@@ -317,6 +324,7 @@ class FittedJacobianLens:
             layers, prompts = tuple(about["layers"]), about["prompts"]
             return cls(model, layers, jacobian, prompts, tokens, **tensors, about=about["about"])
 
+    @public()
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
         """Write J in the format of Neuronpedia's files, which TransformerLens reads; without groups and errors.
 
@@ -343,6 +351,7 @@ class FittedJacobianLens:
         write_atomically(Path(path), lambda file: torch.save(content, file))
 
     @classmethod
+    @public()
     def from_neuronpedia(cls, path: Path | str, model: Model) -> FittedJacobianLens:
         """The lens of one of Neuronpedia's files; no code in it is run.
 
@@ -383,6 +392,7 @@ class FittedJacobianLens:
                 f"the whole of J is required; this lens was fitted for {len(self.tokens)} tokens alone (tokens=)"
             )
 
+    @public()
     def place(self, site: str) -> int:
         """Index into `jacobian` of the block whose output the site holds (a block's input is the output before it)."""
         config = as_network(self.model).config
@@ -406,6 +416,7 @@ class FittedJacobianLens:
         directions = torch.stack([self.directions(token) for token in tokens], 1)
         return {stream_after(config, layer): directions[self.layers.index(layer)] for layer in chosen}
 
+    @public()
     def draws(self, resamples: int, seed: int) -> Float[Tensor, "n g"] | None:
         """Weights of the groups of prompts in each resampled lens, each row sums to 1; None below three groups."""
         if self.by_group is None or self.sizes is None or len(self.sizes) < FEWEST:

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import Count, Positive
 from interp.core.results import labelled
 from interp.core.stats import Partial, upcast
 from interp.core.transfers import to_device
@@ -116,7 +116,7 @@ class JacobianLens(Question):
 
     layers: Sequence[int] | None = None
     tokens: Answers | None = None
-    precision: float | None = 0.05
+    precision: Positive | None = 0.05
     skip: Count = 16
     groups: Count = 16
     rules: Rules = ()
@@ -129,8 +129,6 @@ class JacobianLens(Question):
             raise ValueError(
                 f"skip >= 0 positions and groups >= 1 are required, got skip={self.skip}, groups={self.groups}"
             )
-        if self.precision is not None and not self.precision > 0:
-            raise ValueError(f"precision, a share of J's norm, must be above 0, got {self.precision}")
         tokens = None if self.tokens is None else tuple(model.text.outputs(self.tokens).tolist())
         if tokens is not None:
             token_directions(model.transformer, tokens)
@@ -149,7 +147,7 @@ def jacobian_lens(
     data: DataSource | Data,
     layers: Sequence[int] | None = None,
     tokens: Answers | None = None,
-    precision: float | None = 0.05,
+    precision: Positive | None = 0.05,
     *,
     skip: Count = 16,
     groups: Count = 16,

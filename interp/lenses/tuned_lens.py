@@ -56,6 +56,7 @@ class TunedLens(Brief):
     """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
 
     @classmethod
+    @public()
     def untrained(cls, model: Model, *, sites: str | Sequence[str] = "resid_pre") -> TunedLens:
         """Translators that change nothing, which is the logit lens.
 
@@ -91,6 +92,7 @@ class TunedLens(Brief):
         if missing := [site for site in sites if site not in self.sites]:
             raise KeyError(f"no translator for {missing[0]!r}; there are: {', '.join(self.sites)}")
 
+    @public()
     def save(self, path: Path | str) -> None:
         """Write the translators to a safetensors file, with the numbers by which their model is recognised."""
         from safetensors.torch import save_file
@@ -101,6 +103,7 @@ class TunedLens(Brief):
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
+    @public()
     def load(cls, path: Path | str, model: Model) -> TunedLens:
         """The translators of a file.
 

@@ -97,6 +97,7 @@ def _changed_cells(edit: Edit, cells: Tensor, values: Tensor | None, span: Span)
     """The new values of some cells; `values` are those that the change brings for these cells, if any."""
     change = edit.change
     if isinstance(change, Ready):
+        _check_sizes(edit, values, cells)
         return _checked_values(edit, lambda: change(cells, values), cells)
     if isinstance(change, Mean | Resample):
         raise ValueError(
@@ -508,6 +509,25 @@ def _values_of_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
     if not 0 <= first <= len(values) - rows:
         raise ValueError(f"values for {edit.name} are required for 1 or {rows} rows, got {len(values)}")
     return values[first : first + rows]
+
+
+def _check_sizes(edit: Edit, values: Tensor | None, cells: Tensor) -> None:
+    """ValueError for values that do not broadcast against the cells, or directions of another width."""
+    width, directions = cells.shape[-1:], getattr(edit.change, "directions", None)
+    for name, given, own in (("values", values, cells.shape), ("directions", directions, width)):
+        if given is None or _broadcasts(given.shape if name == "values" else given.shape[-1:], own):
+            continue
+        raise ValueError(
+            f"{name} for {edit.name} must fit its cells, {describe(sites.axes_of(own_name(edit.site)))} of shape "
+            f"{shape_text(cells.shape)}, got {shape_text(given.shape)}"
+        )
+
+
+def _broadcasts(given: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether torch computes with tensors of these two shapes."""
+    return all(
+        1 in pair or pair[0] == pair[1] for pair in zip(reversed(given), reversed(shape), strict=False)
+    )
 
 
 def _checked_values(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:

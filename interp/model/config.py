@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from interp.core.boundary import public
 from interp.model.block import MLP, Activation, UsualBlock
 from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
@@ -412,6 +413,7 @@ class ModelConfig(ConfigRecord):
         return {name: value for name, value in fields_as_json(self).items() if name != "features"}
 
     @classmethod
+    @public(unchecked=("values",))
     def from_dict(cls, values: Json) -> ModelConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)
@@ -453,6 +455,7 @@ class EncoderDecoderConfig(ConfigRecord):
         return fields_as_json(self)
 
     @classmethod
+    @public(unchecked=("values",))
     def from_dict(cls, values: Json) -> EncoderDecoderConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
         return from_json(cls, values)

@@ -71,6 +71,10 @@ class KVCache:
         if not config.causal:
             raise ValueError("a key/value cache requires a causal model: here earlier tokens see later ones")
         devices = [device] * config.n_layers if isinstance(device, torch.device) else device
+        if len(devices) != config.n_layers:
+            raise ValueError(
+                f"one device, or one for each of {config.n_layers} layers, is required, got {device!r}"
+            )
         self.rows, self.n_max = rows, n_max
         tokens = [n_max if mixer.traits.keyed else 0 for mixer in config.mixers]
         widths = (

@@ -99,13 +99,14 @@ class PerRow:
     def __repr__(self) -> str:
         return f"PerRow({list(self.places)})"
 
+    @public()
     def of(self, rows: Iterable[int]) -> PerRow:
         """The positions of some rows. ValueError for a row without one."""
         numbers = list(rows)
-        if max(numbers) >= len(self.places):
-            raise ValueError(
-                f"one position per prompt is required, got {len(self)} for prompt {max(numbers)}"
-            )
+        if not numbers:
+            raise ValueError("rows must be numbers of prompts, one at least, got none")
+        if bad := [row for row in numbers if not 0 <= row < len(self.places)]:
+            raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {bad[0]}")
         return PerRow([self.places[row] for row in numbers])
 
 

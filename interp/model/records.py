@@ -7,7 +7,7 @@ in `interp.lab`, and users may write more.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -321,8 +321,10 @@ def from_json(cls: type[R], values: Json) -> R:
     """The record that `fields_as_json` described.
 
     Raises:
-        ValueError: a key that the record lacks, one that is missing, or an unknown record.
+        ValueError: no mapping, a key that the record lacks, one that is missing, or an unknown record.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{cls.__name__} requires its values by name, got {value_text(values)}")
     values = cls.today(values)
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if unknown := set(values) - fields:

@@ -245,7 +245,12 @@ class Tap:
         if read.via is None:
             return compact(value)
         rows = slice(None) if self.rows is None else self.rows
-        answer = compact(read.via(value, *(tensor[rows].to(value.device) for tensor in read.by_row or ())))
+        answer = read.via(value, *(tensor[rows].to(value.device) for tensor in read.by_row or ()))
+        if not isinstance(answer, Tensor):
+            raise ValueError(
+                f"the via of a read must return a tensor, got {type(answer).__name__} at {read.site!r}"
+            )
+        answer = compact(answer)
         if self.rows is not None and len(answer) != len(value):
             raise ValueError(
                 f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "

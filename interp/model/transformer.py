@@ -18,6 +18,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.tiles import wide_product
 from interp.core.transfers import to_device
 from interp.core.wording import value_text
@@ -218,15 +219,17 @@ class Transformer(nn.Module):
         if self.config.tied and self.unembed is not None:
             self.unembed.weight = self.embed.weight
 
-    def place(self, devices: Sequence[torch.device]) -> None:
+    @public()
+    def place(self, devices: Sequence[Device]) -> None:
         """Spread the blocks over these devices; everything outside them stays on the first.
 
         What a pass returns and records is on the first device.
         """
-        self.devices = layer_devices(self.config.n_layers, devices)
+        places = [torch.device(device) for device in devices]
+        self.devices = layer_devices(self.config.n_layers, places)
         for name, module in self.named_children():
             if name != "blocks":
-                module.to(devices[0])
+                module.to(places[0])
         for layer, device in enumerate(self.devices):
             self.block(layer).to(device)
 

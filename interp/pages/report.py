@@ -89,6 +89,7 @@ class ReportQuestion:
     """Token ids of the corrupted prompt."""
 
     @classmethod
+    @public()
     def of(
         cls,
         text: Text,

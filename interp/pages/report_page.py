@@ -45,6 +45,7 @@ class ReportPage:
         """Every number on the page, as tidy tables by name."""
         return self.report.tables
 
+    @public()
     def save(self, folder: str | os.PathLike[str], *, csv: bool = False) -> Path:
         """Write `index.html`, `run.json` and every table as Parquet.
 

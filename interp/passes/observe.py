@@ -397,6 +397,8 @@ def position_filter(
     if pos_slice is None:
         return None
     keep = slice(pos_slice, pos_slice + 1 or None) if isinstance(pos_slice, int) else pos_slice
+    if keep.step is not None and keep.step < 1:
+        raise ValueError(f"pos_slice must go forwards, a step of 1 or more, got {pos_slice}")
     site, _ = sites.find(name, config)
     axis = 2 if site.axes.startswith("b h q") else 1
 

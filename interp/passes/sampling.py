@@ -42,6 +42,7 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p in (0, 1] is required, got {self.top_p}")
 
+    @public()
     def probabilities(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The distribution drawn from: temperature first, then top-k, then top-p, renormalised."""
         logits = upcast(logits)  # the largest scaled logit is 0, however low the temperature

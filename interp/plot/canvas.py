@@ -14,6 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from interp.core.axes import shape_text
+from interp.core.damaged import REAL
 from interp.core.visible import visible
 from interp.core.wording import nearest
 from interp.views.maps import MOST_IN_FIGURE, CellMap
@@ -47,6 +48,8 @@ def heat_map(
     ax: Axes, values: Float[np.ndarray, "rows columns"], scale: ColourScale, *, title: str
 ) -> AxesImage:
     """The values as coloured cells, row 0 on top, with a colour bar that names the number and its unit."""
+    if values.dtype.kind not in REAL:
+        raise ValueError(f"{title or 'a map'}: real numbers are required to be drawn, got {values.dtype}")
     image = ax.imshow(
         values, cmap=COLOURS[scale.kind], vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
     )

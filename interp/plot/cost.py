@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
+from interp.core.results import numbers
 from interp.plot.canvas import axes
 
 DASHES = ("-", "--", ":", "-.")
@@ -29,8 +30,9 @@ def costs(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> of = interp.lab.training.attention_only
         >>> ax = plot.costs(interp.lab.costs({"one layer": of(1, 100, 64)}, [16, 32, 64]))
     """
-    flops = result.flops.transpose("model", "length").sortby("length")
-    length, values = flops["length"].to_numpy().astype(float), flops.to_numpy()
+    flops = result.flops.sortby("length")
+    values = numbers("flops of result", flops, ("model", "length")).numpy()
+    length = flops["length"].to_numpy().astype(float)
     ax = axes(ax, 7.6, 1.6 + max(3.0, 0.19 * len(values)))
     for slope in (1, 2):
         guide = 1.3 * values[:, 0].max() * (length / length[0]) ** slope

@@ -80,6 +80,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         ]
         return fitted([repr(self), *lines])
 
+    @public()
     def to(self, device: Device) -> "ActivationCache":
         """The activations on another device (the model stays where it is); ValueError for one that is not here."""
         require_device(device, numbers=False)

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
+from interp.core.boundary import public
 from interp.core.files import NO_ROOM, made_folder, regular
 from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
@@ -93,6 +94,7 @@ class Record(Shown):
         """For one job of an array: its shard, such as "2/8", and where all jobs keep their streams."""
 
     @classmethod
+    @public()
     def create(
         cls,
         root: Path,
@@ -135,11 +137,13 @@ class Record(Shown):
         return record
 
     @classmethod
+    @public()
     def open(cls, folder: Path) -> "Record":
         """An existing run, for reading; ValueError if the folder is not a run."""
         return cls(folder, RunFile.read(folder))
 
     @classmethod
+    @public()
     def resume(
         cls, folder: Path, parameters: object, *, command: str | None = None, file: Path | None = None
     ) -> "Record":
@@ -248,6 +252,7 @@ class Record(Shown):
         self.say(f"step {name}: computed in {seconds:.1f} s")
         return cast("T", self.result(name))
 
+    @public()
     def result(self, name: str) -> object:
         """The stored result of a step; KeyError naming those that there are."""
         steps = self.run.steps
@@ -255,6 +260,7 @@ class Record(Shown):
             raise KeyError(f"run {self.folder.name} has no step {name!r}; it has {list(steps)}")
         return read(steps[name].kind, self.folder / steps[name].files[0])
 
+    @public()
     def table(self, name: str, frame: "pd.DataFrame") -> None:
         """Write a table as CSV and Parquet; a resumed run writes it again."""
         self._claim("table", name)
@@ -262,6 +268,7 @@ class Record(Shown):
         files = tuple(f"{TABLES}/{path.name}" for path in paths)
         self._update(tables={**self._run.tables, name: files})
 
+    @public()
     def figure(self, name: str, figure: Drawing) -> None:
         """Write a figure as PNG; a resumed run writes it again."""
         self._claim("figure", name)
@@ -271,6 +278,7 @@ class Record(Shown):
         write_bytes(self.folder / path, buffer.getvalue())
         self._update(figures={**self._run.figures, name: path})
 
+    @public()
     def say(self, line: str) -> None:
         """Log a line: to this module's logger, and with the time to log.txt."""
         self._require_writing()

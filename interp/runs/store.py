@@ -155,6 +155,7 @@ class ActivationStore:
     index: StoreIndex
 
     @classmethod
+    @public()
     def open(cls, folder: Path | str) -> ActivationStore:
         """The store in a folder.
 
@@ -203,6 +204,7 @@ class ActivationStore:
             with self._opened(i, (*TABLES, *self.sites)):
                 pass
 
+    @public()
     def shard(self, i: int) -> dict[str, Tensor]:
         """All sites and tables of one shard, by name."""
         if not 0 <= i < len(self._ends):
@@ -210,6 +212,7 @@ class ActivationStore:
         entries = self.index.shards[i].entries
         return {name: self._slice(i, name, 0, entries) for name in (*TABLES, *self.sites)}
 
+    @public()
     def read(self, name: str, entries: slice = slice(None)) -> Shaped[Tensor, "n ..."]:
         """The activations of a site, or a table, at consecutive entries, as stored.
 
@@ -237,6 +240,7 @@ class ActivationStore:
             parts.append(self._slice(i, name, max(start - first, 0), min(stop, self._ends[i]) - first))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    @public()
     def batches(
         self,
         site: str,

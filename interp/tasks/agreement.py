@@ -89,6 +89,7 @@ class Agreement:
         words += ["who", "near", "the", "this", "these", "was", "were", "himself", "herself"]
         return [f"The {word}. Then {word}" for word in words]
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, generator: np.random.Generator | None = None) -> TaskPairs:
         """Sentences and their corruptions with the deciding word exchanged, so that the answers change places.
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.kinds import FromZero, Seed
+from interp.core.kinds import Device, FromZero, Seed
 from interp.core.memory import check_memory
 from interp.core.stats import upcast
 from interp.core.transfers import check
@@ -69,8 +69,10 @@ class Examples:
         known = predicted(self.batch.keep, self.batch.documents)
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
-    def to(self, device: torch.device) -> Examples:
+    @public()
+    def to(self, device: Device) -> Examples:
         """The examples on another device."""
+        device = torch.device(device)
         return replace(
             self,
             batch=self.batch.to(device),
@@ -79,6 +81,7 @@ class Examples:
             weight=None if self.weight is None else self.weight.to(device),
         )
 
+    @public()
     def rows(self, index: Int[Tensor, "n"]) -> Examples:
         """Examples of the rows of these numbers, in this order, of the same width; a row may come several times."""
         determined, weight = (
@@ -87,11 +90,15 @@ class Examples:
         source = None if self.source is None else self.source.rows(index)
         return Examples(self.batch.rows(index), determined, source, weight)
 
+    @public()
     def split(self, size: int) -> Iterator[Examples]:
-        """Consecutive parts of at most `size` rows."""
+        """Consecutive parts of at most `size` rows; ValueError for a size below 1."""
+        if size < 1:
+            raise ValueError(f"parts of at least one row are required, got {size}")
         for start in range(0, len(self.batch), size):
             yield self.rows(torch.arange(start, min(start + size, len(self.batch))))
 
+    @public()
     def predicted(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
         """True at tokens from the second on that a loss counts: predicted ones, or those that the context determines.
 
@@ -104,6 +111,7 @@ class Examples:
             raise ValueError("determined_only requires data that says which tokens the context determines")
         return self.determined
 
+    @public()
     def measured(
         self, logits: Float[Tensor, "b p v"], *, determined_only: bool = False
     ) -> Float[Tensor, "b"]:

@@ -120,6 +120,7 @@ class GivenFacts(Sequence[GivenFact]):
         """The answer of every fact, leading space included."""
         return [fact.answer for fact in self.facts]
 
+    @public()
     def asked(self, text: Text) -> AskedFacts:
         """The facts in a model's tokens: what functions of data are given.
 
@@ -153,9 +154,14 @@ class GivenFacts(Sequence[GivenFact]):
                 f"{self.source}: {cut} of {len(rows)} facts have answers of several tokens, which are compared at one: "
                 "the first in which they differ from the wrong answer, or the first"
             )
+        if None in wrong and (n := len(rows) - wrong.count(None)):
+            note(
+                f"{self.source}: {n} of {len(rows)} facts have a wrong answer; for all to be compared alike none has"
+            )
         subjects = [row.subject for row in rows]
         return AskedFacts(batch, None if None in subjects else tuple(filter(None, subjects)))
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, rows: int | None = None, seed: int = 0) -> TaskPairs:
         """Prompts and their corruptions, aligned token by token: those of the file, or about another subject of it.
 

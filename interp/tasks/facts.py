@@ -211,6 +211,7 @@ class Facts:
             self.phrasings, [fact for fact in self.all_facts if fact.relation in self.phrasings]
         )
 
+    @public()
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[FactPrompt, ...]:
         """Random prompts of the table.
 
@@ -224,6 +225,7 @@ class Facts:
         prompts = self.prompts
         return tuple(prompts[i] for i in generator.integers(0, len(prompts), size=self.rows))
 
+    @public()
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
         """Prompts and their corruptions about another subject of as many tokens, so that the answers change places.
 

@@ -50,6 +50,7 @@ class GreaterThan:
     seed: Seed = 0
     """Seed of the draws."""
 
+    @public()
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
         """Sentences and their corruptions with a first year that ends in 01, so that nearly every ending is right.
 

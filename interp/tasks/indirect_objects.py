@@ -160,6 +160,7 @@ class IndirectObjects(Brief):
         if self.rows < 1 or not (self.names and self.places and self.gifts and self.templates):
             raise ValueError(f"at least one row, and words for every field, are required, got {self}")
 
+    @public()
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[IndirectObject, ...]:
         """Random sentences; names, order, roles, place, gift and template are uniform.
 
@@ -193,6 +194,7 @@ class IndirectObjects(Brief):
             for pair, role, place, gift, template, first in draws
         )
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, corruption: NameCorruption = "swap_giver") -> TaskPairs:
         """The sentences of the seed and their corruptions, for any tokenizer; `wrong` is the giver.
 
@@ -237,6 +239,7 @@ class IndirectObjects(Brief):
             pairs.append(_giver_pair(tokenizer, sentence, corrupt))
         return pairs_of("indirect_objects", pairs, changes=NAMES_CHANGED[corruption])
 
+    @public()
     def balanced(self, text: Text) -> tuple[Batch, Batch]:
         """Sentences in groups of four, and their corruptions with a third name at the second mention of the giver.
 

@@ -59,6 +59,7 @@ class ListCopy:
         if self.words < 2:
             raise ValueError(f"a list of at least 2 words is required, got {self.words}")
 
+    @public()
     def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
         """Lists and their corruptions with another word to be copied, at role source, which is `wrong`.
 
@@ -126,6 +127,7 @@ class DocstringArguments:
     seed: Seed = 0
     """Seed of the draws."""
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, corruption: ArgumentCorruption = "names") -> TaskPairs:
         """Functions and their corruptions with another definition; `wrong` is d, which is defined but not next.
 

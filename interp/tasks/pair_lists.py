@@ -73,7 +73,8 @@ class PairLists:
 
     The pairs are split at random, by the seed, into three parts without a pair in common. "mean" and "effect", of
     about equal size, are for training, "test" is set aside. A list takes its last input from one part, and its
-    examples always from the training pairs. Pairs of token ids are listed without the words of the template.
+    examples always from the training pairs. A pair that is given twice counts once. Pairs of token ids are listed
+    without the words of the template.
 
     Args:
         shots: number of examples before the last input.
@@ -101,24 +102,27 @@ class PairLists:
         require(self.shots > 1, "at least 2 shots, so that outputs can change places", self.shots)
         require(_is_template(self.template), "a template with {input}, that ends in {output}", self.template)
 
+    @public()
     def split(self, pairs: WordPairs) -> dict[Part, list[tuple[Words, Words]]]:
         """The pairs of each part.
 
         Raises:
             ValueError: too few pairs for lists of `shots` examples and one pair in every part.
         """
-        order = np.random.default_rng([self.seed, 0]).permutation(len(pairs))
-        drawn: list[tuple[Words, Words]] = [(pairs[i][0], pairs[i][1]) for i in order.tolist()]
-        test = round(self.test_share * len(pairs))
-        training = len(pairs) - test
+        given = distinct(pairs)
+        order = np.random.default_rng([self.seed, 0]).permutation(len(given))
+        drawn = [given[i] for i in order.tolist()]
+        test = round(self.test_share * len(given))
+        training = len(given) - test
         if training <= self.shots or not test:
             raise ValueError(
                 f"more than {self.shots} pairs for the lists and at least one for the test are required, got "
-                f"{training} and {test} of {len(pairs)} pairs with test_share={self.test_share}"
+                f"{training} and {test} of {len(given)} pairs with test_share={self.test_share}"
             )
         middle = test + training // 2
         return {"test": drawn[:test], "mean": drawn[test:middle], "effect": drawn[middle:]}
 
+    @public()
     def lists(self, pairs: WordPairs, part: Part, *, shuffled: bool = False) -> AskedPairs:
         """Lists that end in an input of one part.
 
@@ -147,6 +151,7 @@ class PairLists:
             listed.append(self._list([*examples, own[row % len(own)]]))
         return _asked(listed)
 
+    @public()
     def zero_shot(self, pairs: WordPairs, template: str | None = None) -> AskedPairs:
         """The inputs of the test in a template, without examples.
 
@@ -176,6 +181,16 @@ class PairLists:
         end = before.rstrip(" ")
         shown = [before.replace("{input}", str(x)) + str(y) for x, y in examples]
         return self.separator.join([*shown, end.replace("{input}", last)]), f"{before[len(end) :]}{answer}"
+
+
+def distinct(pairs: WordPairs) -> list[tuple[Words, Words]]:
+    """The pairs in their order, each once: one that came twice would be an example of its own answer."""
+    kept: dict[tuple[object, ...], tuple[Words, Words]] = {}
+    for first, second in pairs:
+        kept.setdefault(
+            tuple(it if isinstance(it, str) else (*it,) for it in (first, second)), (first, second)
+        )
+    return list(kept.values())
 
 
 def _is_template(template: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import check_fields
+from interp.core.boundary import check_fields, public
 from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
@@ -89,6 +89,7 @@ class TaskPairs:
         """True where the clean and the corrupted token differ."""
         return self.clean_tokens != self.corrupt_tokens
 
+    @public()
     def columns(self, role: str) -> Int[Tensor, "n"]:
         """The column of a role that is one token long, in each row.
 

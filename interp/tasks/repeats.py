@@ -106,6 +106,7 @@ class RepeatedTokens:
         first = [] if bos is None else [torch.full((self.rows, 1), bos)]
         return torch.cat((*first, once.repeat(1, self.repeats)), 1)
 
+    @public()
     def pairs(self, tokenizer: Tokenizer, *, ids: Sequence[int] | None = None) -> TaskPairs:
         """Rows of two copies without the last token, and corruptions with another token at `match`.
 

@@ -162,6 +162,11 @@ def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos:
     check_result(
         "shares", shares, ("prompt", "layer", "head", "query", "key", "pos", "value", "resid"), "flow_routes"
     )
+    if shares.sizes["query"] != shares.sizes["key"]:
+        raise ValueError(
+            f"shares must have every token as query and as key, got {shares.sizes['query']} queries and "
+            f"{shares.sizes['key']} keys"
+        )
     if not -shares.sizes["prompt"] <= prompt < shares.sizes["prompt"]:
         raise IndexError(f"prompt must be in [0, {shares.sizes['prompt'] - 1}], got {prompt}")
     if not 0 < threshold <= 1:

@@ -112,6 +112,7 @@ class HeadCircuits:
         """The model's config."""
         return self.network.config
 
+    @public()
     def ov(self, heads: PartName | None = None) -> FactoredMatrix:
         """OV circuits W_V W_O, source on the rows.
 
@@ -131,6 +132,7 @@ class HeadCircuits:
         chosen = self._circuit_part(heads)
         return self._circuits_of(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
 
+    @public()
     def qk(self, heads: PartName | None = None, *, offset: Offset = None) -> FactoredMatrix:
         """QK circuits W_Q W_K^T, query on the rows, key on the columns.
 
@@ -153,6 +155,7 @@ class HeadCircuits:
         offsets = self.checked_offsets(offset, cross=cross)
         return self._circuits_of(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
 
+    @public()
     def full_ov(self, head: PartName) -> FactoredMatrix:
         """The full OV circuit W_E OV W_U: how a source token, once attended to, moves each logit.
 
@@ -172,6 +175,7 @@ class HeadCircuits:
             upcast(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ upcast(self.bare_unembedding)
         )
 
+    @public()
     def full_qk(
         self, head: PartName, *, offset: Offset = None, query: Term = "token", key: Term = "token"
     ) -> FactoredMatrix:

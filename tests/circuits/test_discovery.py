@@ -349,7 +349,7 @@ def test_a_search_without_its_limit_is_refused() -> None:
         ask(search="iterative", edges=3, threshold=0.1)
     with pytest.raises(ValueError, match=r"1 to \d+ edges are required, got 0"):
         ask(edges=0)
-    with pytest.raises(ValueError, match="a threshold above 0 is required"):
+    with pytest.raises(ValueError, match="threshold must be a number above 0"):
         ask(search="threshold", threshold=0.0)
     with pytest.raises((ValueError, TypeCheckError), match="search"):
         ask(search="best", edges=3)  # type: ignore[arg-type]

@@ -7,10 +7,12 @@ Each is asked once before, so that what is made once in a process is made, and i
 is counted on one batch of 5 rows, with what is kept of weights (`interp.runs.kept`) made anew.
 """
 
+import atexit
 import collections
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,7 +109,10 @@ def renew(found: Mapping[str, Counts]) -> None:
 
 def _watched(names: Iterable[str], *, where: bool) -> Iterator[tuple[str, Simulated]]:
     warnings.simplefilter("ignore")
-    os.chdir(tempfile.mkdtemp())
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    tempfile.tempdir = folder
+    os.chdir(folder)
     functions = [name for name in names if name in FUNCTIONS]
     moved = _functions(functions) if functions else {}
     for name in names:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 import xarray as xr
 
@@ -67,3 +68,12 @@ def test_errors_of_callbacks_and_our_own_stay_as_they_are(error: Exception) -> N
     with pytest.raises(type(error)) as caught:
         asked(result_of("heads").isel(layer=[]), fails)  # type: ignore[attr-defined]
     assert caught.value is error
+
+
+def test_an_error_of_the_machine_is_not_blamed_on_a_damaged_result() -> None:
+    @public()
+    def read(result: xr.Dataset) -> object:
+        return np.load("nowhere.npy")
+
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.npy"):
+        read(edges().isel(sender=0))

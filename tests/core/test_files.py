@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from interp.core.files import explained, named_path, write_atomically
+from interp.core.files import (
+    explained,
+    is_file,
+    is_folder,
+    json_contents,
+    json_object,
+    named_path,
+    write_atomically,
+)
 from tests.forking import forked
 from tests.loops import over
 
@@ -190,3 +198,38 @@ def test_a_loop_of_links_is_the_name_of_no_file(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(ValueError, match="loop/out is the name of no file"):
         named_path(tmp_path / "loop" / "out")
+
+
+BAD_JSON = {
+    "no JSON": b'{"a": ',
+    "no UTF-8": b'{"a": "\xff"}',
+    "nested": b"[" * 200_000,
+    "a number of too many digits": b"[" + b"1" * 5000 + b"]",
+}
+
+
+@pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
+def test_what_is_no_json_is_said_in_the_same_words_by_both_readers(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "it.json"
+    file.write_bytes(content)
+    said = []
+    for read in (json_object, json_contents):
+        with pytest.raises(ValueError, match=r"it\.json is not readable JSON: ") as refused:
+            read(file)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+def test_a_line_of_json_ends_at_a_line_break_and_nowhere_else(tmp_path: Path) -> None:
+    file = tmp_path / "it.jsonl"
+    file.write_text('\ufeff"a\u2028b"\r\n\n{"c": "\x85"}\n', encoding="utf-8")
+    assert json_contents(file) == ["a\u2028b", {"c": "\x85"}]
+    file.write_text("1\n[\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"it\.jsonl: row 1 is not readable JSON"):
+        json_contents(file)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "tests/" + "x" * 300, "a\0b", "\ud800", "", "no/where"])
+def test_a_text_that_names_nothing_is_no_file_and_no_folder(name: str) -> None:
+    assert not is_file(name) and is_folder(name) == (name == "")
+    assert is_file(__file__) and is_folder(Path(__file__).parent)

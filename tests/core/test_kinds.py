@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from interp.causal.alignment import Descent
 from interp.circuits import GraphPrompt
@@ -15,7 +16,7 @@ from interp.lab.linear import Linear
 from interp.lab.polar import Polar
 from interp.lab.sparsity import BigBird, Longformer
 from interp.lab.temperature import LogN
-from interp.model.edits import Add, Scale
+from interp.model.edits import Add, Scale, Set
 from interp.passes.metrics import Metric
 from interp.passes.sampling import Sampling
 from interp.tasks.repeats import RepeatingChain
@@ -60,6 +61,24 @@ def test_settings_without_a_meaning_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"{name}.*{re.escape(str(value))}"):
         record(**{name: value})
+
+
+def test_values_of_any_dtype_of_numbers_are_taken_and_truths_refused() -> None:
+    for dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float8_e5m2,
+        torch.half,
+    ):
+        assert Add(torch.ones(3).to(dtype)).values.dtype is dtype  # type: ignore[union-attr]
+    for kind in (Add, Set):
+        with pytest.raises(
+            ValueError, match=r"values must be a number or a tensor of real numbers.*torch\.bool"
+        ):
+            kind(torch.ones(3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

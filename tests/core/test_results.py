@@ -10,7 +10,7 @@ import xarray as xr
 
 import interp
 from interp.core.notes import note
-from interp.core.results import frame, labelled, noted, write_tables
+from interp.core.results import frame, labelled, noted, numbers, write_tables
 from interp.plot.cards import card
 
 
@@ -110,3 +110,11 @@ def test_notes_are_added_once_and_survive_a_file(tmp_path: Path) -> None:
 
 def test_a_result_without_notes_has_no_such_attribute() -> None:
     assert "notes" not in labelled("made_up", {"value": ((), torch.tensor(1.0))}).attrs
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int64", "uint16", "bool"])
+def test_whole_numbers_of_a_result_are_computed_with_as_others_are(kind: str) -> None:
+    values = xr.DataArray(np.array([[3, 0, 5], [1, 2, 4]], dtype=kind), dims=("a", "b"))
+    found = numbers("it", values, ("b", "a"))
+    assert found.dtype == (torch.bool if kind == "bool" else torch.float64)
+    assert found.tolist() == values.T.to_numpy().tolist()

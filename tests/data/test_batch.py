@@ -211,3 +211,49 @@ def test_separate_batches_have_the_answers_of_their_own_prompts() -> None:
 def test_complex_token_ids_are_refused_and_not_cut_to_their_real_parts() -> None:
     with pytest.raises(ValueError, match=r"at least one token id, shape \[batch, pos\], got torch.complex64"):
         Batch(torch.ones(2, 8, dtype=torch.complex64) + 3j)
+
+
+NO_IDS = {
+    "fractions": [[1.5, 2.0]],
+    "truths": [[True, False]],
+    "texts": ["12", "3"],
+    "digits": [["1", "3"]],
+    "an array of fractions": [np.array([1.0, 2.0])],
+    "a tensor of truths": [torch.tensor([True, False])],
+    "mappings": [{1: 2}],
+    "a number": [3],
+}
+
+
+@pytest.mark.parametrize("rows", NO_IDS.values(), ids=NO_IDS)
+def test_rows_that_are_no_ids_are_refused_and_not_rounded(rows: list[list[int]]) -> None:
+    for make in (Batch.of, lambda rows: Batch.packed(rows, 4)):
+        with pytest.raises(ValueError, match="rows must be a sequence of sequences of token ids"):
+            make(rows)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int16", "uint32", "uint64"])
+def test_rows_of_any_whole_numbers_are_ids(kind: str) -> None:
+    rows = [np.array(row, dtype=kind) for row in ROWS]
+    mixed = [(5, np.int16(6), torch.tensor(7), 8), [np.uint8(9)], range(3, 6)]
+    assert kept(Batch.of(rows)) == ROWS
+    assert kept(Batch.of(mixed)) == [[5, 6, 7, 8], [9], [3, 4, 5]]  # type: ignore[arg-type, list-item]
+    assert sorted(map(sorted, kept(Batch.packed(rows, 4)))) == [[0, 3, 4, 9], [5, 6, 7, 8]]
+
+
+def test_rows_and_values_that_a_batch_has_not_are_refused() -> None:
+    batch = Batch.of(ROWS)
+    for index in ([3], [-4], [0, 9]):
+        with pytest.raises(IndexError, match="index must be rows from 0 to 2, got"):
+            batch.rows(torch.tensor(index))
+    assert kept(batch.rows(torch.tensor([-1, 0]))) == [ROWS[2], ROWS[0]]
+    for values, real, what in (
+        (torch.ones(3, 3), batch.real, "values"),
+        (batch.tokens, batch.real[:2], "real"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{what} must be .* begins with the tokens' shape \[3, 4\], got"
+        ):
+            batch.by_text(values, real, 0)
+    with pytest.raises(ValueError, match=r"begins with the tokens' shape \[2, 4\], got .* \[2, 3\]"):
+        Batch.packed(ROWS, 4).unpack(torch.ones(2, 3))

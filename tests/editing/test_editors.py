@@ -245,9 +245,12 @@ def test_sizes_that_mean_nothing_are_refused() -> None:
         for edit in (shift_edit, gradient_edit):
             with pytest.raises(ValueError, match="eta > 0 is required"):
                 edit(hooked(), PROMPT, answer=" Paris", layer=0, eta=eta)
-    for bad in ({"steps": 0}, {"rate": 0.0}):
-        with pytest.raises(ValueError, match="steps >= 1 and rate > 0"):
-            FineTuning(**bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="steps must be a whole number from 1"):
+        FineTuning(steps=0)
+    with pytest.raises(ValueError, match="rate must be a number above 0"):
+        FineTuning(rate=0.0)
+    with pytest.raises(ValueError, match="prefixes require at least one text"):
+        Rome(prefixes=())
 
 
 def appended(batch: Batch, token: int) -> Batch:

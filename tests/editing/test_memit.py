@@ -157,9 +157,9 @@ def test_what_cannot_be_stored_is_refused() -> None:
         memit_edit(model, FACTS[:1], [keys, keys])
     with pytest.raises(ValueError, match="at least one fact"):
         memit_edit(model, [], [keys])
-    with pytest.raises(ValueError, match="weight > 0"):
+    with pytest.raises(ValueError, match="weight must be a number above 0"):
         memit_edit(model, FACTS, [keys], weight=0.0)
-    with pytest.raises(ValueError, match="a finite weight > 0 are required"):
+    with pytest.raises(ValueError, match="weight must be a number above 0"):
         memit_edit(model, FACTS, [keys], weight=float("inf"))
     with pytest.raises(ValueError, match="must mention the subject 'Spain'"):
         memit_edit(model, [EditCase("The capital of France is", " Rome", "Spain", {})], [keys])

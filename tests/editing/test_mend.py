@@ -337,15 +337,15 @@ def test_what_cannot_be_trained_is_refused() -> None:
         train_mend(model, CASES, ["embed.W_E"])
     with pytest.raises(ValueError, match="names of distinct matrices"):
         train_mend(model, CASES, [NAMES[0], NAMES[0]])
-    with pytest.raises(ValueError, match=r"names of distinct matrices.*rank=0"):
+    with pytest.raises(ValueError, match="rank must be a whole number from 1"):
         Mend.untrained(model, NAMES, rank=0)
-    with pytest.raises(ValueError, match=r"at least one case.* got 0 cases"):
+    with pytest.raises(ValueError, match="at least one case is required"):
         train_mend(model, [], NAMES)
-    with pytest.raises(ValueError, match=r"c_edit > 0.* c_edit=0"):
+    with pytest.raises(ValueError, match=r"c_edit must be a number above 0, .* got 0\.0"):
         train_mend(model, CASES, NAMES, c_edit=0.0)
-    with pytest.raises(ValueError, match=r"c_edit > 0.* c_edit=inf"):
+    with pytest.raises(ValueError, match=r"c_edit must be a number above 0, .* got inf"):
         train_mend(model, CASES, NAMES, c_edit=math.inf)
-    with pytest.raises(ValueError, match=r"alpha > 0.* alpha=inf"):
+    with pytest.raises(ValueError, match=r"alpha must be a number above 0, .* got inf"):
         Mend.untrained(model, NAMES, alpha=math.inf)
     alone = replace(CASES[0], checks={"paraphrase": CASES[0].checks["paraphrase"]})
     with pytest.raises(ValueError, match="a prompt to be left alone; that of 'The capital of France is' has"):

@@ -375,3 +375,8 @@ def _table(width: int, draw: random.Random) -> Values:
         for name, most in {"short_factor": 2, "long_factor": 9}.items():
             table[name] = [round(draw.uniform(1, most), 2) for _ in range(half)]
     return table
+
+
+def test_a_name_that_no_folder_can_have_is_no_kind_of_model() -> None:
+    for name in ("x" * 300, "x" * 5000, "a/b", "..", "", "\0"):
+        assert read_keys(name, ["a_key"]) == {"a_key"}

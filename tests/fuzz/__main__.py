@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import struct
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from functools import partial
 
 import torch
 
+from interp.core.files import removing_at_signals
 from tests.fuzz import commands, functions, loaders, results
 from tests.fuzz.judge import FINE, Case, Ending, ended
 
@@ -114,7 +116,10 @@ def _forked(cases: Sequence[Case], until: float) -> Iterator[Ending]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        removing_at_signals(partial(shutil.rmtree, folder, ignore_errors=True)),
+    ):
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         os.chdir(folder)
         sys.exit(main())

@@ -54,7 +54,8 @@ WORDS: Mapping[str, str] = {
 }  # fmt: skip
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
-    "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
+    "causal-trace": {"model": "demo-4l", "answer": "e", "subject": "Mary"},
+    "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
     "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; heads need tokens

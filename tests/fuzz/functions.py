@@ -15,28 +15,75 @@ import torch
 import xarray as xr
 
 import interp
-from interp import lab, tasks
+from interp import Batch, lab, tasks
 from interp.core.fitting import fits
 from interp.core.hints import hints_of
 from tests.contract.calls import (
     CALLS,
+    METRIC,
     NOT_RUN,
+    OTHERS,
     REFUSES,
     TEXT,
     TOKENS,
     WORDS,
     called,
+    circuits,
     compiled,
+    directions,
     examples,
+    facts_file,
+    mend,
     model,
     numbers,
+    plain,
     public_methods,
     public_names,
+    sae,
     signature,
     valid,
+    whole_circuit,
 )
+from tests.fuzz import loaders
 from tests.fuzz.judge import Case, Ending, unfinite
 from tests.fuzz.values import DOUBTFUL, WRONG, near
+
+
+def valid_result(name: str) -> object:
+    """What the valid call of a function gives."""
+    return called(name, FUNCTIONS[name], valid_of(name))
+
+
+@functools.cache
+def found_circuit() -> object:
+    question = interp.circuits.FindCircuit(metric=METRIC["metric"](), edges=3)
+    return interp.runs.answered(question, plain(), interp.data.Pairs(TOKENS, OTHERS))
+
+
+@functools.cache
+def fitted() -> object:
+    return interp.runs.answered(interp.lenses.JacobianLens(skip=1), model(), TOKENS)
+
+
+@functools.cache
+def demo_tokenizer() -> object:
+    return interp.zoo.load("demo-attn-2l")[1]
+
+
+@functools.cache
+def task_pairs() -> tasks.TaskPairs:
+    return tasks.IndirectObjects(4).pairs(demo_tokenizer())
+
+
+@functools.cache
+def singular_values() -> interp.editing.SingularValues:
+    return interp.editing.SingularValues.of(model(), "blocks.0.mlp.W_in")
+
+
+@functools.cache
+def vocabulary() -> lab.training.Vocabulary:
+    return lab.training.Vocabulary.learned(["the cat sat", "the dog ran"] * 9, 260)
+
 
 MADE_BY_US: Mapping[str, str] = {
     "answers, which functions give": """
@@ -50,13 +97,31 @@ MADE_BY_US: Mapping[str, str] = {
     "what a protocol asks of the user's own class": """
         tasks.Task lab.training.TrainingData verify.PairReference verify.Reference passes.Ask passes.ByRow
         passes.Question passes.Reading passes.Staged passes.WithoutData""",
+    "whose cell is named by keywords": "causal.Subspace.of_result",
+    "of chats, tokenizers or facts that the tiny models lack": """
+        Batch.positions HookedEncoderDecoder.to_texts tasks.GivenFacts.pairs tasks.Agreement.pairs
+        tasks.GreaterThan.pairs""",
+    "which experiments and training call": """
+        runs.Record.create runs.Record.open runs.Record.resume runs.Record.result runs.Record.table
+        runs.Record.figure runs.Record.say lab.training.FixedRows.batch lab.training.PackedTexts.batch
+        lab.training.Sentences.batch pages.ReportPage.save pages.ReportQuestion.of""",
     "opened by methods, of which `loaders` damages the files": """
         HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
-        families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary""",
+        families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary causal.Subspace.load
+        circuits.Circuit.load editing.Mend.load lenses.TunedLens.load lenses.FittedJacobianLens.load
+        lenses.FittedJacobianLens.from_neuronpedia families.SentencePieceTokenizer.read
+        lab.training.Vocabulary.read runs.ActivationStore.open""",
     "made by functions of a config": "lab.rasp.Compiled",
     "changes what is imported": "compat.install compat.uninstall",
 }  # fmt: skip
 """Public classes that are given nothing of a user's here, and why; pictures and pages are those of `results`."""
+WRITTEN = {"path": lambda: "written"}
+SCALES = {"z": lambda: torch.ones_like(singular_values().sigma)}
+VALUES = {"value": lambda: numbers(2, 3, sae().d_in).float()}
+WORD_PAIRS = {"pairs": lambda: [(chr(97 + i), chr(98 + i)) for i in range(20)], "part": lambda: "mean"}
+DEMO_TEXT = {"text": lambda: interp.HookedTransformer.from_pretrained("demo-attn-2l").text}
+FEW = {"k": lambda: 2}
+SEQUENCES = dict.fromkeys(("prompts", "source", "target"), lambda: torch.tensor([[1, 2]]))
 RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "core.FactoredMatrix": {"A": lambda: numbers(4, 2), "B": lambda: numbers(2, 4)},
     "model.EncoderDecoderConfig": {
@@ -77,6 +142,80 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
         for name in ("RepeatedSequences", "AssociativeRecall", "InContextRegression", "RepeatingChain", "SequencePairs")
     },
     "HookedTransformer.to": {"target": lambda: "cpu"},
+    "Batch.packed": {"texts": lambda: [[5, 6], [7]], "width": lambda: 4},
+    "Batch.unpack": {"values": lambda: numbers(1, 4)},
+    "Batch.by_text": {
+        "values": lambda: numbers(1, 4), "real": lambda: torch.ones(1, 4, dtype=torch.bool), "nothing": lambda: 0.0},
+    "Batch.rows": {"index": lambda: torch.tensor([0])},
+    "Batch.with_answers": {"answer": lambda: torch.tensor([5]), "wrong": lambda: torch.tensor([6])},
+    "Batch.tokens_at": {"pos": lambda: -1},
+    "causal.Subspace.angles": {"other": lambda: directions()[0]},
+    **dict.fromkeys(("causal.Subspace.save", "circuits.Circuit.save", "editing.Mend.save", "lenses.TunedLens.save",
+                     "lenses.FittedJacobianLens.save", "lenses.FittedJacobianLens.to_neuronpedia"),
+                    WRITTEN),
+    "causal.EdgeGraph.of": {"config": lambda: model().cfg},
+    "causal.EdgeGraph.index": {"edge": lambda: "L0H1->logits"},
+    "circuits.Circuit.of": {
+        "graph": lambda: whole_circuit().graph, "kept": lambda: whole_circuit().graph.exists,
+        "scores": lambda: numbers(*whole_circuit().graph.exists.shape)},
+    "circuits.Circuit.of_result": {"result": found_circuit},
+    "editing.Mend.untrained": {"names": lambda: ["blocks.0.mlp.W_in"]},
+    "editing.SingularValues.of": {"name": lambda: "blocks.0.mlp.W_in"},
+    **dict.fromkeys(
+        [f"editing.SingularValues.{name}" for name in ("factor", "scaled", "change", "edit")],
+        SCALES),
+    "editing.Continuation.texts": {"openings": lambda: [TEXT]},
+    "editing.Dispatch.with_question": {"prompts": lambda: [TEXT]},
+    "editing.Dispatch.probabilities": {"prompts": lambda: [TEXT]},
+    **dict.fromkeys(
+        [f"features.Dictionary.{name}" for name in ("on_features", "edits")], {"change": lambda: torch.zeros_like}),
+    "features.Dictionary.prefix": {"n": lambda: 3}, "features.Dictionary.fitted_to": {"model": model},
+    "features.Dictionary.moved": {"reads": lambda: "blocks.0.hook_resid_post"},
+    **dict.fromkeys(
+        [f"features.Dictionary.{name}" for name in ("features", "reconstruct", "vectors")],
+        VALUES),
+    "lenses.FittedJacobianLens.of_result": {"result": fitted},
+    "lenses.FittedJacobianLens.directions": {"token": lambda: 5},
+    "lenses.FittedJacobianLens.steer": {"token": lambda: 5, "scale": lambda: 1.0},
+    "lenses.FittedJacobianLens.swap": {"a": lambda: 5, "b": lambda: 6},
+    "lenses.FittedJacobianLens.draws": {"resamples": lambda: 2, "seed": lambda: 0},
+    "lenses.FittedJacobianLens.place": {"site": lambda: "blocks.0.hook_resid_post"},
+    "lenses.GradientFactors.in_stream": {"matrix": lambda: "W_in"},
+    "lenses.GradientFactors.reconstruct": {"name": lambda: "blocks.0.mlp.W_in"},
+    "lenses.GradientFactors.error": {"name": lambda: "blocks.0.mlp.W_in"},
+    "residual.ActivationCache.to": {"device": lambda: "cpu"},
+    "data.Pairs.of": dict.fromkeys(("clean", "corrupt"), lambda: Batch(TOKENS)),
+    "edits.PerRow.of": {"rows": lambda: [1, 0]},
+    "model.ModelConfig.from_dict": {"values": lambda: model().cfg.to_dict()},
+    "model.EncoderDecoderConfig.from_dict": {"values": lambda: lab.training.encoder_decoder(8, 8).to_dict()},
+    "model.Transformer.place": {"devices": lambda: ["cpu"]},
+    "passes.Sampling.probabilities": {"logits": lambda: numbers(2, 9)},
+    "dynamics.Langevin.beta": {"n": lambda: 8},
+    "runs.ActivationStore.shard": {"i": lambda: 0},
+    "runs.ActivationStore.read": {"name": lambda: "blocks.0.hook_resid_post"},
+    "families.SentencePieceTokenizer.decode": {"ids": lambda: [5, 6]},
+    "families.SentencePieceTokenizer.piece": {"token": lambda: 5},
+    **dict.fromkeys(("core.FactoredMatrix.top_entries", "core.FactoredMatrix.row_top"), FEW),
+    "lab.rasp.Compiled.evaluate": {"tokens": lambda: "01"},
+    "lab.rasp.Compiled.expected": {"tokens": lambda: compiled().inputs(2)[0]},
+    "lab.rasp.Compiled.symbols": {"row": lambda: compiled().inputs(2)[0][0]},
+    "lab.training.PackedTexts.of": {
+        "data": lambda: ["the cat sat", "the dog ran"] * 40, "vocabulary": vocabulary, "width": lambda: 8},
+    "lab.training.Vocabulary.learned": {"texts": lambda: ["the cat sat"] * 9, "size": lambda: 260},
+    **dict.fromkeys(
+        [f"HookedEncoderDecoder.{name}" for name in ("to_source", "to_target", "loss", "given")],
+        SEQUENCES),
+    "HookedEncoderDecoder.to_texts": {"batch": lambda: Batch(torch.tensor([[1, 2]]))},
+    "tasks.Examples.to": {"device": lambda: "cpu"},
+    "tasks.Examples.rows": {"index": lambda: torch.tensor([0])},
+    "tasks.Examples.measured": {"logits": lambda: numbers(*examples().batch.tokens.shape, 9)},
+    **dict.fromkeys(
+        [f"tasks.PairLists.{name}" for name in ("split", "lists", "zero_shot")],
+        WORD_PAIRS),
+    "tasks.TaskPairs.columns": {"role": lambda: "end"},
+    **dict.fromkeys(("tasks.GivenFacts.asked", "tasks.IndirectObjects.balanced"),
+                    DEMO_TEXT),
+    "Stream.window": {"w": lambda: 0},
     "lab.DualChunk": {"length": lambda: 3},
     "lab.rasp.Compiled.ids": {"tokens": lambda: "01"},
     "lab.rasp.Compiled.without": {"edge": lambda: min(compiled().edges), "tokens": lambda: compiled().inputs(2)[0]},
@@ -90,10 +229,35 @@ FIELDS: Mapping[str, Callable[[], object]] = {
     "d_vocab"), lambda: 8),
     **dict.fromkeys(("factor", "low_freq_factor", "attention_factor", "weight"), lambda: 1.5),
     "high_freq_factor": lambda: 4.0, "short": lambda: (1.0,), "long": lambda: (2.0,), "cutoffs": lambda: (3,),
-    "prompt": lambda: TEXT, **WORDS,
+    "size": lambda: 2, "tokenizer": demo_tokenizer, **WORDS,
 }  # fmt: skip
 """What a field of this name is, where a line says nothing else."""
 INSTANCES: Mapping[str, Callable[[], object]] = {
+    "Batch": lambda: Batch.packed([[5, 6], [7, 8]], 4),
+    "Stream": lambda: interp.Stream(interp.data.open_source([TEXT]), model().text, tokens_per_batch=64),
+    "causal.EdgeGraph": lambda: whole_circuit().graph, "causal.Subspace": lambda: directions()[0],
+    "circuits.Circuit": whole_circuit,
+    "core.FactoredMatrix": lambda: interp.core.FactoredMatrix(numbers(4, 2), numbers(2, 4)),
+    "dynamics.Langevin": interp.dynamics.Langevin,
+    "editing.Continuation": lambda: interp.editing.Continuation(length=20),
+    "editing.Dispatch": lambda: interp.editing.Dispatch("a", {"a": 5, "b": 6}),
+    "editing.Mend": mend, "editing.SingularValues": singular_values,
+    "editing.WeightEdit": lambda: interp.editing.shift_edit(model(), TEXT, answer=5, layer=0, eta=0.1),
+    "families.SentencePieceTokenizer": lambda: interp.families.SentencePieceTokenizer.read(
+        loaders.whole("pieces") / "tokenizer.model"),
+    "edits.PerRow": lambda: interp.edits.PerRow([1, 2]), "features.Dictionary": sae,
+    "lab.training.Training": lab.training.Training,
+    "lenses.GradientFactors": lambda: interp.lenses.gradient_factors(model(), TOKENS, answer=5),
+    "lenses.TunedLens": lambda: interp.lenses.TunedLens.untrained(model()),
+    "passes.Sampling": interp.passes.Sampling,
+    "runs.ActivationStore": lambda: interp.runs.ActivationStore.open(loaders.whole("a store")),
+    "tasks.Examples": examples, "tasks.TaskPairs": task_pairs,
+    "tasks.PairLists": lambda: tasks.PairLists(shots=2, rows=1),
+    "tasks.GivenFacts": lambda: tasks.read_facts(facts_file()),
+    "tasks.DocstringArguments": tasks.DocstringArguments,
+    "tasks.Facts": tasks.Facts, "tasks.GreaterThan": tasks.GreaterThan,
+    "tasks.IndirectObjects": tasks.IndirectObjects, "tasks.ListCopy": tasks.ListCopy,
+    "weights.HeadCircuits": circuits,
     "HookedTransformer": model, "model.Transformer": lambda: model().transformer, "lab.rasp.Compiled": compiled,
     "HookedEncoderDecoder": lambda: interp.HookedEncoderDecoder(
         interp.model.build(lab.training.encoder_decoder(8, 8))),
@@ -156,7 +320,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
-    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
+    "values": "model_type|config keys|Config requires|Config: ", "rows": "every prompt",
+    "index": "at least one token id", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
     "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
     "end": "finish with", "pairs": "at least one prompt",
@@ -165,7 +330,7 @@ OTHER_WORDS = {
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
     "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
-    "truth": "directions", "edge": "no part", "W_dec": "directions",
+    "truth": "directions", "edge": "no part|no receiver|no sender", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 WHOLE = {("papers", "None"), ("programs", "None")}
@@ -203,7 +368,7 @@ def case(name: str, argument: str, what: str, make: Callable[[], object], family
         family, name, f"{argument} = {what}",
         lambda: called(name, function, {**valid_of(name), argument: make()}),
         lambda: words_for(argument, make()),
-        lambda: (f"{argument}(", "accept(") if callable(make()) else (),
+        lambda: (f"{argument}(", "accept(", "function(") if callable(make()) else (),
         lambda: _is_answered(name, argument, make()),
         wrong=lambda found: _wrong(name, argument, make(), found),
     )  # fmt: skip
@@ -224,6 +389,9 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
     ),
+    "causal.Subspace.swap values": "a score of -inf is a mask",
+    "causal.identity pattern": "it is of the pattern's shape, whatever the pattern says",
+    "data.open_source data": "rows that are none are set aside when they are read",
     "Batch tokens": "on the device meta they are counted for what memory takes",
     "lab.rasp.Constant value": "a symbol: anything that can be told from others",
     "lab.training.Training clip": "no gradient is clipped",
@@ -247,7 +415,8 @@ def _wrong(name: str, argument: str, value: object, found: object) -> Ending | N
             and not odd
             and isinstance(found, torch.Tensor | xr.Dataset | float)
         )
-        return Ending("let in", f"NaN or infinity of {argument} is nowhere in the answer") if gone else None
+        lost = f"NaN or infinity of {argument} is nowhere in the answer"
+        return Ending("let in", lost) if gone and not meant else None
     odd -= _usual_odd(name)
     return Ending("nan", ", ".join(sorted(odd))) if odd else None
 

@@ -572,7 +572,7 @@ def test_questions_that_make_no_sense_are_refused_by_name() -> None:
         fitted(model, tokens, layers=[2])
     with pytest.raises(ValueError, match="at least one layer is required, each once"):
         fitted(model, tokens, layers=[0, 0])
-    with pytest.raises(ValueError, match="precision, a share of J's norm, must be above 0"):
+    with pytest.raises(ValueError, match="precision must be a number above 0"):
         fitted(model, tokens, precision=0.0)
     with pytest.raises(ValueError, match="unembedding right after the final norm"):
         fitted(build("masked-lm"), tokens, tokens=[1])

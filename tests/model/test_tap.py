@@ -8,6 +8,7 @@ from torch import Tensor
 
 from interp.data.batch import Batch, Side
 from interp.model import Edit, Read, Tap, Trace
+from interp.model.edits import Add, Change, Project, Set, Swap
 from interp.model.tap import compact
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
@@ -226,6 +227,26 @@ def test_an_edit_that_returns_another_dtype_is_cast_back() -> None:
 def test_an_edit_that_returns_something_else_is_refused(change: object, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, change)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Add(torch.ones(5)), "values for blocks.0.attn.hook_z must fit its cells"),
+        (Set(torch.ones(2, 8)), "values for blocks.0.attn.hook_z must fit its cells"),
+        (Project(torch.eye(7)[:2]), "directions for blocks.0.attn.hook_z must fit its cells"),
+        (Swap(torch.eye(7)[:2], 0.0), "directions for blocks.0.attn.hook_z must fit its cells"),
+    ],
+)
+def test_what_a_change_brings_in_another_size_is_refused_by_name(change: Change, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"{re.escape(message)}.* of shape \[3, 9, 4, 6\], got \["):
+        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, change)]))
+
+
+def test_a_read_whose_function_returns_no_tensor_is_refused() -> None:
+    read = Read(Z, lambda z: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match=rf"via of a read must return a tensor, got int at '{Z}'"):
+        build("gpt2")(some_tokens(), Tap([read]))
 
 
 def test_an_error_inside_an_edit_names_the_site_and_keeps_its_cause() -> None:

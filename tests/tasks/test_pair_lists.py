@@ -102,3 +102,10 @@ def test_own_word_pairs_are_unique_and_enough_for_default_lists() -> None:
         assert len({x for x, _ in pairs}) == len(pairs) >= 30
         assert all(word == word.strip() and word for pair in pairs for word in pair)
         assert len(interp.tasks.PairLists().lists(pairs, "test").prompts) == round(0.3 * len(pairs))
+
+
+def test_a_pair_that_is_given_twice_counts_once() -> None:
+    for pairs in (PAIRS, IDS):
+        twice = [*pairs[:15], *pairs[3:9], *pairs[15:], *pairs[:2]]
+        assert LISTS.lists(twice, "test") == LISTS.lists(pairs, "test")  # type: ignore[arg-type]
+        assert LISTS.split(twice) == LISTS.split(pairs)  # type: ignore[arg-type]

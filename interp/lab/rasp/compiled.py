@@ -89,6 +89,7 @@ class Compiled:
             found[name] = MappingProxyType(dict.fromkeys(self.stream[first:], self.directions[name]))
         return MappingProxyType(found)
 
+    @public()
     def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
         """The output of the program, not of the model, at every position.
 
@@ -104,6 +105,7 @@ class Compiled:
         self.program.check_tokens(tokens)
         return torch.tensor([0, *map(self.text.symbols.index, tokens)])
 
+    @public()
     def expected(self, tokens: Int[Tensor, "n p"]) -> Int[Tensor, "n a"]:
         """Ids of the program's answers, at every position but the first."""
         answers = [self.evaluate(self.symbols(row)) for row in tokens]
@@ -225,6 +227,7 @@ class Compiled:
             self.program.name, self.model, frozenset(edges), clean, corrupt, answer, wrong, note, frozenset(hidden)
         )  # fmt: skip
 
+    @public()
     def symbols(self, row: Int[Tensor, "p"]) -> list[str]:
         """The tokens of a sequence of ids, without its beginning."""
         return [self.text.symbols[i] for i in row[1:].tolist()]

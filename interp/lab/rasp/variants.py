@@ -7,7 +7,6 @@ of the new stream. `Compiled.check` says what became of its answers.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import NotNegative
 from interp.lab.rasp.compiled import Compiled
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
@@ -77,7 +77,9 @@ def superposed(compiled: Compiled, width: int, seed: int = 0) -> Compiled:
 
 
 @public()
-def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, seed: int = 0) -> Compiled:
+def with_noise_heads(
+    compiled: Compiled, heads: int = 2, *, spill: NotNegative = 0.0, seed: int = 0
+) -> Compiled:
     """The model with random heads added to every layer, which read the whole stream.
 
     They write numbers of about 1 to some dimensions that no part of the circuit reads, and of about `spill` to those
@@ -95,8 +97,8 @@ def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, 
     Raises:
         ValueError: no heads or more than 1000, a negative spill, or a model with norms.
     """
-    if not 1 <= heads <= MOST_HEADS or not 0 <= spill < math.inf:
-        raise ValueError(f"1 to {MOST_HEADS} heads and a spill >= 0 are required, got {heads} and {spill}")
+    if not 1 <= heads <= MOST_HEADS:
+        raise ValueError(f"1 to {MOST_HEADS} heads are required, got {heads}")
     old, generator = compiled.model, generator_of(seed, 1)
     d, wide = old.config.d_model, old.config.d_model + IDLE
     widened = _through(compiled, torch.eye(d, wide))

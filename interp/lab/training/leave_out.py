@@ -91,6 +91,7 @@ class FixedRows:
         hashes = {name: _hash(getattr(self, name)) for name in ("rows", "held_out")}
         return {"type": "FixedRows", **hashes, "without": list(self.without)}
 
+    @public()
     def batch(self, place: Place, rows: int) -> Examples:
         """The rows of a place, each with its weight; of the held-out place the first held-out ones."""
         if place.step is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from interp.core.boundary import public
-from interp.core.kinds import DeviceName, Finite
+from interp.core.kinds import DeviceName, NotNegative, Positive, Probability
 from interp.lab.training.dropout import Dropout
 
 TrainingPrecision = Literal["auto", "float32", "bfloat16"]
@@ -31,21 +31,21 @@ class Training:
     """Updates of the weights."""
     rows: int = 32
     """Rows of one update."""
-    learning_rate: Finite = 1e-3
+    learning_rate: Positive = 1e-3
     """The highest one, at the end of the warm-up."""
     warm_up: int = 100
     """Updates of linear warm-up."""
     schedule: Schedule = "cosine"
     """How the rate falls after the warm-up: along half a cosine, or as 1 / sqrt(updates) (Vaswani et al. 2017)."""
-    final_share: float = 0.1
+    final_share: Probability = 0.1
     """Learning rate at the end of the cosine, as a share of the highest."""
-    weight_decay: Finite = 0.05
+    weight_decay: NotNegative = 0.05
     """Weight decay of matrices; vectors (biases, gains) never decay."""
     beta1: float = 0.9
     """AdamW's decay rate of the mean gradient."""
     beta2: float = 0.98
     """AdamW's decay rate of the mean square."""
-    clip: Finite = 1.0
+    clip: Positive = 1.0
     """The largest norm of all gradients together."""
     dropout: Dropout = NO_DROPOUT
     """Dropout in the passes of the updates, and in no other."""
@@ -67,18 +67,15 @@ class Training:
     """About how many models are kept on the way, log-spaced, the untrained and the last one among them; 0 = none."""
     evaluation_rows: int = 128
     """Held-out rows that each row of the log is measured on."""
-    keep_seconds: Finite = 60.0
+    keep_seconds: NotNegative = 60.0
     """The least time between two writings of the state that a killed run goes on from."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "log_every", "evaluation_rows"):
             _require(getattr(self, name) >= 1, f"{name} >= 1", getattr(self, name))
-        for name in ("warm_up", "weight_decay", "checkpoints", "keep_seconds", "seed"):
+        for name in ("warm_up", "checkpoints", "seed"):
             _require(getattr(self, name) >= 0, f"{name} >= 0", getattr(self, name))
-        for name in ("learning_rate", "clip"):
-            _require(getattr(self, name) > 0, f"{name} > 0", getattr(self, name))
         _require(self.checkpoints != 1, "two checkpoints or more, or 0 for none", self.checkpoints)
-        _require(0 <= self.final_share <= 1, "final_share in [0, 1]", self.final_share)
         _require(0 <= self.label_smoothing < 1, "label_smoothing in [0, 1)", self.label_smoothing)
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} in [0, 1)", getattr(self, name))

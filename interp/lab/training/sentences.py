@@ -51,6 +51,7 @@ class Sentences:
         values = ", ".join(f"{each.name}={getattr(own, each.name)!r}" for each in fields(own))
         return {**described, "task": f"{kind.__name__}({values})"}
 
+    @public()
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place; the tokens of the answer are determined."""
         encode, bos = self.vocabulary.tokenizer.encode, self.vocabulary.tokenizer.bos_id

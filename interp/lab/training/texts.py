@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from interp.core.boundary import check
+from interp.core.boundary import check, public
 from interp.data.batch import Batch
 from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
@@ -53,6 +53,7 @@ class PackedTexts:
         self._epoch: tuple[Place, IdRow] | None = None
 
     @classmethod
+    @public()
     def of(
         cls, data: Data, vocabulary: Vocabulary, *, width: int, held_out: float = 0.05, field: str = "text"
     ) -> "PackedTexts":
@@ -116,6 +117,7 @@ class PackedTexts:
             "held_out": self.share,
         }
 
+    @public()
     def batch(self, place: Place, rows: int) -> Examples:
         """The rows of a place; of the held-out texts no more than there are."""
         if place.step is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from interp.core.boundary import public
 from interp.core.files import regular
 from interp.core.viewer import Brief
 from interp.families.native import BOS
@@ -19,7 +20,8 @@ class Vocabulary(Brief):
     json: str
 
     @classmethod
-    def read(cls, path: Path) -> "Vocabulary":
+    @public()
+    def read(cls, path: Path | str) -> "Vocabulary":
         """The vocabulary of a file.
 
         Raises:
@@ -34,6 +36,7 @@ class Vocabulary(Brief):
         return found
 
     @classmethod
+    @public()
     def learned(cls, texts: Iterable[str], size: int) -> "Vocabulary":
         """A byte-level BPE vocabulary learned from texts, with which every text can be encoded.
 
