@@ -174,7 +174,7 @@ class AttributionPatch(Question):
         possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
         if self.qk_fix:
-            check_recomputed(names, config)
+            check_recomputed(names, dims, config)
         if self.grad_drop:
             check_dropped(names, dims, config)
         attrs = {"site": self.site, "direction": self.direction, "order": "first", **rules_attrs(self.rules)}

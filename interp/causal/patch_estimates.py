@@ -43,7 +43,7 @@ _COPIES = (*SPLIT_INPUTS.values(), "hook_mlp_in")
 # the QK fix
 
 
-def check_recomputed(names: Sequence[str], config: ModelConfig) -> None:
+def check_recomputed(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> None:
     """ValueError unless these sites are queries or keys whose softmax can be computed again from their scores."""
     inner = sites.find(names[0], config)[0].name
     if inner not in (*_QUERIES, *_KEYS):
@@ -57,6 +57,13 @@ def check_recomputed(names: Sequence[str], config: ModelConfig) -> None:
             raise ValueError(
                 f"qk_fix requires a pattern that is the softmax of scores of one query and one key each, layer "
                 f"{layer_of(name, config)} has {mixer}"
+            )
+        normed = mixer.qk_norm(config)
+        before = inner in ("attn.hook_q", "attn.hook_k") and normed is not None and normed[1] == "width"
+        if before and {"head", "kv_head"} & set(dims):
+            raise ValueError(
+                f"qk_fix by head requires that heads do not share a norm, which {inner} enters here: ask for the site "
+                "after it (rot_q, rot_k), or leave the head out of by"
             )
 
 
