@@ -83,8 +83,8 @@ class AttributionPatch(Question):
             estimates the joint patch.
         direction: "denoise" estimates patching clean values into the corrupted run, "noise" the other way round.
         each: False keeps no values of single prompts, which data of any size requires.
-        qk_fix: for queries and keys (site q, k, rot_q, rot_k), whether the softmax is computed again: the estimate is the
-            exact change of the pattern times the pattern's gradient, linear only in what follows (AtP*'s QK fix). A
+        qk_fix: for queries and keys (site q, k, rot_q, rot_k), whether the softmax is computed again: the estimate is
+            the exact change of the pattern times the pattern's gradient, linear only in what follows (AtP*'s QK fix). A
             saturated softmax is no blind spot then. A key at one position is patched alone; without `pos` in `by`, the
             keys of all positions together.
         grad_drop: whether `size` is estimated as well: the mean size of the estimates of L - 1 further passes, in each
@@ -213,7 +213,9 @@ def _effects(
         pair.own, [*reads, *slopes, *more, *ends], final=True, exact=True, toward=toward, rules=rules
     )
     inner = tuple(dim for dim in dims if dim != "layer")
-    estimate: Estimate = partial(_first_order, own_trace=own_run.trace, other_trace=other_run.trace, dims=inner)
+    estimate: Estimate = partial(
+        _first_order, own_trace=own_run.trace, other_trace=other_run.trace, dims=inner
+    )
     if asked.qk_fix:
         estimate = yield from recomputed(own_run, other_run.trace, names, inner, rules)
     effects = [estimate(name, own_run.trace[slope]) for name, slope in zip(names, slopes, strict=True)]

@@ -8,7 +8,7 @@ interval says how large it can be (Kramár et al. 2024, "AtP*", section 3.3 and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import prod
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, site_names
@@ -25,6 +25,7 @@ from interp.core.axes import shape_text
 from interp.core.kinds import PositiveCount, Probability, Seed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
+from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
@@ -136,7 +137,7 @@ class MissedEffects(Question):
             if dim not in COLUMN_DIMS
         }
         drawn = Subsets(dims, sizes, self.known, self.subsets, self.share, self.seed)
-        attrs = {
+        attrs: dict[str, str | float | int] = {
             "site": self.site, "direction": self.direction, "metric": metric.name, "unit": metric.unit,
             "subsets": self.subsets, "share": self.share, "confidence": self.confidence, "seed": self.seed,
             "interval": "95 % over subsets",
@@ -170,7 +171,9 @@ class Subsets:
 
     def __post_init__(self) -> None:
         if sum(dim in COLUMN_DIMS for dim in self.dims) > 1:
-            raise ValueError(f"by: cells at one position each are required, got the dims {', '.join(self.dims)}")
+            raise ValueError(
+                f"by: cells at one position each are required, got the dims {', '.join(self.dims)}"
+            )
         if not 2 <= self.with_cell <= self.count - 2:
             raise ValueError(
                 f"at least two subsets with every cell and two without it are required, got {self.with_cell} with it "
@@ -185,7 +188,9 @@ class Subsets:
             e is None or n == e for n, e in zip(shape, expected, strict=True)
         )
         if not fits:
-            wanted = ", ".join(dim if n is None else f"{dim} {n}" for dim, n in zip(self.dims, expected, strict=True))
+            wanted = ", ".join(
+                dim if n is None else f"{dim} {n}" for dim, n in zip(self.dims, expected, strict=True)
+            )
             raise ValueError(f"known requires a value for every cell of [{wanted}], got {shape_text(shape)}")
 
     @property
@@ -213,7 +218,11 @@ class Subsets:
         known = self.known.bool().cpu().numpy()
         if self.place is None:
             return known
-        return known.take(position, self.place) if position < known.shape[self.place] else np.zeros(shape, dtype=bool)
+        return (
+            known.take(position, self.place)
+            if position < known.shape[self.place]
+            else np.zeros(shape, dtype=bool)
+        )
 
     def over(self, positions: int) -> Bool[Tensor, "subset ..."]:
         """Whether each cell is in each subset, for cells at so many positions."""
@@ -244,52 +253,55 @@ def _rows(
 
 def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) -> list[Variant]:
     """One variant per subset: the other run's values in all its cells."""
-    first = other[Read(names[0])]
-    axes = [DIMS.get(axis) for axis in sites.axes_of(names[0]).split()]  # of the site, the batch row first
-    where = _positions(own, drawn, first)
-    inside = drawn.over(1 if drawn.place is None else int(where.max()) + 1).to(first.device)
-    if "layer" not in drawn.dims:
-        inside = inside[:, None]
-    variants = []
-    for chosen in inside:
-        edits = []
-        for name, cells in zip(names, chosen if "layer" in drawn.dims else [chosen[0]] * len(names), strict=True):
-            mask = _on_site(cells, where, [dim for dim in drawn.dims if dim != "layer"], axes)
-            edits.append(Edit(name, _Put(other[Read(name)], mask)))
-        variants.append(Variant(edits))
-    return variants
+    device, layered = other[Read(names[0])].device, "layer" in drawn.dims
+    where = to_device(_positions(own.host()), device)
+    inside = to_device(drawn.over(own.tokens.shape[1]), device)  # [subset (layer) *cells]
+    dims = tuple(dim for dim in drawn.dims if dim != "layer")
+    return [
+        Variant(
+            [
+                Edit(name, _Put(other[Read(name)], chosen[layer] if layered else chosen, where, dims))
+                for layer, name in enumerate(names)
+            ]
+        )
+        for chosen in inside
+    ]
 
 
-def _positions(own: Batch, drawn: Subsets, like: Tensor) -> Tensor:
-    """The position of every column [b, p], -1 at padding."""
-    where = own.layout.positions(own.tokens.shape[1], 0, own.tokens.device).expand(len(own), -1)
-    return where.masked_fill(~own.real, -1).to(like.device)
-
-
-def _on_site(
-    cells: Bool[Tensor, "..."], where: Tensor, dims: Sequence[str], axes: Sequence[str | None]
-) -> Bool[Tensor, "b ..."]:
-    """The cells of a subset in one layer as a mask of the site's values `[b, *axes]`."""
-    place = next((i for i, dim in enumerate(dims) if dim in COLUMN_DIMS), None)
-    if place is None:
-        mask = cells[None]
-    else:
-        mask = cells.movedim(place, 0)[where.clamp_min(0)]  # [b p *others]
-        mask = (mask & (where >= 0).view(*where.shape, *[1] * (mask.ndim - 2))).movedim(1, place + 1)
-    for i, dim in enumerate(axes[1:], 1):  # dims that are patched at once
-        mask = mask if dim in dims else mask.unsqueeze(i)
-    return mask
+def _positions(own: Batch) -> Int[Tensor, "b p"]:
+    """The position of every column, -1 at padding."""
+    where = own.layout.positions(own.tokens.shape[1], 0, own.tokens.device)
+    return where.expand(len(own), -1).masked_fill(~own.real, -1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Put:
-    """The change to given values where a mask is true."""
+    """The change of a site to given values in some of its cells."""
 
-    values: Tensor
-    mask: Bool[Tensor, "..."]
+    values: Float[Tensor, "b ..."]
+    chosen: Bool[Tensor, "..."]
+    """Whether each cell is changed, over `dims`; positions count each row's tokens."""
+    where: Int[Tensor, "b p"]
+    """The position of every column, -1 at padding."""
+    dims: tuple[str, ...]
 
-    def __call__(self, cells: Tensor) -> Tensor:
-        return torch.where(self.mask, self.values.to(cells), cells)
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change of a site with these axes."""
+        return partial(self._changed, axes=sites.axes_of(site).split()[1:])
+
+    def _changed(self, cells: Float[Tensor, "b ..."], axes: Sequence[str]) -> Float[Tensor, "b ..."]:
+        return torch.where(self._mask(axes), self.values.to(cells), cells)
+
+    def _mask(self, axes: Sequence[str]) -> Bool[Tensor, "#b ..."]:
+        """The chosen cells on the axes of the site, of length 1 along those that are changed at once."""
+        mask, place = self.chosen[None], next((i for i, d in enumerate(self.dims) if d in COLUMN_DIMS), None)
+        if place is not None:
+            rows = self.chosen.movedim(place, 0)[self.where.clamp_min(0)]  # [p ...] -> [b p ...]
+            real = (self.where >= 0).view(*self.where.shape, *[1] * (rows.ndim - 2))
+            mask = (rows & real).movedim(1, place + 1)  # [b ... p ...]
+        for i, axis in enumerate(axes, 1):
+            mask = mask if DIMS.get(axis) in self.dims else mask.unsqueeze(i)
+        return mask
 
 
 # the bound
@@ -361,9 +373,18 @@ def _result(merged: Partial, table: BoundTable) -> xr.Dataset:
     half = welch.end(0.975)
     shuffled = _shuffled_bound(by_cell, inside, table)
     unit = str(table.attrs["unit"])
-    names = {"value": welch.difference, "low": welch.difference - half, "high": welch.difference + half, "upper": upper}
+    names = {
+        "value": welch.difference,
+        "low": welch.difference - half,
+        "high": welch.difference + half,
+        "upper": upper,
+    }
     values: dict[str, tuple[Sequence[str], Tensor]] = {name: (drawn.dims, x) for name, x in names.items()}
-    values |= {"n": (drawn.dims, counted), "bound": ((), upper.nan_to_num(nan=0.0).max()), "null": ((), shuffled)}
+    values |= {
+        "n": (drawn.dims, counted),
+        "bound": ((), upper.nan_to_num(nan=0.0).max()),
+        "null": ((), shuffled),
+    }
     values |= {name: (("prompt",), rows[name]) for name in ("clean", "corrupt")}
     coords = {name: x for name, x in table.coords.items() if name in drawn.dims or isinstance(x, tuple)}
     return labelled(table.name, values, coords=coords, units=unit, attrs=table.attrs)

@@ -10,7 +10,6 @@ sum is missing at a time (GradDrop). Both are of Kramár et al. 2024, "AtP*", ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from interp.causal.softmax_change import column_change, row_change
 from interp.core.stats import upcast
-from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import SPLIT_INPUTS
 from interp.model.config import ModelConfig
@@ -96,7 +94,7 @@ def recomputed(
     """
     config = own_run.model.config
     put = [*_streams_read(config), *names]
-    values = {**{name: own_run.trace[Read(name)] for name in _streams_read(config)}}
+    values = {name: own_run.trace[Read(name)] for name in _streams_read(config)}
     values |= {name: other_trace[Read(name)] for name in names}
     edits = [Edit(name, Set(values[name])) for name in put]
     held = yield from recorded(
@@ -156,7 +154,9 @@ def _first_score(scores: Float[Tensor, "b h q k"]) -> Float[Tensor, "b 1 1 1"]:
 def check_dropped(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> None:
     """ValueError unless there are cells of layers, and other layers than theirs, whose contribution can be dropped."""
     if config.n_layers < 2:
-        raise ValueError("grad_drop leaves out one other layer at a time: it requires two layers or more, got 1")
+        raise ValueError(
+            "grad_drop leaves out one other layer at a time: it requires two layers or more, got 1"
+        )
     inner = sites.find(names[0], config)[0].name if sites.find(names[0], config)[1] is not None else names[0]
     if not _is_of_sublayer(inner, config):
         raise ValueError(

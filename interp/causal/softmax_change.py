@@ -1,9 +1,10 @@
 """The exact change of attention patterns when single queries or keys change, summed against a gradient of the patterns.
 
 A query decides one row of the pattern, so that all queries are recomputed at once from their new scores. A key decides
-one column of the scores; the softmax renormalises every row that sees it. With a the weight of the key in a row, p its
-new weight and m the mean of the row's gradient over the other keys, the row changes by (p - a) (e_key - others' shares),
-which moves the metric by (p - a) (g_key - m): no key needs a softmax of its own (Kramár et al. 2024, equations 7 to 10).
+one column of the scores; the softmax renormalises every row that sees it. With a the weight of the key in a row and p
+its new weight, the row changes by (p - a) (e_key - shares of the others). With m the mean of the row's gradient over
+the others, by these shares, that moves the metric by (p - a) (g_key - m): no key needs a softmax of its own (Kramár et
+al. 2024, arXiv:2403.00745, equations 7 to 10).
 """
 
 import torch
@@ -77,7 +78,9 @@ def _weight_change(
     return torch.where(step > 0, up, down)
 
 
-def _log_total(scores: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None) -> Float[Tensor, "b h q 1"]:
+def _log_total(
+    scores: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None
+) -> Float[Tensor, "b h q 1"]:
     """Log of the softmax's denominator; 0 for a query that sees nothing."""
     total = scores.logsumexp(-1, keepdim=True)
     if sinks is not None:
@@ -101,7 +104,9 @@ def _log_sink_share(
     return rearrange(sinks, "h -> 1 h 1 1").to(scores) - _log_total(scores, sinks)
 
 
-def _log_sum(logs: Float[Tensor, "b h q k"], more: Float[Tensor, "b h q 1"] | None) -> Float[Tensor, "b h q 1"]:
+def _log_sum(
+    logs: Float[Tensor, "b h q k"], more: Float[Tensor, "b h q 1"] | None
+) -> Float[Tensor, "b h q 1"]:
     """log of the sum of a row's weights, and of one more."""
     total = logs.logsumexp(-1, keepdim=True)
     return total if more is None else torch.logaddexp(total, more)

@@ -1,4 +1,4 @@
-"""The bound on effects of cells that nobody patched: it holds as often as it says, over subsets and before interactions."""
+"""The bound on effects of cells that nobody patched holds as often as it says, over random subsets."""
 
 from functools import partial
 
@@ -134,7 +134,9 @@ def test_a_planted_cell_that_is_left_out_of_the_known_ones_lifts_the_bound() -> 
 def test_the_chance_level_is_what_shuffled_effects_leave() -> None:
     found = bounded(linear(), subsets=200)
     assert 0 < float(found.null) < float(found.bound)
-    none = bounded(linear(), "z", subsets=200, known=torch.arange(56).view(2, 7, 4) == int(np.argmax(found.upper.values)))
+    none = bounded(
+        linear(), "z", subsets=200, known=torch.arange(56).view(2, 7, 4) == int(np.argmax(found.upper.values))
+    )
     assert float(none.null) < float(none.bound) < float(found.bound)
 
 
@@ -181,17 +183,25 @@ def test_every_cell_is_in_its_share_of_the_subsets_and_known_ones_in_none() -> N
     counts = inside.sum(0)
     assert bool((counts[~known] == 8).all()) and int(counts[1, 2]) == 0
     by_position = drawn(("layer", "pos", "head"))
-    assert bool((by_position.over(9)[:, :, :5] == by_position.over(5)).all()), "whatever the longest prompt is"
+    assert bool((by_position.over(9)[:, :, :5] == by_position.over(5)).all()), (
+        "whatever the longest prompt is"
+    )
     assert not bool((by_position.over(2)[:, :, 0] == by_position.over(2)[:, :, 1]).all())
 
 
 def test_what_cannot_be_bounded_is_refused_by_name() -> None:
     model = build("gpt2")
-    with pytest.raises(ValueError, match="cells at one position each are required, got the dims layer, head, query, key"):
+    with pytest.raises(
+        ValueError, match="cells at one position each are required, got the dims layer, head, query, key"
+    ):
         bounded(model, "pattern")
-    with pytest.raises(ValueError, match="at least two subsets with every cell and two without it are required, got 1"):
+    with pytest.raises(
+        ValueError, match="at least two subsets with every cell and two without it are required, got 1"
+    ):
         bounded(model, subsets=10)
-    with pytest.raises(ValueError, match=r"known requires a value for every cell of \[layer 2, pos, head 4\]"):
+    with pytest.raises(
+        ValueError, match=r"known requires a value for every cell of \[layer 2, pos, head 4\]"
+    ):
         bounded(model, known=torch.zeros(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one cell must be left"):
         bounded(model, by=("layer", "head"), known=torch.ones(2, 4, dtype=torch.bool))

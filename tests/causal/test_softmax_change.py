@@ -53,7 +53,7 @@ def test_every_query_is_one_softmax_of_its_new_scores(scale: float, sinks: bool)
 
 
 def test_a_key_that_is_alike_in_both_runs_or_seen_alone_moves_exactly_nothing() -> None:
-    own, other, gradient, extra = drawn(30.0, sinks=False)
+    own, other, gradient, _ = drawn(30.0, sinks=False)
     assert float(column_change(own, own, gradient).abs().max()) == 0
     first = column_change(own[:, :, :1], other[:, :, :1], gradient[:, :, :1])
     assert float(first.abs().max()) == 0, "query 0 sees key 0 alone"
