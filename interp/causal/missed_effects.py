@@ -290,7 +290,7 @@ class _Put:
         return partial(self._changed, axes=sites.axes_of(site).split()[1:])
 
     def _changed(self, cells: Float[Tensor, "b ..."], axes: Sequence[str]) -> Float[Tensor, "b ..."]:
-        return torch.where(self._mask(axes), self.values.to(cells), cells)
+        return torch.where(self._mask(axes).to(cells.device), self.values.to(cells), cells)
 
     def _mask(self, axes: Sequence[str]) -> Bool[Tensor, "#b ..."]:
         """The chosen cells on the axes of the site, of length 1 along those that are changed at once."""

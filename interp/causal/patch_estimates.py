@@ -98,7 +98,7 @@ def recomputed(
     values |= {name: other_trace[Read(name)] for name in names}
     edits = [Edit(name, Set(values[name])) for name in put]
     held = yield from recorded(
-        own_run.batch, [Read(_scores(name)) for name in names], exact=True, edits=edits, rules=rules
+        own_run.batch, [Read(_scores(name)) for name in names], edits=edits, rules=rules
     )
     return partial(_recomputed_effect, own=own_run, other_scores=held.trace, dims=tuple(dims))
 
@@ -204,7 +204,6 @@ def dropped_sizes(
         run = yield from recorded(
             own_run.batch,
             [slopes[i] for i in below],
-            exact=True,
             edits=[Edit(f"blocks.{dropped}.hook_{name}", Detach()) for name in config.sublayers],
             toward=toward,
             rules=rules,

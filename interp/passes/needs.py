@@ -105,7 +105,7 @@ class TowardStream:
 
     def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, ""]:
         """The sum over the rows of stream . gradient."""
-        return (upcast(stream) * upcast(self.gradient)).sum()
+        return (upcast(stream) * upcast(self.gradient).to(stream.device)).sum()
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Edit, HookedTransformer, Read, observe
+from interp import Edit, HookedEncoderDecoder, HookedTransformer, Read, observe
 from interp.causal import attribution_patch, patch
 from interp.causal.contrast import Direction, site_names
 from interp.data.batch import Batch
@@ -31,6 +31,7 @@ from interp.passes.metrics import kl_divergence, logit_difference
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, padded
 from tests.configs import CONFIGS, build, perturbed
+from tests.lenses.test_factors_of_pairs import pair
 from tests.loops import over
 from tests.tolerances import assert_close
 
@@ -84,15 +85,19 @@ def test_behind_the_last_attention_the_fix_is_exact_patching(
     assert not np.allclose(asked(model, site).value[1], asked(model, site, qk_fix=True).value[1], rtol=0.01)
 
 
-def by_hand(model: Transformer, own: Tensor, other: Tensor, name: str, cell: tuple[int, int]) -> Tensor:
+def by_hand(model: Transformer, own: Batch, other: Batch, name: str, cell: tuple[int, int]) -> Tensor:
     """The change of the patterns of a layer as one query or key is replaced there, times their gradient."""
     pattern = f"{name.rpartition('.')[0]}.hook_pattern"
-    value = observe(model, Batch(other), [Read(name)]).trace[name]
+    value = observe(model, other, [Read(name)]).trace[name]
     at = {"pos": cell[0], "kv_head" if name.endswith("k") else "head": cell[1]}
-    new = observe(model, Batch(own), [Read(pattern)], [Edit(name, Set(value), at)]).trace[pattern]
-    number = lambda logits: difference(logits).sum()  # noqa: E731
-    seen = observe(model, Batch(own), [Read(pattern), Read(pattern, grad=True)], metric=number).trace
+    new = observe(model, own, [Read(pattern)], [Edit(name, Set(value), at)]).trace[pattern]
+    seen = observe(model, own, [Read(pattern), Read(pattern, grad=True)], metric=total).trace
     return ((new - seen[Read(pattern)]) * seen[Read(pattern, grad=True)]).sum((1, 2, 3))
+
+
+def total(logits: Tensor) -> Tensor:
+    """The metric summed over prompts, each of which has its own gradient."""
+    return difference(logits).sum()
 
 
 @pytest.mark.parametrize(
@@ -108,25 +113,44 @@ def test_a_cell_is_the_pattern_s_change_under_an_ordinary_edit_times_its_gradien
     for layer, cell in ((0, (2, 0)), (0, (5, found.shape[3] - 1)), (1, (6, 0)), (1, (3, 0))):
         full = site_names(site, model.config)[layer]
         assert_close(
-            found[:, layer, cell[0], cell[1]], by_hand(model, CORRUPT, CLEAN, full, cell), torch.float64
+            found[:, layer, cell[0], cell[1]],
+            by_hand(model, Batch(CORRUPT), Batch(CLEAN), full, cell),
+            torch.float64,
         )
     assert float(found.abs().max()) > 1e-3
 
 
+def test_queries_of_cross_attention_are_recomputed_as_well() -> None:
+    network = pair("llama-gqa")
+    given, sources = HookedEncoderDecoder(network).given, Batch.of([[5, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    clean, corrupt = (
+        given(sources, Batch.of(x)) for x in ([[0, 3, 5, 7], [0, 8, 9, 7]], [[0, 3, 6, 7], [0, 8, 2, 7]])
+    )
+    site = "cross_attn.hook_q"
+    found = attribution_patch(network.decoder, clean, corrupt, site, metric=METRIC, qk_fix=True, agreement=0)
+    for layer, cell in ((0, (2, 1)), (1, (3, 2))):
+        expected = by_hand(network.decoder, corrupt, clean, f"blocks.{layer}.{site}", cell)
+        assert_close(each(found)[:, layer, cell[0], cell[1]], expected, torch.float64)
+    assert float(each(found).abs().max()) > 1e-3
+
+
 def saturated(gap: float) -> Transformer:
-    """Attention without positions whose scores are so far apart that its pattern hardly has a gradient."""
-    model = perturbed(replace(ALONE, n_layers=2, norm=LayerNorm(trained="nothing"), position=NoPosition()))
+    """Attention whose second layer, in the corrupted run, gives one key of every row a score `gap` above all others."""
+    model = perturbed(replace(ALONE, position=NoPosition()))
+    scores = observe(model, Batch(CORRUPT), [Read("blocks.1.attn.hook_attn_scores")]).trace
+    best = scores["blocks.1.attn.hook_attn_scores"][:, :, 1:].topk(2, -1).values
+    nearest = (best[..., 0] - best[..., 1]).min()
     attention = model.blocks[1].attn
     queries = 4 * attention.d_head
-    attention.qkv.weight[:queries] *= gap
-    attention.qkv.bias[:queries] *= gap
+    attention.qkv.weight[:queries] *= gap / nearest
+    attention.qkv.bias[:queries] *= gap / nearest
     return model
 
 
 @over("site", ["q", "k"])
 def test_a_saturated_softmax_is_no_blind_spot(site: str) -> None:
-    """Scores tens apart: first order sees almost nothing of what a patch does, the fix all of it."""
-    model = saturated(60.0)
+    """Scores 20 apart or more: first order sees almost nothing of what a patch does, the fix all of it."""
+    model = saturated(20.0)
     by = ("layer", "pos", "head" if site == "q" else "kv_head")
     exact = patch(HookedTransformer(model), CLEAN, CORRUPT, site, metric=METRIC, by=by).value[1]
     with_fix, without = (asked(model, site, qk_fix=fix).value[1] for fix in (True, False))
@@ -182,8 +206,7 @@ def dropped_by_hand(model: Transformer, site: str, *, drop: int) -> list[Tensor]
     names, outs = site_names(site, model.config), [f"blocks.{drop}.hook_{x}" for x in model.config.sublayers]
     other = observe(model, Batch(CLEAN), [Read(name) for name in names]).trace
     reads = [Read(name, grad=grad) for name in names for grad in (False, True)]
-    number = lambda logits: difference(logits).sum()  # noqa: E731
-    own = observe(model, Batch(CORRUPT), reads, [Edit(out, Detach()) for out in outs], metric=number).trace
+    own = observe(model, Batch(CORRUPT), reads, [Edit(out, Detach()) for out in outs], metric=total).trace
     return [((other[n] - own[Read(n)]) * own[Read(n, grad=True)]).sum(-1) for n in names]
 
 
@@ -195,12 +218,12 @@ def test_sizes_are_those_of_whole_backward_passes_with_a_layer_cut_out(name: str
     """Three layers: below a cell, its own and above."""
     model = perturbed(replace(CONFIGS[name], n_layers=3))
     found = torch.from_numpy(asked(model, site, grad_drop=True)["size"].values)
-    total = torch.zeros_like(found)
+    summed = torch.zeros_like(found)
     for drop in range(3):
         every = dropped_by_hand(model, site, drop=drop)
         assert float(every[drop].abs().max()) == 0, "its own layer gives 0"
-        total += torch.stack([x.abs() for x in every], 1).mean(0)
-    assert_close(found, total / 2, torch.float64)
+        summed += torch.stack([x.abs() for x in every], 1).mean(0)
+    assert_close(found, summed / 2, torch.float64)
     assert float(found.min()) >= 0 and float(found.max()) > 1e-3
 
 
@@ -257,8 +280,7 @@ def test_both_repairs_are_one_estimate_with_a_layer_cut_out() -> None:
     value = observe(model, Batch(CLEAN), [Read(name)]).trace[name]
     new = observe(model, Batch(CORRUPT), [Read(pattern)], [Edit(name, Set(value))]).trace[pattern]
     cut = [Edit(f"blocks.1.hook_{out}", Detach()) for out in model.config.sublayers]
-    number = lambda logits: difference(logits).sum()  # noqa: E731
-    seen = observe(model, Batch(CORRUPT), [Read(pattern), Read(pattern, grad=True)], cut, metric=number).trace
+    seen = observe(model, Batch(CORRUPT), [Read(pattern), Read(pattern, grad=True)], cut, metric=total).trace
     expected = ((new - seen[Read(pattern)]) * seen[Read(pattern, grad=True)]).sum(3).abs().mean(0).mT
     found = asked(model, "q", qk_fix=True, grad_drop=True)["size"].values[0]
     assert_close(torch.from_numpy(found), expected, torch.float64)
