@@ -61,7 +61,8 @@ TOTAL = "clean - corrupt"
 """Name of metric(clean) - metric(corrupt) of each prompt, repeated at every cell, NaN beyond the prompt's end."""
 SIZE = "size"
 """Name of the estimated sizes of the effects of each prompt."""
-_SIZES = {"value": SIZE, "low": "size_low", "high": "size_high"}
+ENDS, SIZE_ENDS = ("low", "high"), "size_ends"
+"""The ends of an interval, and the name of those of the sizes."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
 """The dims that run over token positions, of the prompt or (`source`) of an encoder's text."""
 
@@ -319,12 +320,13 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
     if size is not None:
         of_size = size.estimate(dims, fewest=table.metric.fewest)
-        values |= {_SIZES[name]: of_size[name] for name in _SIZES}
-    coords: dict[str, object] = {}
+        ends = torch.stack([of_size[end][1] for end in ENDS], -1)
+        values |= {SIZE: of_size["value"], SIZE_ENDS: ((*dims, "end"), ends)}
+    coords: dict[str, object] = {} if size is None else {"end": list(ENDS)}
     if isinstance(merged, Rows):
         _check_differing(merged.rows, table)
         token = merged.rows["token"]
-        coords = {"token": table.text.token_words(token), "pos": range(token.shape[1])}
+        coords |= {"token": table.text.token_words(token), "pos": range(token.shape[1])}
         values["each"] = (("prompt", *dims), merged.rows["effect"])
         values |= {name: (("prompt",), merged.rows[name]) for name in moments}
     else:
@@ -352,7 +354,7 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         {**effect.estimate(dims, fewest=table.metric.fewest), **values},
         coords={**counted, **table_coords, **coords},
         units={
-            **dict.fromkeys(("value", "low", "high", "each", *moments, *_SIZES.values()), table.metric.unit),
+            **dict.fromkeys(("value", "low", "high", "each", *moments, SIZE, SIZE_ENDS), table.metric.unit),
             "normalised": "share of the difference between the runs",
         },
         attrs={

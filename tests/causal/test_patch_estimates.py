@@ -17,7 +17,6 @@ from interp.edits import Detach, Set
 from interp.model import (
     Alibi,
     Latent,
-    LayerNorm,
     ModelConfig,
     NoNorm,
     NoPosition,
@@ -259,7 +258,10 @@ def test_a_cancelled_direct_effect_is_found_and_is_the_effect_without_the_other_
 def test_the_mean_of_sizes_is_not_the_size_of_the_mean() -> None:
     found = asked(build("gpt2"), "z", grad_drop=True)
     assert bool((found["size"][1] >= abs(found.value[1]) - 1e-12).all())
-    assert bool((found["size_low"] <= found["size"]).all()) and found["size"].attrs["unit"] == "logits"
+    assert (
+        bool((found["size_ends"].sel(end="low") <= found["size"]).all())
+        and found["size"].attrs["unit"] == "logits"
+    )
     np.testing.assert_allclose(found["size"][1], abs(found["each"][:, 1]).mean("prompt"))
 
 
@@ -269,7 +271,7 @@ def test_sizes_do_not_depend_on_batches(each: bool) -> None:
     how = {"metric": METRIC, "qk_fix": True, "grad_drop": True, "agreement": 0, "each": each}
     whole = attribution_patch(model, CLEAN, CORRUPT, "k", **how)  # type: ignore[arg-type]
     split = attribution_patch(model, Batch(CLEAN).split(2), Batch(CORRUPT).split(2), "k", **how)  # type: ignore[arg-type]
-    for name in ("value", "size", "size_low"):
+    for name in ("value", "size", "size_ends"):
         np.testing.assert_allclose(split[name], whole[name], atol=1e-12)
 
 

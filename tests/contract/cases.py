@@ -418,7 +418,8 @@ _CAUSAL: dict[str, Case] = {
     ),
     "AttributionPatch repaired": Case(
         AttributionPatch("k", qk_fix=True, grad_drop=True, agreement=0),
-        effects("layer pos kv_head", "clean corrupt") | of("size", "size_low", "size_high", over="layer pos kv_head"),
+        effects("layer pos kv_head", "clean corrupt") | of("size", over="layer pos kv_head")
+        | of("size_ends", over="layer pos kv_head end"),
         undrawn="a map has two dims, select",
     ),
     "CausalTrace": Case(
