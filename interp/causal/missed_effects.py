@@ -88,8 +88,8 @@ class MissedEffects(Question):
         - `clean`, `corrupt` [prompt]: metric of the two runs.
 
     Raises:
-        ValueError: pairs that do not align, cells of two positions, `known` of another shape, no cell that is left, and
-            fewer than two subsets with or without a cell.
+        ValueError: pairs that do not align, cells of two positions, `known` of another shape, no cell that is left,
+            fewer than two subsets with or without a cell, and a confidence outside 0.5 to 1.
         KeyError: an unknown site or dim.
 
     Caveats:
@@ -99,7 +99,7 @@ class MissedEffects(Question):
         larger one has a tighter bound.
 
     Cost:
-        A forward pass for every subset and prompt, and one more for each prompt of a pair.
+        A forward pass for every subset and pair, and two more for the pair itself.
 
     Source:
         Kramár et al. 2024, "AtP*: An efficient and scalable method for localizing LLM behaviour to components",
@@ -128,6 +128,8 @@ class MissedEffects(Question):
     def bind(self, model: Subject) -> ByRow:
         """One sweep per batch of pairs, with a variant for each subset."""
         config, metric = model.transformer.config, as_metric(self.metric, model.text)
+        if not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence above 0.5 and below 1 is required, got {self.confidence}")
         names = site_names(self.site, config)
         possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)

@@ -205,3 +205,5 @@ def test_what_cannot_be_bounded_is_refused_by_name() -> None:
         bounded(model, known=torch.zeros(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one cell must be left"):
         bounded(model, by=("layer", "head"), known=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"confidence above 0\.5 and below 1 is required, got 1\.0"):
+        bounded(model, confidence=1.0)
