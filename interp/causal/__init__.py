@@ -15,6 +15,7 @@ from interp.causal.function_vectors import (
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.linear_relations import LinearRelation, linear_relation
+from interp.causal.missed_effects import MissedEffects, missed_effects
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import MEASURES, Recall, continuations, recall
@@ -37,6 +38,7 @@ __all__ = [
     "KnockOut",
     "LinearRelation",
     "Mention",
+    "MissedEffects",
     "Patch",
     "PathPatch",
     "RankAgreement",
@@ -57,6 +59,7 @@ __all__ = [
     "identity",
     "knock_out",
     "linear_relation",
+    "missed_effects",
     "patch",
     "patch_preset",
     "path_patch",

@@ -4,7 +4,7 @@ A patch changes the metric by metric(a_other) - metric(a_own): to first order (a
 one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
 Prompts of a batch do not interact, so one pass serves all of them. The estimate misses saturation: a softmax near 0 or
 1 has no gradient, however much a real patch would change. So some cells are patched as well, and the result says how
-well the estimates agree with these patches.
+well the estimates agree with these patches. The two repairs of AtP* are in `patch_estimates`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,17 @@ from interp.causal.effects import (
     fisher_z,
     site_coords,
     site_dims,
+)
+from interp.causal.patch_estimates import (
+    Estimate,
+    check_dropped,
+    check_recomputed,
+    dropped_sizes,
+    on_the_same_path,
+    reads_of_softmax,
+    recomputed,
+    slope_of,
+    streams_for_dropping,
 )
 from interp.causal.patching import PatchedCells
 from interp.core.kinds import Count
@@ -72,6 +83,14 @@ class AttributionPatch(Question):
             estimates the joint patch.
         direction: "denoise" estimates patching clean values into the corrupted run, "noise" the other way round.
         each: False keeps no values of single prompts, which data of any size requires.
+        qk_fix: for queries and keys (site q, k, rot_q, rot_k), whether the softmax is computed again: the estimate is
+            the exact change of the pattern times the pattern's gradient, linear only in what follows (AtP*'s QK fix). A
+            saturated softmax is no blind spot then. A key at one position is patched alone; without `pos` in `by`, the
+            keys of all positions together.
+        grad_drop: whether `size` is estimated as well: the mean size of the estimates of L - 1 further passes, in each
+            of which the contribution of one other layer to the stream passes no gradient (AtP*'s GradDrop). It finds
+            cells whose direct effect a later layer cancels. It requires a site inside attention or an MLP, `layer` in
+            `by`, and two layers or more.
         rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or a
             preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern
             the relevances (value . gradient) of embeddings and biases sum to that of the final stream;
@@ -90,6 +109,10 @@ class AttributionPatch(Question):
           patched cells of a prompt, averaged over prompts as Fisher's z, with the ends low and high of its 95 %
           interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two cells that
           differ in estimate and effect; a correlation below .5 has a note too.
+        - `size`, with `grad_drop`: the estimated size of a cell's effect, never negative: mean over prompts (absolute
+          values come before the mean) of 1 / (L - 1) times the sum over the other layers of the size of the estimate
+          with that layer dropped. It ranks cells; `value` has the sign. `size_ends` [..., end] are the ends low and
+          high of its 95 % interval.
 
     Raises:
         ValueError: pairs that do not align, a metric that compares with the very run it is differentiated at, one
@@ -97,18 +120,27 @@ class AttributionPatch(Question):
         KeyError: an unknown site or dim.
 
     Caveats:
-        Exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
+        Exact only where the metric is linear in the site; without `qk_fix` an estimate says nothing about saturated
+        softmaxes. With it, values, norms and all later layers are still linear.
         Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a
         cell.
 
     Memory:
-        Three times the site's values in the layers, plus what a backward pass keeps.
+        Three times the site's values in the layers, plus what a backward pass keeps. `qk_fix` keeps two scores and a
+        gradient for every pair of query and key of every head and layer.
+
+    Cost:
+        Two forward passes and one backward pass; with `qk_fix` three and one, whatever the number of queries or keys,
+        and attention is not fused. `grad_drop` adds the work of (L - 1) / 2 forward and backward passes, as the pass
+        that drops layer l ends there (the paper counts L backward passes). The agreement costs patches beside them.
 
     Source:
-        Nanda 2023, "Attribution Patching". Jafari et al. 2025 for the rules "relp".
+        Nanda 2023, "Attribution Patching". Jafari et al. 2025 for the rules "relp". Kramár et al. 2024, "AtP*: An
+        efficient and scalable method for localizing LLM behaviour to components", arXiv:2403.00745, for `qk_fix`
+        (equations 7 to 10) and `grad_drop` (equation 11).
 
     See Also:
-        `patch`: the effects that this estimates.
+        `patch`: the effects that this estimates. `missed_effects`: a bound on those that it missed.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -122,6 +154,8 @@ class AttributionPatch(Question):
     by: Sequence[str] | None = None
     direction: Direction = "denoise"
     each: bool = True
+    qk_fix: bool = False
+    grad_drop: bool = False
     rules: Rules = ()
     agreement: Count = 16
     agreement_prompts: Count | None = 4
@@ -140,19 +174,19 @@ class AttributionPatch(Question):
         names = site_names(self.site, config)
         possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
+        if self.qk_fix:
+            check_recomputed(names, dims, config)
+        if self.grad_drop:
+            check_dropped(names, dims, config)
         attrs = {"site": self.site, "direction": self.direction, "order": "first", **rules_attrs(self.rules)}
+        attrs |= {"softmax": "recomputed (QK fix)"} if self.qk_fix else {}
+        attrs |= {"size": f"GradDrop over {config.n_layers - 1} other layers"} if self.grad_drop else {}
         coords = site_coords(names, dims, config)
         compared = Compared(self.agreement, self.agreement_prompts) if self.agreement else None
         table = EffectTable(
             self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared
         )
-        measure = partial(
-            _effects,
-            table=table,
-            cells=PatchedCells(names, dims),
-            direction=self.direction,
-            rules=self.rules,
-        )
+        measure = partial(_effects, table=table, cells=PatchedCells(names, dims), asked=self)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -161,32 +195,41 @@ attribution_patch = of_pairs(AttributionPatch)
 
 @torch.no_grad()
 def _effects(
-    model: Transformer,
-    batch: Batch,
-    table: EffectTable,
-    cells: PatchedCells,
-    direction: Direction,
-    rules: Rules,
+    model: Transformer, batch: Batch, table: EffectTable, cells: PatchedCells, asked: AttributionPatch
 ) -> Steps[MeasuredEffects]:
-    """First-order effect of every cell in a batch of pairs, and the metric of their clean and corrupted runs."""
-    names, dims, metric, pair = cells.names, cells.dims, table.metric, Contrast.of(batch, direction)
-    reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
+    """Estimated effect of every cell in a batch of pairs, and the metric of their clean and corrupted runs."""
+    names, dims, metric, rules = cells.names, cells.dims, table.metric, asked.rules
+    pair, config = Contrast.of(batch, asked.direction), model.config
+    reads, end = [Read(name) for name in names], Read(final_stream(config), grad=True)
     ends = (
         [end] if as_rules(rules) else []
     )  # read for the completeness check; rules may stop the gradient at every other site
-    other_run = yield from recorded(pair.other, reads, final=True, exact=True, rules=rules)
+    path = on_the_same_path(names) if asked.qk_fix else []
+    other_run = yield from recorded(pair.other, [*reads, *path], final=True, exact=True, rules=rules)
     toward = TowardMetric(metric, other_run.reference(metric))  # a metric that compares: with the clean run
-    slopes = [*reads, *(Read(name, grad=True) for name in names), *ends]
-    own_run = yield from recorded(pair.own, slopes, final=True, exact=True, toward=toward, rules=rules)
+    slopes = [slope_of(name, qk_fix=asked.qk_fix) for name in names]
+    more = reads_of_softmax(names, config) if asked.qk_fix else []
+    more += streams_for_dropping(config) if asked.grad_drop else []
+    own_run = yield from recorded(
+        pair.own, [*reads, *slopes, *more, *ends], final=True, exact=True, toward=toward, rules=rules
+    )
     inner = tuple(dim for dim in dims if dim != "layer")
-    products = torch.stack([_product(name, own_run.trace, other_run.trace, inner) for name in names], 1)
-    effect = products if "layer" in dims else products.sum(1)
+    estimate: Estimate = partial(
+        _first_order, own_trace=own_run.trace, other_trace=other_run.trace, dims=inner
+    )
+    if asked.qk_fix:
+        estimate = yield from recomputed(own_run, other_run.trace, names, inner, rules)
+    effects = [estimate(name, own_run.trace[slope]) for name, slope in zip(names, slopes, strict=True)]
+    effect = torch.stack(effects, 1)
+    effect, size = effect if "layer" in dims else effect.sum(1), None
+    if asked.grad_drop:
+        size = yield from dropped_sizes(own_run, names, effects, estimate, slopes, rules)
     runs = pair.runs(*(run.value(metric, toward.reference) for run in (own_run, other_run)))
     quality = own_run.completeness() if ends else {}
     if table.compared is not None:
         known = table.within_rows(effect, batch)
         quality |= yield from _agreement(own_run, other_run, toward, cells, known, table.compared)
-    return MeasuredEffects(effect, effect != 0, runs, quality)
+    return MeasuredEffects(effect, effect != 0, runs, quality, size)
 
 
 def _agreement(
@@ -293,12 +336,16 @@ def _change(before: Float[Tensor, "*n"], after: Float[Tensor, "*n"]) -> Float[Te
     return torch.where(before == after, 0.0, after - before)
 
 
-def _product(
-    name: str, own_trace: Trace, other_trace: Trace, dims: tuple[str, ...]
+def _first_order(
+    name: str,
+    gradient: Tensor,
+    own_trace: Trace,
+    other_trace: Trace,
+    dims: tuple[str, ...],
 ) -> Float[Tensor, "b ..."]:
     """(a_other - a_own) . gradient at a site, summed over all axes but the batch and `dims`."""
     change = _change(upcast(own_trace[Read(name)]), upcast(other_trace[Read(name)]))
-    product, summed = change * own_trace[Read(name, grad=True)].to(change), _summed_axes(name, dims)
+    product, summed = change * gradient.to(change), _summed_axes(name, dims)
     return product.sum(summed) if summed else product
 
 

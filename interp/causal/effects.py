@@ -59,6 +59,10 @@ EDGE_DIMS = ("sender", "receiver")
 MISSED, MOVED = "missed by the integral", "size of the integral"
 TOTAL = "clean - corrupt"
 """Name of metric(clean) - metric(corrupt) of each prompt, repeated at every cell, NaN beyond the prompt's end."""
+SIZE = "size"
+"""Name of the estimated sizes of the effects of each prompt."""
+ENDS, SIZE_ENDS = ("low", "high"), "size_ends"
+"""The ends of an interval, and the name of those of the sizes."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
 """The dims that run over token positions, of the prompt or (`source`) of an encoder's text."""
 
@@ -79,6 +83,8 @@ class MeasuredEffects:
     Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
     `completeness_error`; of an integral, |sum of its scores - change of the metric| (`MISSED`) and |change| (`MOVED`).
     """
+    size: Float[Tensor, "b ..."] | None = None
+    """Another estimate of every cell: of the size of its effect, never negative."""
 
     @classmethod
     def of(
@@ -102,7 +108,14 @@ class MeasuredEffects:
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
         quality = {name: rows(part.quality[name] for part in parts) for name in parts[0].quality}
-        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, quality)
+        sizes = [part.size for part in parts if part.size is not None]
+        return cls(
+            rows(part.effect for part in parts),
+            rows(part.changed for part in parts),
+            runs,
+            quality,
+            rows(sizes) if sizes else None,
+        )
 
 
 InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
@@ -276,6 +289,8 @@ def _rows(
     check(finite(measured.runs.values()), partial(_not_finite_error, measured.runs, table.metric))
     effect, changed = (table.within_rows(x, batch) for x in (measured.effect, measured.changed.double()))
     rows = {"effect": effect, "changed": changed, **measured.runs, **measured.quality}
+    if measured.size is not None:
+        rows[SIZE] = table.within_rows(measured.size, batch)
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
@@ -294,7 +309,7 @@ def _not_finite_error(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteEr
 def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     moments = dict(moments_of(merged, MaskedMoments if table.columns else Moments))
     effect, changed = (moments.pop(name) for name in ("effect", "changed"))
-    total = moments.pop(TOTAL, None)
+    total, size = moments.pop(TOTAL, None), moments.pop(SIZE, None)
     error = {name: float(moments.pop(name).mean) for name in ("completeness_error",) if name in moments}
     notes = []
     if MISSED in moments:
@@ -303,11 +318,15 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     agreed = [_coefficients(merged, moments.pop(name), name) for name in COEFFICIENTS if name in moments]
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
-    coords: dict[str, object] = {}
+    if size is not None:
+        of_size = size.estimate(dims, fewest=table.metric.fewest)
+        ends = torch.stack([of_size[end][1] for end in ENDS], -1)
+        values |= {SIZE: of_size["value"], SIZE_ENDS: ((*dims, "end"), ends)}
+    coords: dict[str, object] = {} if size is None else {"end": list(ENDS)}
     if isinstance(merged, Rows):
         _check_differing(merged.rows, table)
         token = merged.rows["token"]
-        coords = {"token": table.text.token_words(token), "pos": range(token.shape[1])}
+        coords |= {"token": table.text.token_words(token), "pos": range(token.shape[1])}
         values["each"] = (("prompt", *dims), merged.rows["effect"])
         values |= {name: (("prompt",), merged.rows[name]) for name in moments}
     else:
@@ -335,7 +354,7 @@ def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
         {**effect.estimate(dims, fewest=table.metric.fewest), **values},
         coords={**counted, **table_coords, **coords},
         units={
-            **dict.fromkeys(("value", "low", "high", "each", *moments), table.metric.unit),
+            **dict.fromkeys(("value", "low", "high", "each", *moments, SIZE, SIZE_ENDS), table.metric.unit),
             "normalised": "share of the difference between the runs",
         },
         attrs={

@@ -103,6 +103,8 @@ class Traits:
     """Whether it has scores that a softmax turns into the pattern."""
     softmax: bool = False
     """Whether it takes the options of softmax attention: a window, sinks, a soft cap."""
+    softmax_of_pairs: bool = False
+    """Whether each score is of one query and one key, and the pattern is the softmax of the scores (and of sinks)."""
     patterned: bool = True
     """Whether it has an effective pattern: `[query, key]` weights of the values, whatever the kernel computes."""
     distribution: bool = False

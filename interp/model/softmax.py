@@ -170,6 +170,7 @@ class Softmax(Mixer):
             scaled=self.score == "dot",
             scored=True,
             softmax=True,
+            softmax_of_pairs=not (stateful or by_row),
             distribution=True,
             separable=bilinear and not by_row,
             stateful=stateful,

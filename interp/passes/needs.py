@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model import sites
@@ -91,7 +92,27 @@ class TowardLoss:
         return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.forced, batch.row))
 
 
-Toward = TowardMetric | TowardLoss
+@dataclass(frozen=True, eq=False)
+class TowardStream:
+    """Target of a differentiated pass that ends before block `stop`: stream . gradient, for a known gradient.
+
+    It goes on with a backward pass from the middle of the network, where the gradient of the rest is known.
+    """
+
+    gradient: Float[Tensor, "b p d"]
+    """The gradient of the stream that enters the block; that of the final stream, where `stop` is their number."""
+    stop: int
+
+    def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, ""]:
+        """The sum over the rows of stream . gradient."""
+        return (upcast(stream) * upcast(self.gradient).to(stream.device)).sum()
+
+    def key(self, batch: Batch) -> Hashable:
+        """Equal for passes over the same tokens that are differentiated towards the same number."""
+        return self.stop, id(self.gradient)
+
+
+Toward = TowardMetric | TowardLoss | TowardStream
 """Targets of a differentiated pass."""
 
 

@@ -33,6 +33,8 @@ from interp.passes.needs import (
     Sweeping,
     Toward,
     TowardLoss,
+    TowardMetric,
+    TowardStream,
     metric_key,
 )
 from interp.passes.observe import deepest, observe
@@ -212,15 +214,17 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
 def _differentiated_pass(
     model: Transformer, batch: Batch, reads: Sequence[Read], edits: Sequence[Edit], toward: Toward
 ) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
-    """The values and gradients of one forward and backward pass; the final stream too if the target is a metric."""
+    """The values and gradients of one forward and backward pass, and the stream it ends with; None for a loss."""
     number = partial(toward.value, model, batch)
     if isinstance(toward, TowardLoss):
         where = toward.columns(model, batch)
         return observe(model, batch, reads, edits, logits_at=where, metric=number).trace, None
-    runs = runs_of_blocks(model, batch) if toward.in_runs else []
+    in_runs = isinstance(toward, TowardMetric) and toward.in_runs
+    runs = runs_of_blocks(model, batch) if in_runs else []
     if len(runs) > 1:
         return differentiated_in_runs(model, batch, reads, edits, number, runs)
-    seen = observe(model, batch, reads, edits, stop=model.config.n_layers, metric=number)
+    stop = toward.stop if isinstance(toward, TowardStream) else model.config.n_layers
+    seen = observe(model, batch, reads, edits, stop=stop, metric=number)
     return seen.trace, seen.output
 
 

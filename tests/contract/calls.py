@@ -383,7 +383,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "ablate": METRIC,
     "causal.agreement": {"estimate": lambda: numbers(6), "exact": lambda: numbers(6)},
     "attribution_patch": METRIC, "patch": METRIC, "path_patch": METRIC, "causal.knock_out": METRIC,
-    "causal.short_circuit": METRIC,
+    "causal.short_circuit": METRIC, "causal.missed_effects": METRIC | {"subsets": lambda: 20},
     "causal.patch_preset": METRIC | {"preset": lambda: "resid_pre"},
     "backward_lens": {"answer": lambda: 5}, "lenses.gradient_rank": {"answer": lambda: 5},
     "lenses.gradient_cosines": {"answer": lambda: 5}, "lenses.gradient_factors": {"answer": lambda: 5},

@@ -27,6 +27,7 @@ from interp.causal import (
     FunctionVectors,
     KnockOut,
     LinearRelation,
+    MissedEffects,
     Patch,
     PathPatch,
     Recall,
@@ -415,6 +416,12 @@ _CAUSAL: dict[str, Case] = {
         AttributionPatch("z", by=("layer", "head")), effects("layer head", "clean corrupt") | _AGREEMENT,
         drawn_apart=_but_agreement, of_others=_but_agreement,
     ),
+    "AttributionPatch repaired": Case(
+        AttributionPatch("k", qk_fix=True, grad_drop=True, agreement=0),
+        effects("layer pos kv_head", "clean corrupt") | of("size", over="layer pos kv_head")
+        | of("size_ends", over="layer pos kv_head end"),
+        undrawn="a map has two dims, select",
+    ),
     "CausalTrace": Case(
         CausalTrace(range(2, 4), samples=2, sigma=0.3),
         of(*_EFFECT, "spread", over="layer role")
@@ -449,6 +456,11 @@ _CAUSAL: dict[str, Case] = {
         | of("answered", "known", over="prompt"),
     ),
     "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), only="llama-gqa"),
+    "MissedEffects": Case(
+        MissedEffects("k", subsets=20),
+        of("value", "low", "high", "upper", "n", over="layer pos kv_head") | of("bound", "null", over="")
+        | of("clean", "corrupt", over="prompt"),
+    ),
     "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), only="llama-gqa"),
     "Patch heads": Case(
         Patch("z", by=("layer", "head"), direction="noise"),

@@ -281,6 +281,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "causal_trace": {"data": texts(PROMPTS[0]), "subject": lambda: "Mary", "answer": lambda: ANSWERS[0],
                      "samples": lambda: 3},
     "causal.knock_out": METRIC, "causal.short_circuit": METRIC,
+    "causal.missed_effects": METRIC | {"by": lambda: ("layer", "head"), "subsets": lambda: 20},
     "causal.patch_preset": METRIC | {"preset": lambda: "attn_head_out_all_pos"},
     "causal.subject_spread": {"data": texts(PROMPTS[0], PROMPTS[2])},
     "causal.average_indirect_effect": ANTONYMS,

@@ -26,6 +26,9 @@ ANALYSES = {
     "patching": lambda m: interp.patch(m, CLEAN, CORRUPT, "resid_pre", metric=METRIC),
     "patching heads": lambda m: interp.patch(m, CLEAN, CORRUPT, "z", metric=METRIC),
     "attribution patching": lambda m: interp.attribution_patch(m, CLEAN, CORRUPT, "z", metric=METRIC),
+    "attribution patching, layers dropped": lambda m: interp.attribution_patch(
+        m, CLEAN, CORRUPT, "z", metric=METRIC, grad_drop=True
+    ),
     "ablation": lambda m: interp.ablate(m, CLEAN, ["L1H2", "L0.mlp"], change=interp.edits.Zero(), metric=METRIC),
     "a stream": lambda m: interp.run([lenses.LogitLens(top=3)], m, CLEAN)["logit_lens"],
 }  # fmt: skip
