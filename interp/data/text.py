@@ -21,6 +21,7 @@ from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
 from interp.data.chats import Chat, as_chats, encoded_chats, is_chats
 from interp.data.ids import check_contrast, described, is_id, is_row, sorted_out
+from interp.data.spellings import check_one_spelling
 from interp.data.tokenizers import (
     BatchTokenizer,
     ChatTokenizer,
@@ -321,6 +322,7 @@ class Text:
         if self._d_vocab_out is None:
             return self.tokens(answers)
         items = answers if isinstance(answers, list | tuple) else [answers]
+        check_one_spelling(answers)
         if any(isinstance(item, str) for item in items):
             raise ValueError(
                 f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
@@ -336,6 +338,7 @@ class Text:
         """
         listed = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         items = listed if isinstance(listed, list | tuple) else [listed]
+        check_one_spelling(items)
         plain = not any(isinstance(item, str) or is_row(item) for item in items)
         if plain or self._d_vocab_out is not None:  # outputs of its own: one for each answer
             return [[token] for token in self.outputs(answers).tolist()]
@@ -360,6 +363,7 @@ class Text:
         """
         items = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         every: list[object] = list(items) if isinstance(items, list | tuple) else [items]
+        check_one_spelling(every)
         if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "

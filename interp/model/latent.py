@@ -46,8 +46,9 @@ class Latent(Mixer):
     """Eps of the latents' RMSNorms."""
 
     traits = Traits(
-        queries=False, values=False, reads_by_qkv=False, scored=True, distribution=True, grouped=False
-    )
+        queries=False, values=False, reads_by_qkv=False, scored=True, distribution=True, grouped=False,
+        masked=True,
+    )  # fmt: skip
     own_sites = (
         _site("attn.hook_q_latent", "b p w", "latent that queries are made of, before its norm"),
         *norm_sites("attn.q_latent_norm", "of the queries' latent", axes=("b p 1", "b p w"), before=_NEXT),

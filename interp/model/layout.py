@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NoReturn, TypeGuard
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -203,11 +204,17 @@ class Layout:
     """How many of each text's last tokens belong to its answer; negative positions are counted from the prompt's end.
     None: 0.
     """
+    branches: Int[Tensor, "b k"] | None = None
+    """Continuation of its row that each column belongs to: 1, 2, ..., each seeing itself and the columns of 0 before
+    all of them, on which every continuation follows. None: rows are plain texts.
+    """
 
     def to(self, device: torch.device) -> Layout:
         """This layout on another device."""
-        keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
-        return Layout(keep, documents, self.prompt, self.numbers, self.forced)
+        keep, documents, branches = (
+            None if x is None else x.to(device) for x in (self.keep, self.documents, self.branches)
+        )
+        return Layout(keep, documents, self.prompt, self.numbers, self.forced, branches)
 
     @property
     def ends_early(self) -> bool:
@@ -220,7 +227,12 @@ class Layout:
         return self.keep is None and self.documents is None
 
     def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
-        """Position of the last `n` columns: the number of real tokens of the same text before each."""
+        """Position of the last `n` columns: the number of real tokens of the same text before each.
+
+        Tokens of other continuations of a row (`branches`) do not count.
+        """
+        if self.branches is not None:
+            return self._positions_in_branches(self.branches)[:, past:]
         if self.keep is None and self.documents is None:
             return torch.arange(past, past + n, device=device)[None]
         if self.documents is None:
@@ -231,6 +243,15 @@ class Layout:
         starts = torch.ones_like(self.documents, dtype=torch.bool)
         starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
         return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
+
+    def _positions_in_branches(self, branches: Int[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+        """Position of every column where rows have several continuations: each goes on after the shared tokens."""
+        real = torch.ones_like(branches) if self.keep is None else self.keep.int()
+        before = real.cumsum(1) - real
+        starts = F.pad(branches[:, 1:] != branches[:, :-1], (1, 0))
+        since_start = before - before.masked_fill(~starts, 0).cummax(1).values
+        shared = (real * (branches == 0)).sum(1, keepdim=True)
+        return torch.where(branches > 0, shared + since_start, before)
 
     def texts(self, real: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
         """Number of the text that each column belongs to, counted over all rows; -1 at padding."""

@@ -92,4 +92,7 @@ def _stream_after(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
 ) -> Float[Tensor, "b p d"]:
     """The stream `[b p d]` after these blocks, from the stream that enters the first of them."""
-    return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)
+    return model(
+        stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents,
+        branches=batch.branches,
+    )  # fmt: skip

@@ -66,7 +66,15 @@ class TowardMetric:
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        about = (batch.answer, batch.wrong, batch.forced, batch.row, self.reference, self.example)
+        about = (
+            batch.answer,
+            batch.wrong,
+            batch.forced,
+            batch.row,
+            batch.choices,
+            self.reference,
+            self.example,
+        )
         return metric_key(self.metric), self.in_runs, *map(id, about)
 
 
@@ -167,7 +175,8 @@ class Recorded:
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row, against the reference where it compares. Computed once for all callers."""
-        about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
+        batch = self.batch
+        about = (batch.answer, batch.wrong, batch.forced, batch.row, batch.choices, reference)
         key = (metric_key(metric), *map(id, about))
         if key not in self._values:
             judge = MetricOfVariants(metric, self.batch, self.model, reference)

@@ -243,7 +243,7 @@ def observe(
         with torch.set_grad_enabled(metric is not None):
             output = network(
                 batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
-                types=batch.types, memory=batch.memory,
+                types=batch.types, memory=batch.memory, branches=batch.branches,
             )  # fmt: skip
             if tap is None:
                 return Observation(output, Trace({}))

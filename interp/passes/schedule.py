@@ -332,6 +332,7 @@ def _tokens_key(batch: Batch) -> Hashable:
     """Key of the tokens of a batch: batches of one key hold equal tokens in the same columns."""
     host = batch if batch.tokens.is_cpu else vars(batch).get("_host")
     if host is None:  # fetching the tokens would wait for the device
-        return tuple(map(id, (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory)))
-    values = (host.tokens, host.keep, host.documents, host.types)
+        parts = (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory, batch.branches)
+        return tuple(map(id, parts))
+    values = (host.tokens, host.keep, host.documents, host.types, host.branches)
     return id(batch.memory), *(None if x is None else (x.shape, x.numpy().tobytes()) for x in values)

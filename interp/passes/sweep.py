@@ -130,7 +130,7 @@ def base_run(
         cache = new_cache
     final = model(
         batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
-        types=batch.types, memory=batch.memory,
+        types=batch.types, memory=batch.memory, branches=batch.branches,
     )  # fmt: skip
     values = dict(tap.values)
     tap.close()
@@ -362,6 +362,7 @@ class SweepPass:
         out = self.model(
             source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
             keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+            branches=batch.branches,
         )  # fmt: skip
         for read in reads:
             self._write_read(read, tap.values[read], answers[read])
@@ -426,6 +427,7 @@ class SweepPass:
             documents=batch.documents,
             types=None if batch.types is None or layer else batch.types[:, c:],
             memory=batch.memory,
+            branches=batch.branches,
         )  # fmt: skip
         if tap is not None:
             for read in reads:
@@ -469,9 +471,11 @@ class SweepPass:
         """The batch whose mask, documents, types and memory are repeated `copies` times; its tokens are not used."""
         batch = self.batch
         bare = Batch(
-            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory
-        )
-        if bare.keep is None and bare.documents is None and bare.types is None and bare.memory is None:
+            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+            branches=batch.branches,
+        )  # fmt: skip
+        layouts = (bare.keep, bare.documents, bare.types, bare.memory, bare.branches)
+        if all(layout is None for layout in layouts):
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
