@@ -8,6 +8,7 @@ from functools import partial
 from itertools import permutations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -161,6 +162,18 @@ class AnswerTokens:
         """Number of prompts that the answers are for; None where one answer is for all."""
         count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
         return None if count == 1 else count
+
+    def before_others(self, count: int, others: int) -> AnswerTokens:
+        """The answers of `count` prompts, before `others` more prompts, which no answer follows.
+
+        Those have the last prompt's answer as their next token, of which nothing may be made.
+        """
+        answer = self.answer.expand(count)
+        forced = None if self.forced is None else self.forced.expand(count, -1)
+        if others:
+            answer = torch.cat((answer, answer[-1:].expand(others)))
+            forced = None if forced is None else F.pad(forced, (0, 0, 0, others), value=-1)
+        return replace(self, answer=answer, forced=forced)
 
     def on(self, batch: Batch) -> Batch:
         """The batch with the answer of each row, which is found by the row's number (`Batch.row`).

@@ -52,6 +52,14 @@ def described(value: object) -> str:
     return kind
 
 
+def check_count(answers: int | None, prompts: int) -> None:
+    """ValueError for another number of answers than of prompts; None is one answer for all prompts."""
+    if answers not in (None, prompts):
+        raise ValueError(
+            f"one answer for all prompts, or one for each, is required, got {answers} answers for {prompts} prompts"
+        )
+
+
 def check_contrast(
     answer: Int[Tensor, "a"],
     wrong: Int[Tensor, "w"],

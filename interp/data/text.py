@@ -20,7 +20,7 @@ from interp.core.notes import note
 from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
 from interp.data.chats import Chat, as_chats, encoded_chats, is_chats
-from interp.data.ids import check_contrast, described, is_id, is_row, sorted_out
+from interp.data.ids import check_contrast, check_count, described, is_id, is_row, sorted_out
 from interp.data.spellings import check_one_spelling
 from interp.data.tokenizers import (
     BatchTokenizer,
@@ -307,11 +307,8 @@ class Text:
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
         """One answer per row, from one for all rows or one for each; texts must be single tokens."""
         ids = self.outputs(answers)
-        if len(ids) == 1:
-            return ids.expand(rows)
-        if len(ids) != rows:
-            raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
-        return ids
+        check_count(None if len(ids) == 1 else len(ids), rows)
+        return ids.expand(rows)
 
     def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
         """Answers as indices of the model's outputs: token ids, or where outputs are not tokens, the given numbers.

@@ -225,8 +225,7 @@ def _cell_stats(
                 reference.weights[:, prompt_of], reference.total[prompt_of], reference.entropy[prompt_of]
             )
             by_group.append(statistics(tiles, token[prompt_of], top, reference_end))
-        shown = [name for name in by_group[0] if name != "target_log_prob"]
-        values = {name: torch.cat([block[name] for block in by_group]) for name in shown}
+        values = {name: torch.cat([block[name] for block in by_group]) for name in by_group[0]}
         parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in values.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

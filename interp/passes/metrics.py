@@ -522,11 +522,22 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     answers = _answers(outcome)
     if outcome.batch.choices is not None:
         return _of_either(*_log_probs_of_choices(outcome), wrong=False)
-    if outcome.batch.forced is None:
-        return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
     tokens, present = (x.to(answers.device) for x in outcome.batch.answer_tokens())
-    # [r n v] -> [(r n) v] -> one loss per token of an answer, [r n]
-    losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
+    return summed_log_probs(outcome.logits()[:, -tokens.shape[1] :], tokens, present)
+
+
+def summed_log_probs(
+    logits: Float[Tensor, "b k v"], tokens: Int[Tensor, "b k"], present: Bool[Tensor, "b k"]
+) -> Float[Tensor, "b"]:
+    """log p(answer) of each row, in nats: the sum over its tokens, each predicted after those before it.
+
+    Args:
+        logits: where each token is predicted (`Batch.answer_columns`), in float32 at least.
+        tokens: the answers, of up to k tokens.
+        present: which of them are real (`Batch.answer_tokens` gives both).
+    """
+    # [b k v] -> [(b k) v] -> one loss per token of an answer, [b k]
+    losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
     return -(losses.view_as(tokens) * present).sum(1)
 
 

@@ -85,18 +85,27 @@ class TowardLoss:
     loss: Callable[[Float[Tensor, "b n v"], Batch], Float[Tensor, ""]]
     everywhere: bool = False
     """Whether it sees the logits at every token; otherwise those at each row's last."""
+    whole: bool = False
+    """Whether it sees the logits at every token that predicts one of the answer (`Batch.answer_columns`)."""
 
     def value(self, model: Transformer, batch: Batch, logits: Float[Tensor, "b n v"]) -> Float[Tensor, ""]:
         """The loss, from the logits at `columns`."""
         return self.loss(logits, batch.to(logits.device))
 
-    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
+    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b k"] | None:
         """The columns at which logits are computed; None = all."""
-        return None if self.everywhere or not model.config.unembed else batch.host().last()[:, None]
+        if self.everywhere or not model.config.unembed:
+            return None
+        return batch.host().answer_columns() if self.whole else batch.host().last()[:, None]
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.forced, batch.row))
+        return (
+            self.loss,
+            self.everywhere,
+            self.whole,
+            *map(id, (batch.answer, batch.wrong, batch.forced, batch.row)),
+        )
 
 
 Toward = TowardMetric | TowardLoss
