@@ -248,7 +248,7 @@ def _sweep_results(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Seque
     if reads := [watched for watched in need.watch if isinstance(watched, Read)]:
         return _split_reads(sweep.read(reads), counts)
     metrics = [watched for watched in need.watch if isinstance(watched, Metric)]
-    every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
+    every = sweep.run_all(metrics, need.reference, need.reference_model)
     return list(zip(*(_split_metrics(swept, counts) for swept in every), strict=True))
 
 
