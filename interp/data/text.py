@@ -20,7 +20,7 @@ from interp.core.notes import note
 from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
 from interp.data.chats import Chat, as_chats, encoded_chats, is_chats
-from interp.data.ids import check_contrast, check_count, described, is_id, is_row, sorted_out
+from interp.data.ids import OneTokenError, check_contrast, check_count, described, is_id, is_row, sorted_out
 from interp.data.spellings import check_one_spelling
 from interp.data.tokenizers import (
     BatchTokenizer,
@@ -361,6 +361,15 @@ class Text:
         items = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         every: list[object] = list(items) if isinstance(items, list | tuple) else [items]
         check_one_spelling(every)
+        if (
+            every
+            and all(isinstance(a, str) or is_id(a) or is_row(a) for a in every)
+            and any(map(is_row, every))
+        ):
+            raise OneTokenError(
+                "this is about one next token: an answer is a text of a single token or an id, one for all prompts or "
+                f"one for each, got {described(answers)}"
+            )
         if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "

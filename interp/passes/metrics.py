@@ -440,6 +440,17 @@ def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
     return given
 
 
+def about(metric: Metric, answer: Answers, wrong: Answers | None) -> Metric:
+    """The metric with these answers and wrong ones, if it takes answers of several tokens and those of the data.
+
+    Answers and wrong answers are compared at one token by `logit_difference`, which the data's tell as well.
+    """
+    difference = isinstance(metric.value, partial) and metric.value.func is _log_prob_difference
+    if metric.answer is not None or not metric.of_choices or (difference and wrong is None):
+        return metric
+    return replace(metric, answer=answer, wrong=wrong if difference else None)
+
+
 def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) -> Batch:
     """Prompts as a metric about answers of several tokens sees them: followed by the first tokens of their answers."""
     answers = as_metric(metric, text).answers(text)
