@@ -26,7 +26,7 @@ from interp.data.chats import Chat, is_chats, role_positions, role_words
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.data.spellings import Spellings
 from interp.model.attention import Memory
-from interp.model.layout import Layout, PerRow, Places, TextTokens, several
+from interp.model.layout import ByRole, Layout, PerRow, Places, TextTokens, several
 
 Side = Literal["left", "right"]
 
@@ -498,7 +498,9 @@ class Batch(Brief):
         """
         on_host, positions = self.host(), several(pos)
         numbers = on_host.identities()
-        if isinstance(positions, PerRow) and numbers is not None:
+        if isinstance(positions, ByRole):
+            positions = self.positions_of(positions)
+        elif isinstance(positions, PerRow) and numbers is not None:
             positions = positions.of(numbers.tolist())
         rows, columns = on_host.tokens.shape
         return on_host.layout.find(positions, (rows, columns))
@@ -526,7 +528,12 @@ class Batch(Brief):
             PerRow([(2, 3)])
             >>> edit = interp.Edit("L1.mlp", interp.edits.Zero(), at={"pos": batch.positions("user", turn=-1)})
         """
-        return role_positions([self._codes(row) for row in range(len(self))], role, turn)
+        return self.positions_of(ByRole(role, turn))
+
+    def positions_of(self, by: ByRole, rows: Iterable[int] | None = None) -> PerRow:
+        """The positions of the tokens of a role in these rows, or in all: `positions` of a role that an edit names."""
+        chosen = range(len(self)) if rows is None else rows
+        return role_positions([self._codes(row) for row in chosen], by.role, by.turn)
 
     @property
     def roles(self) -> Shaped[np.ndarray, "b p"] | None:

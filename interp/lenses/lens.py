@@ -29,7 +29,7 @@ from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
-from interp.model.layout import PerRow, Places, several
+from interp.model.layout import ByRole, PerRow, Places, several
 from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
@@ -413,7 +413,7 @@ def _compute(
     out = {name: value[:, :count] for name, value in out.items() if name != "target_log_prob"}
     columns, real = columns[:, :count], real[:, :count]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
-    if isinstance(positions, PerRow):
+    if isinstance(positions, PerRow | ByRole):
         found = batch.tokens_at(positions)
         out["position"] = found.places if found.present is None else found.places.where(found.present, -1)
     if positions is None:

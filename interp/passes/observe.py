@@ -35,6 +35,7 @@ from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, find, is_late
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
+from interp.passes.edited import read_in_batch, with_edits_in_batch
 from interp.passes.memory import check_recorded
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
@@ -233,9 +234,11 @@ def observe(
     kept_whole = [read.site for read in reads if read.via is None and read.pos is None]
     check_recorded(kept_whole, network, *batch.tokens.shape, logits=stop is None and logits_at is None)
     batch = batch.to(network.device)
+    network, edits = with_edits_in_batch(network, batch, edits)
+    placed_reads = {read: read_in_batch(read, batch) for read in reads}
     follows = batch.forced is not None
     tap = (
-        Tap(reads, edits, answers_only=answers_only, forced=batch.forced)
+        Tap(list(placed_reads.values()), edits, answers_only=answers_only, forced=batch.forced)
         if reads or edits or follows
         else None
     )
@@ -253,7 +256,9 @@ def observe(
     finally:
         if tap is not None:  # of a pass that failed too: what it recorded may be most of the memory
             tap.close()
-    return Observation(output.detach(), Trace(answers))
+    return Observation(
+        output.detach(), Trace({read: answers[placed] for read, placed in placed_reads.items()})
+    )
 
 
 def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:

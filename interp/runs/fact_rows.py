@@ -24,17 +24,17 @@ def about_facts(question: Q, facts: AskedFacts, model: Subject) -> Q:
         return question
     asked = _with_subjects(question, facts)
     if not facts.several:
-        return asked  # type: ignore[no-any-return]
+        return asked
     whole = _with_answers(asked, facts)
     try:
         if whole is not asked:
             whole.bind(model)
-            return whole  # type: ignore[no-any-return]
+            return whole
     except OneTokenError:
         pass
     if {"answer", "metric"} & {field.name for field in dataclasses.fields(question)}:
         note(facts.first_token_note(question.name))
-    return asked  # type: ignore[no-any-return]
+    return asked
 
 
 def _with_subjects(question: Q, facts: AskedFacts) -> Q:
@@ -42,7 +42,7 @@ def _with_subjects(question: Q, facts: AskedFacts) -> Q:
     fields = {field.name for field in dataclasses.fields(question)}  # type: ignore[arg-type]
     if "subject" not in fields or getattr(question, "subject", None) is not None:
         return question
-    return dataclasses.replace(question, **{"subject": facts.subjects})  # type: ignore[type-var, no-any-return]
+    return dataclasses.replace(question, **{"subject": facts.subjects})  # type: ignore[type-var]
 
 
 def _with_answers(question: Q, facts: AskedFacts) -> Q:
@@ -53,7 +53,7 @@ def _with_answers(question: Q, facts: AskedFacts) -> Q:
     fields = {field.name for field in dataclasses.fields(question)}  # type: ignore[arg-type]
     metric = getattr(question, "metric", None)
     if isinstance(metric, Metric) and (whole := about(metric, facts.answers, facts.wrong)) is not metric:
-        return dataclasses.replace(question, **{"metric": whole})  # type: ignore[type-var, no-any-return]
+        return dataclasses.replace(question, **{"metric": whole})  # type: ignore[type-var]
     if "answer" in fields and getattr(question, "answer", None) is None and facts.wrong is None:
-        return dataclasses.replace(question, **{"answer": facts.answers})  # type: ignore[type-var, no-any-return]
+        return dataclasses.replace(question, **{"answer": facts.answers})  # type: ignore[type-var]
     return question
