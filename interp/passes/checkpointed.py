@@ -66,8 +66,8 @@ def differentiated_in_runs(
     trace, final, slopes = _in_runs(
         model, batch, site_reads, edits, lambda stream: number(stream)[None], runs
     )
-    trace = {read: value[0] if read.grad else value for read, value in trace.items()}
-    return Trace({**trace, end: slopes[0]}), final
+    values = {read: value[0] if read.grad else value for read, value in trace.items()}
+    return Trace({**values, end: slopes[0]}), final
 
 
 def differentiated_each(
@@ -130,7 +130,7 @@ def _each_gradient(
     values: Sequence[Tensor], at: Tensor, along: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """The gradient of each value, along a direction where it is no number; the graph is freed after the last."""
-    found = []
+    found: list[Tensor] = []
     for i, value in enumerate(values):
         direction = None if along is None else along[i]
         found += torch.autograd.grad(value, at, direction, retain_graph=i + 1 < len(values))
