@@ -360,6 +360,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "tasks.read_facts": {"path": facts_file, "prompts": lambda: None, "template": lambda: None},
     "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
+    "data.Spellings": {"texts": lambda: [3, (4, 5)]},
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
