@@ -40,9 +40,10 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.mounted import Mountable
-from interp.model.tap import Read
+from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.edited import with_edits_in_batch
 from interp.passes.generate import Stop, generate, stops_of, stream, streamed_text
 from interp.passes.observe import (
     Hook,
@@ -489,7 +490,9 @@ class HookedTransformer(Shown):
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         network = as_network(self)
         batch = batch.to(network.device)
-        logits = network(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
+        network, edits = with_edits_in_batch(network, batch)
+        tap = Tap(edits=edits) if edits else None
+        logits = network(batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types)
         if return_type == "logits":
             return logits
         self.cfg.require_next_token("a next-token loss")

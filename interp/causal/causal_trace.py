@@ -336,7 +336,7 @@ def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens
         return None if answers is None else replace(answers, keep_wrong=True)
     if not of_metric.begins(of_question):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return replace(of_metric, spellings=of_question.spellings, keep_wrong=True)
+    return replace(of_metric, spacing=of_question.spacing, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:

@@ -228,13 +228,16 @@ class Serve(ModelCommand):
         )
         model = self.opened()
         second = self.second or (CORRUPT if usual else "")
+        chats = [chat_of(text) for text in (self.prompt, second)]
         begins = Opening(
             chat_text(model, self.prompt), chat_text(model, second), *(text or "" for text in answers)
         )
         subspaces = [Subspace.load(file, model) for file in self.direction]
         files = {subspace.site: str(file) for subspace, file in zip(subspaces, self.direction, strict=True)}
         subject = ServedModel(
-            Session(model, subspaces),
+            Session(
+                model, subspaces, [model.to_batch(chat=chat) for chat in chats if isinstance(chat, list)]
+            ),
             Origin(self.model, self.device, self.revision, self.dtype, files),
             begins,
         )

@@ -1,16 +1,20 @@
-"""Answers as token ids, of one token or several, and notes about their spellings with and without a leading space."""
+"""Answers as token ids, of one token or several, and notes about their spelling with and without a leading space."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import permutations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.data.batch import Answers, Batch
+from interp.data.batch import Answers, Batch, Choices
 from interp.data.ids import check_contrast
+from interp.data.spellings import Spellings, spelled
 from interp.data.text import Text
 
 
@@ -27,7 +31,7 @@ class AnswerTokens:
     wrong: Int[Tensor, "n"] | None = None
     forced: Int[Tensor, "n f"] | None = None
     """The tokens of each answer before its last, padded on the right with -1; None: answers are of one token."""
-    spellings: Spellings | None = field(default=None, compare=False, repr=False)
+    spacing: Spacing | None = field(default=None, compare=False, repr=False)
     """The answers given as texts that would be other tokens with, or without, a leading space."""
     keep_wrong: bool = False
     """Whether `Batch.wrong` of the data is kept where `wrong` is None."""
@@ -35,6 +39,10 @@ class AnswerTokens:
     """The prompts that the answers follow, where these are not the prompts of the batch itself."""
     cut: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """A note for each pair of answers that goes on after the token in which the two differ."""
+    choices: Choices | None = None
+    """Several continuations of each prompt, whose tokens but for the last ones are `forced`; None: one."""
+    branches: Int[Tensor, "n f"] | None = None
+    """The continuation that each of the `forced` tokens belongs to, 0 for all; None: no prompt has several there."""
 
     @classmethod
     def of(
@@ -61,7 +69,7 @@ class AnswerTokens:
             raise ValueError(
                 f"as many wrong answers as answers are required, got {len(false)} for {len(right)}"
             )
-        spellings = Spellings.of(text, answer, wrong)
+        spacing = Spacing.of(text, answer, wrong)
         if max(map(len, [*right, *(false or [])])) == 1:
             first, second = (
                 None if tokens is None else torch.tensor(tokens)[:, 0] for tokens in (right, false)
@@ -69,24 +77,64 @@ class AnswerTokens:
             assert first is not None
             if second is not None:
                 check_contrast(first, second, pieces=text.of_outputs.pieces)
-            return cls(first, second, spellings=spellings)
+            return cls(first, second, spacing=spacing)
         if false is None:
-            return cls._of_ends([(tokens[:-1], tokens[-1:]) for tokens in right], spellings, ())
+            return cls._of_ends([(tokens[:-1], tokens[-1:]) for tokens in right], spacing, ())
         count = max(len(right), len(false))
         pairs = list(zip(right * (count // len(right)), false * (count // len(false)), strict=True))
         cut = dict.fromkeys(sentence for pair in pairs if (sentence := _cut_note(text, *pair)))
-        return cls._of_ends([_compared_tokens(text, *pair) for pair in pairs], spellings, tuple(cut))
+        return cls._of_ends([_compared_tokens(text, *pair) for pair in pairs], spacing, tuple(cut))
+
+    @classmethod
+    def of_choices(
+        cls, text: Text, answer: Answers | None, wrong: Answers | None = None
+    ) -> AnswerTokens | None:
+        """The answers as token ids, of which each may have several spellings, and wrong ones of any length.
+
+        One answer of one spelling is what `of` makes of it.
+
+        Raises:
+            ValueError: as `of`; a spelling that begins with another one, or an answer that is a wrong one too.
+        """
+        one_each = all(len(item.texts) == 1 for item in spelled(answer))
+        if answer is None or (wrong is None and one_each):
+            return cls.of(text, answer if answer is None else _first_spelling(answer), wrong, several=True)
+        right = _spelling_lists(text, answer)
+        false: list[list[list[int]]] = [[]] if wrong is None else _spelling_lists(text, wrong)
+        if len(right) != len(false) and 1 not in (len(right), len(false)):
+            raise ValueError(
+                f"as many wrong answers as answers are required, got {len(false)} for {len(right)}"
+            )
+        count = max(len(right), len(false))
+        pairs = list(zip(right * (count // len(right)), false * (count // len(false)), strict=True))
+        for pair in pairs:
+            _check_apart(text, *pair)
+        trees = [_Tree.of(*pair) for pair in pairs]
+        forced = _padded([tree.forced for tree in trees])
+        branches = _padded([tree.branches for tree in trees], 0)
+        choices = Choices(
+            _padded([tree.continuations for tree in trees]),
+            _padded([tree.steps for tree in trees], 0),
+            _padded([tree.wrong for tree in trees], 0).bool(),
+        )
+        return cls(
+            torch.tensor([tree.continuations[0][-1] for tree in trees]),
+            forced=forced if forced.shape[1] else None,
+            spacing=Spacing.of(text, answer, wrong),
+            choices=choices,
+            branches=branches if bool(branches.any()) else None,
+        )
 
     @classmethod
     def _of_ends(
-        cls, ends: Sequence[tuple[list[int], list[int]]], spellings: Spellings | None, cut: tuple[str, ...]
+        cls, ends: Sequence[tuple[list[int], list[int]]], spacing: Spacing | None, cut: tuple[str, ...]
     ) -> AnswerTokens:
         """The answers from pairs (tokens before the last, [last token of the answer] or [answer's, wrong answer's])."""
         width = max(len(before) for before, _ in ends)
         forced = torch.tensor([[*before, *[-1] * (width - len(before))] for before, _ in ends])
         last = torch.tensor([compared for _, compared in ends])
         wrong = last[:, 1] if last.shape[1] == 2 else None
-        return cls(last[:, 0], wrong, forced if width else None, spellings, cut=cut)
+        return cls(last[:, 0], wrong, forced if width else None, spacing, cut=cut)
 
     @property
     def several(self) -> bool:
@@ -115,23 +163,38 @@ class AnswerTokens:
         count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
         return None if count == 1 else count
 
+    def before_others(self, count: int, others: int) -> AnswerTokens:
+        """The answers of `count` prompts, before `others` more prompts, which no answer follows.
+
+        Those have the last prompt's answer as their next token, of which nothing may be made.
+        """
+        answer = self.answer.expand(count)
+        forced = None if self.forced is None else self.forced.expand(count, -1)
+        if others:
+            answer = torch.cat((answer, answer[-1:].expand(others)))
+            forced = None if forced is None else F.pad(forced, (0, 0, 0, others), value=-1)
+        return replace(self, answer=answer, forced=forced)
+
     def on(self, batch: Batch) -> Batch:
         """The batch with the answer of each row, which is found by the row's number (`Batch.row`).
 
         Raises:
             ValueError: a row without an answer; packed rows, where answers are of several tokens.
         """
-        answer, wrong, forced = (
-            None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong, self.forced)
+        answer, wrong, forced, branches = (
+            None if x is None else _of_rows(x, batch)
+            for x in (self.answer, self.wrong, self.forced, self.branches)
         )
         assert answer is not None
-        batch = batch if forced is None else batch.followed_by(forced)
+        batch = batch if forced is None else batch.followed_by(forced, branches)
+        if self.choices is not None:
+            batch = replace(batch, choices=self.choices.each(partial(_of_rows, batch=batch)))
         return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
 
     def notes(self, batch: Batch) -> tuple[str, ...]:
         """Notes about answers that may be meant with, or without, a leading space after these prompts."""
         prompts = batch if self.follow is None else self.follow
-        return (*self.cut, *(() if self.spellings is None else self.spellings.notes(prompts)))
+        return (*self.cut, *(() if self.spacing is None else self.spacing.notes(prompts)))
 
 
 def _token_lists(text: Text, answers: Answers, *, several: bool) -> list[list[int]]:
@@ -139,6 +202,93 @@ def _token_lists(text: Text, answers: Answers, *, several: bool) -> list[list[in
     if several:
         return text.continuations(answers)
     return [[token] for token in text.outputs(answers).tolist()]
+
+
+def _first_spelling(answers: Answers) -> Answers:
+    """Answers of which each set has one spelling, as that spelling."""
+    if isinstance(answers, Spellings):
+        return answers.texts[0] if not isinstance(answers.texts[0], tuple) else [answers.texts[0]]
+    if not isinstance(answers, list | tuple):
+        return answers
+    return [item.texts[0] if isinstance(item, Spellings) else item for item in answers]
+
+
+def _spelling_lists(text: Text, answers: Answers) -> list[list[list[int]]]:
+    """The token ids of every spelling of each answer."""
+    if not any(True for _ in spelled(answers)):
+        return [[tokens] for tokens in text.continuations(answers)]
+    items = answers if isinstance(answers, list | tuple) else [answers]
+    sets = (item.texts if isinstance(item, Spellings) else [item] for item in items)
+    return [text.continuations(list(texts)) for texts in sets]  # type: ignore[arg-type]
+
+
+def _check_apart(text: Text, right: list[list[int]], wrong: list[list[int]]) -> None:
+    """ValueError where a spelling begins with another of its answer, or stands for the answer and the wrong one."""
+
+    def written(tokens: list[int]) -> str:
+        return repr("".join(text.of_outputs.pieces(tokens)))
+
+    for group in (right, wrong):
+        for one, other in permutations(group, 2):
+            if other[: len(one)] == one:
+                raise ValueError(
+                    f"a spelling must not begin with another, whose probability contains its own: {written(other)} "
+                    f"begins with {written(one)}"
+                )
+    if both := [tokens for tokens in right if tokens in wrong]:
+        raise ValueError(f"the answer and the wrong answer must differ, got {written(both[0])} for both")
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Several continuations of a prompt in one row: the tokens that all begin with, then the rest of each."""
+
+    continuations: list[list[int]]
+    wrong: list[int]
+    """1 for continuations of the wrong answer, else 0."""
+    forced: list[int]
+    """The tokens that follow the prompt: every token after which one of a continuation is predicted."""
+    branches: list[int]
+    """The continuation that each of `forced` belongs to, 0 where only one or all follow it."""
+    steps: list[list[int]]
+    """Number of the `forced` tokens before the one that predicts each token of a continuation, 0 for the prompt's last.
+    """
+
+    @classmethod
+    def of(cls, right: list[list[int]], wrong: list[list[int]]) -> _Tree:
+        """The row of these spellings of an answer and of a wrong one."""
+        every = [*right, *wrong]
+        shared = min(_shared_length(every[0], tokens) for tokens in every)
+        shared = min(shared, min(map(len, every)) - 1)
+        forced, branches = every[0][:shared], [0] * shared
+        starts: dict[
+            tuple[int, ...], int
+        ] = {}  # what follows the shared tokens -> number of tokens before it
+        for own in sorted({tuple(tokens[shared:-1]) for tokens in every}, key=lambda own: (-len(own), own)):
+            if not any(known[: len(own)] == own for known in starts):
+                starts[own] = len(forced)
+                forced, branches = [*forced, *own], [*branches, *[len(starts)] * len(own)]
+        branches = branches if len(starts) > 1 else [0] * len(branches)
+        steps = []
+        for tokens in every:
+            own = tuple(tokens[shared:-1])
+            start = next(start for known, start in starts.items() if known[: len(own)] == own)
+            steps.append([*range(shared + 1), *range(start + 1, start + 1 + len(own))])
+        return cls(every, [0] * len(right) + [1] * len(wrong), forced, branches, steps)
+
+
+def _padded(lists: Sequence[Sequence[object]], missing: int = -1) -> Int[Tensor, "n ..."]:
+    """Nested lists of any lengths as one tensor, filled up with `missing` at the end of each list."""
+    if not any(isinstance(item, list) for row in lists for item in row):
+        width = max(map(len, lists))
+        return torch.tensor([[*row, *[missing] * (width - len(row))] for row in lists], dtype=torch.long)
+    count = max(map(len, lists))
+    width = max(len(item) for row in lists for item in row)  # type: ignore[arg-type]
+    whole = torch.full((len(lists), count, width), missing)
+    for i, row in enumerate(lists):
+        for j, item in enumerate(row):
+            whole[i, j, : len(item)] = torch.tensor(item)  # type: ignore[arg-type]
+    return whole
 
 
 def _compared_tokens(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], list[int]]:
@@ -189,7 +339,7 @@ def _of_rows(tokens: Int[Tensor, "n *f"], batch: Batch) -> Int[Tensor, "b *f"]:
 
 
 @dataclass(frozen=True)
-class Spellings:
+class Spacing:
     """Answers given as texts that are a token both with and without a leading space, so that either may be meant."""
 
     text: Text
@@ -199,8 +349,8 @@ class Spellings:
     """The answers given with the space."""
 
     @classmethod
-    def of(cls, text: Text, answer: Answers, wrong: Answers | None = None) -> Spellings | None:
-        """The spellings of the answers that are texts; None where no text has a second spelling."""
+    def of(cls, text: Text, answer: Answers, wrong: Answers | None = None) -> Spacing | None:
+        """The answers that are texts with a second spelling; None where no text has one."""
         answers = [
             item
             for listed in (answer, wrong)

@@ -25,10 +25,27 @@ from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.data.chats import Chat, is_chats, role_positions, role_words
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
+from interp.data.spellings import Spellings
 from interp.model.attention import Memory
-from interp.model.layout import Layout, PerRow, Places, TextTokens, several
+from interp.model.layout import ByRole, Layout, PerRow, Places, TextTokens, several
 
 Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Several continuations of each row whose probabilities are summed or compared: spellings, and wrong answers."""
+
+    tokens: Int[Tensor, "b a k"]
+    """The tokens of each continuation, -1 after its last one and where a row has fewer continuations."""
+    steps: Int[Tensor, "b a k"]
+    """Columns from the prompt's last one to that whose logits predict each token; 0 where there is no token."""
+    wrong: Bool[Tensor, "b a"]
+    """True at continuations of the wrong answer."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Choices:
+        """The choices with `change` applied to every tensor."""
+        return Choices(change(self.tokens), change(self.steps), change(self.wrong))
 
 
 @public(unchecked=("tokens",))
@@ -70,6 +87,14 @@ class Batch(Brief):
     """In chats: the message and role that each token belongs to, as a code (`data.chats.code_of`), 0 for the marks of
     the chat template, and -1 in a whole row where it is unknown. `positions` and `roles` read it. None: not chats.
     """
+    choices: Choices | None = None
+    """The continuations of each row that a metric compares or takes together (`answer` is the last token of the first);
+    None: one answer.
+    """
+    branches: Int[Tensor, "b p"] | None = None
+    """The continuation (1, 2, ...) that each column of a row belongs to, which sees itself and the columns of 0 alone.
+    None: no row holds several.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor) or self.tokens.layout is not torch.strided:
@@ -84,13 +109,15 @@ class Batch(Brief):
             )
         if self.tokens.dtype == torch.bool:
             raise ValueError("token ids are required, got a mask of booleans")
-        for name in ("tokens", "answer", "wrong", "documents", "types", "row", "corrupt", "forced", "turns"):
+        for name in (
+            "tokens", "answer", "wrong", "documents", "types", "row", "corrupt", "forced", "turns", "branches",
+        ):  # fmt: skip
             values = getattr(self, name)
             if (
                 values is not None and values.dtype != torch.int64
             ):  # the one kind that embeddings and losses take
                 object.__setattr__(self, name, values.long())
-        for name in ("keep", "documents", "types", "corrupt", "turns"):
+        for name in ("keep", "documents", "types", "corrupt", "turns", "branches"):
             values, shape = getattr(self, name), self.tokens.shape
             if values is not None and values.shape != shape:
                 raise ValueError(
@@ -197,8 +224,9 @@ class Batch(Brief):
 
     @property
     def places(self) -> Int[Tensor, "b p"]:
-        """Position of each token in its own text, from 0."""
-        return self.layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
+        """Position of each token in its own text, from 0; continuations follow each other."""
+        layout = replace(self.layout, branches=None)
+        return layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -252,6 +280,10 @@ class Batch(Brief):
         """
         if self.answer is None:
             raise ValueError("answers are required, got rows without")
+        if self.choices is not None:
+            raise ValueError(
+                "one answer per prompt is required here, got several spellings, or answers to compare"
+            )
         answer = self.answer.to(self.tokens.device)
         if self.forced is None:
             return answer[:, None], torch.ones_like(answer, dtype=torch.bool)[:, None]
@@ -281,13 +313,14 @@ class Batch(Brief):
         answer = tokens.gather(1, before.view_as(tokens)).flatten()
         return replace(rows, keep=None if bool(keep.all()) else keep, forced=before, answer=answer)
 
-    def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
+    def followed_by(self, tokens: Int[Tensor, "b f"], branches: Int[Tensor, "b f"] | None = None) -> Batch:
         """The batch with the first tokens of its answer appended to each row (`forced`); padding on the right.
 
         The same tokens are appended to corrupted prompts.
 
         Args:
             tokens: the tokens to append to each row, -1 where a row has fewer.
+            branches: the continuation that each of them belongs to, 0 for all (`Batch.branches`); None: one.
 
         Raises:
             ValueError: packed rows.
@@ -301,8 +334,11 @@ class Batch(Brief):
         new_tokens = tokens.gather(1, place.clamp(0, tokens.shape[1] - 1))
         grown = batch._columns(lambda x: F.pad(x, (0, max(0, width - x.shape[1])))[:, :width])
         keep = mine | (grown.real & (steps < batch.lengths[:, None]))
+        if branches is not None:
+            branches = branches.gather(1, place.clamp(0, tokens.shape[1] - 1)) * mine
         return replace(
             grown,
+            branches=branches,
             tokens=new_tokens.where(mine, grown.tokens),
             corrupt=None if grown.corrupt is None else new_tokens.where(mine, grown.corrupt),
             keep=None if bool(keep.all()) else keep,
@@ -332,16 +368,22 @@ class Batch(Brief):
         known: Batch | None = vars(self).get("_host")
         if known is not None or self.tokens.is_cpu:
             return self if known is None else known
-        names = ("tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt", "turns")
+        names = (
+            "tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt", "turns", "branches",
+        )  # fmt: skip
         tensors = {name: value for name in names if (value := getattr(self, name)) is not None}
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
         on_host = to_host(tensors)
-        tokens, keep, answer, wrong, forced, documents, types, corrupt, turns = map(on_host.get, names)
+        tokens, keep, answer, wrong, forced, documents, types, corrupt, turns, branches = map(
+            on_host.get, names
+        )
+        choices = self.choices and self.choices.each(Tensor.cpu)
         assert tokens is not None
         host_batch = Batch(
             tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced, turns,
+            choices, branches,
         )  # fmt: skip
         self._with_host(host_batch)
         return host_batch
@@ -469,7 +511,7 @@ class Batch(Brief):
     def layout(self) -> Layout:
         """The layout of the rows (padding, packed texts) in the form that a forward pass takes."""
         numbers = self.row if self.documents is None else None
-        return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
+        return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced, branches=self.branches)
 
     @public()
     def tokens_at(self, pos: Places) -> TextTokens:
@@ -482,7 +524,9 @@ class Batch(Brief):
         """
         on_host, positions = self.host(), several(pos)
         numbers = on_host.identities()
-        if isinstance(positions, PerRow) and numbers is not None:
+        if isinstance(positions, ByRole):
+            positions = self.positions_of(positions)
+        elif isinstance(positions, PerRow) and numbers is not None:
             positions = positions.of(numbers.tolist())
         rows, columns = on_host.tokens.shape
         return on_host.layout.find(positions, (rows, columns))
@@ -511,7 +555,12 @@ class Batch(Brief):
             PerRow([(2, 3)])
             >>> edit = interp.Edit("L1.mlp", interp.edits.Zero(), at={"pos": batch.positions("user", turn=-1)})
         """
-        return role_positions([self._codes(row) for row in range(len(self))], role, turn)
+        return self.positions_of(ByRole(role, turn))
+
+    def positions_of(self, by: ByRole, rows: Iterable[int] | None = None) -> PerRow:
+        """The positions of the tokens of a role in these rows, or in all: `positions` of a role that an edit names."""
+        chosen = range(len(self)) if rows is None else rows
+        return role_positions([self._codes(row) for row in chosen], by.role, by.turn)
 
     @property
     def roles(self) -> Shaped[np.ndarray, "b p"] | None:
@@ -535,15 +584,15 @@ class Batch(Brief):
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with `change` applied to every tensor `[b p]`: tokens, keep, documents, types, corrupt, turns."""
-        keep, documents, types, corrupt, turns = (
+        """The batch with `change` applied to every tensor `[b p]`, such as tokens, keep and documents."""
+        keep, documents, types, corrupt, turns, branches = (
             None if x is None else change(x)
-            for x in (self.keep, self.documents, self.types, self.corrupt, self.turns)
+            for x in (self.keep, self.documents, self.types, self.corrupt, self.turns, self.branches)
         )
-        tokens = change(self.tokens)
         return replace(
-            self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt, turns=turns
-        )
+            self, tokens=change(self.tokens), keep=keep, documents=documents, types=types, corrupt=corrupt,
+            turns=turns, branches=branches,
+        )  # fmt: skip
 
     def _each(
         self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
@@ -562,7 +611,7 @@ class Batch(Brief):
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
             changed(self.documents), changed(self.types), memory, row, changed(self.corrupt), changed(self.forced),
-            changed(self.turns),
+            changed(self.turns), self.choices and self.choices.each(change), changed(self.branches),
         )  # fmt: skip
 
 
@@ -621,9 +670,8 @@ def _no_answers(value: object) -> str | None:
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1, 2))
     answers = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
-    return (
-        None if all(isinstance(answer, str) or is_id(answer) or is_row(answer) for answer in answers) else ""
-    )
+    fine = (isinstance(answer, str | Spellings) or is_id(answer) or is_row(answer) for answer in answers)
+    return None if all(fine) else ""
 
 
 Prompts = Annotated[
@@ -649,12 +697,19 @@ A text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), the
 (`encoded`), a chat (`[{"role": "user", "content": "..."}]`) or several, a batch.
 """
 Answers = Annotated[
-    str | int | np.integer | Sequence[str | int | np.integer | Tensor | Sequence[int]] | np.ndarray | Tensor,
+    str
+    | int
+    | np.integer
+    | Spellings
+    | Sequence[str | int | np.integer | Tensor | Sequence[int] | Spellings]
+    | np.ndarray
+    | Tensor,
     Required("a text or an id, one for all prompts or one for each", _no_answers),
 ]
 """Next tokens: one answer for all prompts or one for each, as texts or as ids.
 
-Metrics take answers of several tokens too, texts or `[(3, 4)]`; where one token is required, an error says so.
+Metrics take answers of several tokens too, texts or `[(3, 4)]`, and several spellings of an answer (`Spellings`); where
+one token or one spelling is required, an error says so.
 """
 
 

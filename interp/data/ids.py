@@ -54,6 +54,18 @@ def described(value: object) -> str:
     return kind
 
 
+class OneTokenError(ValueError):
+    """An answer of several tokens where one is required."""
+
+
+def check_count(answers: int | None, prompts: int) -> None:
+    """ValueError for another number of answers than of prompts; None is one answer for all prompts."""
+    if answers not in (None, prompts):
+        raise ValueError(
+            f"one answer for all prompts, or one for each, is required, got {answers} answers for {prompts} prompts"
+        )
+
+
 def check_contrast(
     answer: Int[Tensor, "a"],
     wrong: Int[Tensor, "w"],

@@ -20,7 +20,8 @@ from interp.core.notes import note
 from interp.core.wording import odd_value
 from interp.data.batch import Answers, Batch, Prompts, Side, encoded, is_prompts
 from interp.data.chats import Chat, as_chats, encoded_chats, is_chats
-from interp.data.ids import check_contrast, described, is_id, is_row, sorted_out
+from interp.data.ids import OneTokenError, check_contrast, check_count, described, is_id, is_row, sorted_out
+from interp.data.spellings import check_one_spelling
 from interp.data.tokenizers import (
     BatchTokenizer,
     ChatTokenizer,
@@ -306,11 +307,8 @@ class Text:
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
         """One answer per row, from one for all rows or one for each; texts must be single tokens."""
         ids = self.outputs(answers)
-        if len(ids) == 1:
-            return ids.expand(rows)
-        if len(ids) != rows:
-            raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
-        return ids
+        check_count(None if len(ids) == 1 else len(ids), rows)
+        return ids.expand(rows)
 
     def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
         """Answers as indices of the model's outputs: token ids, or where outputs are not tokens, the given numbers.
@@ -321,6 +319,7 @@ class Text:
         if self._d_vocab_out is None:
             return self.tokens(answers)
         items = answers if isinstance(answers, list | tuple) else [answers]
+        check_one_spelling(answers)
         if any(isinstance(item, str) for item in items):
             raise ValueError(
                 f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
@@ -336,6 +335,7 @@ class Text:
         """
         listed = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         items = listed if isinstance(listed, list | tuple) else [listed]
+        check_one_spelling(items)
         plain = not any(isinstance(item, str) or is_row(item) for item in items)
         if plain or self._d_vocab_out is not None:  # outputs of its own: one for each answer
             return [[token] for token in self.outputs(answers).tolist()]
@@ -360,6 +360,16 @@ class Text:
         """
         items = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         every: list[object] = list(items) if isinstance(items, list | tuple) else [items]
+        check_one_spelling(every)
+        if (
+            every
+            and all(isinstance(a, str) or is_id(a) or is_row(a) for a in every)
+            and any(map(is_row, every))
+        ):
+            raise OneTokenError(
+                "this is about one next token: an answer is a text of a single token or an id, one for all prompts or "
+                f"one for each, got {described(answers)}"
+            )
         if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "

@@ -432,7 +432,7 @@ class _Pair:
         begin = self.into_run.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
         stream = model(
             begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
-            types=batch.types, memory=batch.memory,
+            types=batch.types, memory=batch.memory, branches=batch.branches,
         )  # fmt: skip
         return self.value(model, stream)
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -24,9 +22,9 @@ from interp.core.kinds import Positive, PositiveCount
 from interp.core.stats import upcast
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
+from interp.data.ids import check_count
 from interp.editing.weight_edit import WeightEdit, changed
-from interp.lenses.factors import factors
-from interp.model.attention import picked
+from interp.lenses.factors import factors, loss_of_answers
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -212,30 +210,16 @@ def finetune_edit(
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
     change = torch.zeros_like(upcast(matrix_place(network, name).in_(network).detach()), requires_grad=True)
-    optimiser, (tokens, present) = tuning.optimiser_of([change]), batch.answer_tokens()
+    optimiser = tuning.optimiser_of([change])
     begin, columns = entering(network, batch, layer), batch.answer_columns()
     for _ in range(tuning.steps):
         edited = network.with_parameters(changed(network, {name: change}))
         logits = edited(begin, start=layer, keep=batch.keep, logits_at=columns)
         if bool(batch.is_answer(logits.argmax(-1)).all()):
             break
-        loss = whole_answer_loss(logits, tokens, present)
-        change.grad = torch.autograd.grad(loss, change)[0]
+        change.grad = torch.autograd.grad(loss_of_answers(logits, batch), change)[0]
         optimiser.step()
     return WeightEdit(name, change.detach())
-
-
-def whole_answer_loss(
-    logits: Float[Tensor, "b k v"], tokens: Int[Tensor, "b k"], present: Bool[Tensor, "b k"]
-) -> Float[Tensor, ""]:
-    """Sum over rows of -log p(answer), in nats: over the tokens of an answer, each predicted after those before it.
-
-    Args:
-        logits: where each token is predicted (`Batch.answer_columns`).
-        tokens: the answers, of up to k tokens.
-        present: which of them are real.
-    """
-    return F.cross_entropy(upcast(logits)[present], tokens[present], reduction="sum")
 
 
 def edit_batch(
@@ -270,18 +254,11 @@ def edit_batch(
     answers = AnswerTokens.of(model.text, answer, several=True)
     assert answers is not None
     count = len(batch) - len(others)
-    if answers.prompts not in (None, count):
-        raise ValueError(
-            f"one answer for all, or one for each, is required: {answers.prompts} answers for {count} prompts"
-        )
-    last = answers.answer.expand(count)
-    if answers.forced is not None:
-        before = answers.forced.expand(count, -1)
-        batch = batch.followed_by(F.pad(before, (0, 0, 0, len(others)), value=-1))
+    check_count(answers.prompts, count)
+    batch = answers.before_others(count, len(others)).on(batch)
+    if batch.forced is not None:
         check_followed(config, batch)
-    return batch.with_answers(torch.cat((last, last[-1:].expand(len(others)))), None).to(
-        model.transformer.device
-    )
+    return batch.to(model.transformer.device)
 
 
 def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, FactorPair]:
@@ -289,9 +266,6 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
 
     The gradient is that of -log p(answer), the sum over the tokens of the answer, summed over prompts.
     """
-    loss: dict[str, Any] = {}
-    if batch.forced is not None:
-        loss = {"loss": partial(_loss_everywhere, batch=batch), "everywhere": True}
     layers: dict[str, list[int]] = {}
     for name in names:
         _, layer, module, matrix = name.split(".")
@@ -299,16 +273,11 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
         layers.setdefault(kind, []).append(int(layer))
     pairs: dict[str, FactorPair] = {}
     for kind, indices in layers.items():
-        by_matrix = factors(model, batch, [kind], indices, **loss)  # type: ignore[list-item]  # `matrix_place` has seen it
+        by_matrix = factors(model, batch, [kind], indices, whole=True)  # type: ignore[list-item]  # `matrix_place` has seen it
         pairs |= {
             name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in by_matrix.items()
         }
     return pairs
-
-
-def _loss_everywhere(logits: Float[Tensor, "b p v"], batch: Batch) -> Float[Tensor, ""]:
-    """`whole_answer_loss` from the logits at every token."""
-    return whole_answer_loss(picked(logits, batch.answer_columns()), *batch.answer_tokens())
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

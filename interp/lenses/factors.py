@@ -13,9 +13,8 @@ from functools import partial
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -25,6 +24,7 @@ from interp.core.transfers import check
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
+from interp.data.ids import check_count
 from interp.data.stream import GivenBatches, by_place
 from interp.model.attention import Memory
 from interp.model.config import MLP, ModelConfig
@@ -35,6 +35,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import gradient_before, output_norm
+from interp.passes.metrics import summed_log_probs
 from interp.passes.needs import Steps, TowardLoss, recorded
 from interp.passes.observe import Model, Objective, Studied, as_model
 from interp.passes.question import ByRow, NotFiniteError
@@ -82,6 +83,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     """The function that was differentiated, of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
     everywhere: bool = False
     """Whether the loss is a function of the logits at every token instead, `[b p v]`."""
+    whole: bool = False
+    """Whether it is one of the logits at every token that predicts one of the answer instead, `[b k v]`."""
 
     def __getitem__(self, name: str) -> GradientPair:
         if name not in self.pairs:
@@ -142,8 +145,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         batch = self.batch
         with torch.enable_grad():
             output: Tensor = self.model.with_parameters({path: stand_in})(
-                batch.tokens, logits_at=None if self.everywhere else _columns(self.model, batch), keep=batch.keep,
-                types=batch.types, memory=batch.memory,
+                batch.tokens, keep=batch.keep, types=batch.types, memory=batch.memory,
+                logits_at=TowardLoss(loss_of_answers, self.everywhere, self.whole).columns(self.model, batch),
             )  # fmt: skip
             (gradient,) = torch.autograd.grad(self.loss(output), stand_in)
         return upcast(side_by_side(where.view(gradient).to(self.model.device), name))
@@ -205,11 +208,8 @@ def gradient_factors(
     subject = Studied(under_rules(subject.transformer, rules), subject.text)
     batch = subject.text.batch(data, prepend_bos=prepend_bos).to(subject.transformer.device)
     answers = AnswerTokens.of(subject.text, answer, wrong)
-    if answers is not None and answers.prompts not in (None, len(batch)):
-        raise ValueError(
-            f"one answer per prompt is required, got {answers.prompts} answers for {len(batch)} prompts"
-        )
     if answers is not None:
+        check_count(answers.prompts, len(batch))
         for sentence in answers.notes(batch):
             note(sentence)
         batch = answers.on(batch)
@@ -247,6 +247,7 @@ def factors(
     *,
     loss: Objective | None = None,
     everywhere: bool = False,
+    whole: bool = False,
 ) -> GradientFactors:
     """Both factors of the gradients of these matrices in these layers, in one pass.
 
@@ -263,6 +264,8 @@ def factors(
             sum over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states
             `[b p d]`, and is required.
         everywhere: whether the loss is of the logits at every token.
+        whole: whether the loss is that of all tokens of the answers, each predicted after those before it; otherwise
+            that of their last token.
 
     Raises:
         ValueError: matrices that the model does not have, no logits, packed rows, a batch without answers or memory, or
@@ -275,7 +278,7 @@ def factors(
         >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
         True
     """
-    steps = factor_steps(model, batch, matrices, layers, loss=loss, everywhere=everywhere)
+    steps = factor_steps(model, batch, matrices, layers, loss=loss, everywhere=everywhere, whole=whole)
     return run_steps(model, steps)
 
 
@@ -287,6 +290,7 @@ def factor_steps(
     *,
     loss: Objective | None = None,
     everywhere: bool = False,
+    whole: bool = False,
     rules: Rules = (),
 ) -> Steps[GradientFactors]:
     """Both factors of the gradients of these matrices, from a pass that questions about the same answers share.
@@ -298,7 +302,9 @@ def factor_steps(
     check_differentiable(model, layers_and_matrices)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
-    toward = TowardLoss(loss_of_answers if loss is None else partial(_of_logits, loss=loss), everywhere)
+    toward = TowardLoss(
+        loss_of_answers if loss is None else partial(_of_logits, loss=loss), everywhere, whole
+    )
     names = {key: full_name(*key) for key in layers_and_matrices}
     input_reads = {
         name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)
@@ -317,7 +323,7 @@ def factor_steps(
         delta = trace[output_reads[name]].to(model.device).flatten(2)
         pairs[name] = x, _output_gradient(model, layer, matrix, x, delta)
     check(finite([factor for pair in pairs.values() for factor in pair]), partial(_not_finite_error, pairs))
-    return GradientFactors(model, batch, pairs, metric, everywhere)
+    return GradientFactors(model, batch, pairs, metric, everywhere, whole)
 
 
 def _of_logits(logits: Tensor, batch: Batch, loss: Objective) -> Float[Tensor, ""]:
@@ -337,11 +343,6 @@ def _encoder_states(batch: Batch) -> Float[Tensor, "b s d"]:
     """The encoder's states that cross-attention reads."""
     assert batch.memory is not None
     return batch.memory.states.detach()
-
-
-def _columns(model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
-    """The columns whose logits are computed: the last token's. None for an encoder, all of whose states are read."""
-    return batch.host().last()[:, None] if model.config.unembed else None
 
 
 def encoder_factors(
@@ -399,14 +400,23 @@ def answer_loss(batch: Batch) -> Objective:
     return partial(loss_of_answers, batch=batch)
 
 
-def loss_of_answers(logits: Float[Tensor, "b 1 v"], batch: Batch) -> Float[Tensor, ""]:
-    """The value of `answer_loss` for a batch with answers."""
+def loss_of_answers(logits: Float[Tensor, "b k v"], batch: Batch) -> Float[Tensor, ""]:
+    """The value of `answer_loss` for a batch with answers, summed over rows.
+
+    Args:
+        logits: where the tokens of each answer are predicted (`Batch.answer_columns`); k = 1: of its last token alone.
+    """
     answer, wrong = batch.answer, batch.wrong
     assert answer is not None
-    last = upcast(logits[:, -1])
+    logits = upcast(logits)
     if wrong is not None:
+        last = logits[:, -1]
         return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
-    return F.cross_entropy(last, answer, reduction="sum")
+    if logits.shape[1] == 1:
+        return -summed_log_probs(
+            logits, answer[:, None], torch.ones_like(answer[:, None], dtype=torch.bool)
+        ).sum()
+    return -summed_log_probs(logits, *batch.answer_tokens()).sum()
 
 
 def full_name(layer: int, matrix: LensMatrix) -> str:

@@ -7,7 +7,7 @@ token, sum_t p(t) of the token's direction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -45,7 +45,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Subject
-from interp.passes.question import Ask, ByRow, Question, Reading, ReadingThen, Staged
+from interp.passes.question import Ask, ByRow, Question, Reading, ReadingThen, Staged, Values
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by
@@ -64,6 +64,8 @@ SCORES = {
     "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """The scores, each with its unit."""
+SUMMED = ("log_prob", "log_prob_change")
+"""The scores of which those of an answer's tokens sum to that of the answer."""
 FEWEST_PROMPTS = {
     "attribution": 32, "log_prob_change": FEWEST_LOSSES, "log_prob": FEWEST_PROBABILITIES,
 }  # fmt: skip
@@ -81,7 +83,8 @@ class LateLayers(Brief, Question):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: right next token, as text or id, one for all prompts or one for each; None: that of the data.
+        answer: right continuation of one or several tokens, as text or ids, one for all prompts or one for each; None:
+            that of the data.
         frequencies: [v], counts p(t) of a corpus; None: the model's own mean prediction over the tokens of `reference`.
         reference: prompts over whose tokens the mean prediction is taken, where no frequencies are given; None: the
             data, which are then read twice.
@@ -115,8 +118,11 @@ class LateLayers(Brief, Question):
         - `log_prob`, `rank` (0 = most probable): of the answer by the logit lens, the last ones those of the model
           itself.
 
+        Of an answer of several tokens, each predicted after those before it, `log_prob` and `log_prob_change` are sums
+        over the tokens, which are those of the whole answer; all other scores are means over them.
+
     Raises:
-        ValueError: answers that are not one token, frequencies that do not fit, frequencies and a reference, an
+        ValueError: frequencies that do not fit, frequencies and a reference, an
             iterator without frequencies, models without logits linear in the normed stream, and edits that change what
             the last layer's parts wrote.
 
@@ -157,7 +163,7 @@ class LateLayers(Brief, Question):
         for group in _groups(config).values():
             for part in group:
                 check_arrives(part, network)
-        answers = AnswerTokens.of(model.text, self.answer)
+        answers = AnswerTokens.of(model.text, self.answer, several=True)
         if self.frequencies is not None:
             return self._question(config, answers, _token_shares(self.frequencies, config.n_outputs))
         predicted = _mean_prediction_question(config)
@@ -174,11 +180,14 @@ class LateLayers(Brief, Question):
     ) -> ByRow:
         """The bound question, once the share p(t) of every token is known."""
         origin = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
+        rows: Callable[[Transformer, Batch], Steps[Values]] = ReadingThen(
+            _reads(config), partial(_row_scores, share=share, words=self.words), ends_aligned=True
+        )
+        if answers is not None and answers.several:
+            rows = partial(_over_answer_tokens, rows=rows)
         return ByRow(
             self.name,
-            ReadingThen(
-                _reads(config), partial(_row_scores, share=share, words=self.words), ends_aligned=True
-            ),
+            rows,
             Means,
             partial(_finish, name=self.name, config=config, frequencies=origin, words=self.words),
             answers,
@@ -274,6 +283,21 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
     reads = [read for part in single for read in reads_of(part, config)]
     reads += [Read(site) for site in _states(config)]
     return (*dict.fromkeys(reads), last_attention(config, config.n_layers - 1))
+
+
+def _over_answer_tokens(
+    model: Transformer, batch: Batch, rows: Callable[[Transformer, Batch], Steps[Values]]
+) -> Steps[Values]:
+    """The scores of answers of several tokens: sums over the tokens of log-probabilities, means of the others."""
+    _, present = batch.answer_tokens()
+    by_token = yield from rows(model, batch.by_answer_token())
+    scores = {}
+    for name, values in by_token.items():
+        values = values.unflatten(0, tuple(present.shape))  # [(b k) ...] -> [b k ...]
+        mask = present.reshape(*present.shape, *[1] * (values.ndim - 2))
+        total = values.masked_fill(~mask, 0).sum(1)
+        scores[name] = total if name in SUMMED else total / mask.sum(1)
+    return scores
 
 
 @torch.no_grad()

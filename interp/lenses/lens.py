@@ -29,7 +29,7 @@ from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
-from interp.model.layout import PerRow, Places, several
+from interp.model.layout import ByRole, PerRow, Places, several
 from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
@@ -142,14 +142,15 @@ def statistics(
     reference: ReferenceDistribution,
     *,
     is_reference: bool = False,
+    log_prob: bool = False,
 ) -> dict[str, Tensor]:
     """Top tokens, entropy, KL to a reference, and rank and probability of a target, per row of logits.
 
     The logits in `tiles` are overwritten. Row i is compared with row i of the reference; k times as many rows as the
     reference has are k repeats of its rows. Returned: `top_token`, `top_prob`, `entropy` and `kl` = KL(reference ||
-    these) in nats, `target_rank`, `target_prob` and `target_log_prob` (-1 and NaN where the target is negative). With
-    `is_reference` the reference is filled from these rows and `kl` is 0. Sums over the vocabulary are taken in the
-    logits' dtype within a tile, in float64 over tiles.
+    these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative), with `log_prob` also
+    `target_log_prob`, which does not underflow. With `is_reference` the reference is filled from these rows and `kl`
+    is 0. Sums over the vocabulary are taken in the logits' dtype within a tile, in float64 over tiles.
     """
     repeats = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
@@ -177,14 +178,14 @@ def statistics(
     else:
         log_total, shared = (x.unflatten(0, repeats) for x in (total.log(), cross))
         kl = (log_total - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
-    log_prob = ((of_target - largest)[:, 0] - total.log()).masked_fill(~known, torch.nan)
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,
         "kl": kl,
         "target_prob": ((of_target - largest).exp()[:, 0] / total).masked_fill(~known, torch.nan),
-        "target_log_prob": log_prob,
     }
+    if log_prob:
+        values["target_log_prob"] = ((of_target - largest)[:, 0] - total.log()).masked_fill(~known, torch.nan)
     narrow = {name: value.to(tiles.values.dtype) for name, value in values.items()}
     return {**narrow, "top_token": tokens, "target_rank": above.long().masked_fill(~known, -1)}
 
@@ -396,7 +397,11 @@ def _compute(
         check(finite(states.values()), partial(not_finite, states))
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
-        chunks.append(_depth_statistics(list(states.values()), chunk_target, tiles, top))
+        chunks.append(
+            _depth_statistics(
+                list(states.values()), chunk_target, tiles, top, log_prob=batch.forced is not None
+            )
+        )
     out = {}
     for name in chunks[0]:
         value = torch.cat([chunk[name] for chunk in chunks], 1)  # [depth cell ...]
@@ -408,7 +413,7 @@ def _compute(
     out = {name: value[:, :count] for name, value in out.items() if name != "target_log_prob"}
     columns, real = columns[:, :count], real[:, :count]
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
-    if isinstance(positions, PerRow):
+    if isinstance(positions, PerRow | ByRole):
         found = batch.tokens_at(positions)
         out["position"] = found.places if found.present is None else found.places.where(found.present, -1)
     if positions is None:
@@ -440,7 +445,12 @@ def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
 
 
 def _depth_statistics(
-    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
+    states: Sequence[Float[Tensor, "r d"]],
+    target: Int[Tensor, "r"],
+    tiles: LogitTiles,
+    top: int,
+    *,
+    log_prob: bool,
 ) -> dict[str, Tensor]:
     """Statistics of some rows at every depth, `[depth r ...]`; the prediction of the last state is the KL's reference.
 
@@ -449,12 +459,12 @@ def _depth_statistics(
     *before, end = states
     tiles.fill(end)
     reference = ReferenceDistribution.like(tiles)
-    last = statistics(tiles, target, top, reference, is_reference=True)
+    last = statistics(tiles, target, top, reference, is_reference=True, log_prob=log_prob)
     by_group, depths_at_once = [], tiles.rows // len(target)
     for first in range(0, len(before), depths_at_once):
         group = before[first : first + depths_at_once]
         tiles.fill(torch.cat(group))
-        by_group.append(statistics(tiles, target.repeat(len(group)), top, reference))
+        by_group.append(statistics(tiles, target.repeat(len(group)), top, reference, log_prob=log_prob))
     return {
         name: torch.cat([block[name] for block in (*by_group, last)]).unflatten(0, (len(states), -1))
         for name in last

@@ -8,7 +8,7 @@ for. At the deepest target there is nothing left to run: that column is the logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,9 +39,10 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.needs import Steps, swept_final
+from interp.passes.metrics import answer_log_probability
+from interp.passes.needs import Steps, swept, swept_final
 from interp.passes.observe import Model, Subject, as_model
-from interp.passes.question import ByRow, Question, ReadingThen
+from interp.passes.question import ByRow, Question, ReadingThen, check_followed
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 
@@ -67,7 +68,8 @@ class Patchscope(Question):
             prompt of the paper.
         pos: token of the source prompts at which the state is taken, negative from the end.
         target_pos: token of the target prompt at which it is put, negative from the end.
-        answer: token that is looked for, one for all prompts or one for each; None: what the source run says itself.
+        answer: continuation that is looked for, of one or several tokens, one for all prompts or one for each; None:
+            what the source run says itself.
         into: model of the target prompt, with the same output tokens; None: that of the source prompts.
         mapping: function from states [b d] of the source model to states of the target's, where their widths or their
             meanings differ; None: as they are.
@@ -84,6 +86,11 @@ class Patchscope(Question):
         - `value` [depth, target_depth]: share of prompts whose answer comes first, with the ends `low` and `high` of
           its 95 % interval and `n`.
         - `unpatched_prob` [prompt]: probability of the answer in the target run as it is.
+
+        Of an answer of several tokens the above are about its first one. `answer_log_prob` [prompt, depth,
+        target_depth] is log p of the whole, each token predicted after the target prompt and those before it (NaN at
+        the last target depth, where there is no prompt), and `unpatched_answer_log_prob` [prompt] that of the target
+        run as it is.
 
     Raises:
         ValueError: models of other output tokens, or states of another width than the target's model has.
@@ -137,7 +144,7 @@ class Patchscope(Question):
         }
         finish = partial(_finish, name=self.name, sites=sites, targets=targets, text=model.text, attrs=attrs)
         rows = ReadingThen([Read(site) for site in sites], steps)
-        answers = AnswerTokens.of(model.text, self.answer)
+        answers = AnswerTokens.of(model.text, self.answer, several=True)
         answers = None if answers is None else replace(answers, follow=batch)
         return ByRow(self.name, rows, Rows, finish, answers)
 
@@ -173,10 +180,48 @@ def _steps(
     # [(depth target_depth) b e] -> [depth target_depth b e]; the states themselves are the last target depth
     by_depth = torch.stack(patched).unflatten(0, (len(sites), -1))
     cells = torch.cat((by_depth, torch.stack(placed)[:, None].to(by_depth)), 1).flatten(0, 1)
-    statistics = _cell_stats(model, receiver, states[-1], torch.cat((cells, plain[None])), batch.answer, top)
+    first = None if batch.answer is None else batch.answer_tokens()[0][:, 0]
+    statistics = _cell_stats(model, receiver, states[-1], torch.cat((cells, plain[None])), first, top)
     unpatched_prob = statistics["target_prob"][:, -1]
     out = {name: x[:, :-1].unflatten(1, (len(sites), len(targets))) for name, x in statistics.items()}
+    out |= (
+        {}
+        if batch.forced is None
+        else (yield from _whole_answers(batch, rows, placed, targets, where, receiver))
+    )
     return {**out, "unpatched_prob": unpatched_prob}
+
+
+def _whole_answers(
+    batch: Batch,
+    target: Batch,
+    placed: Sequence[Float[Tensor, "b e"]],
+    targets: Sequence[str],
+    where: int,
+    receiver: Transformer,
+) -> Steps[dict[str, Tensor]]:
+    """log p of every row's answer of several tokens after the patched target prompt, and after the prompt as it is.
+
+    Args:
+        batch: the source prompts with their answers.
+        target: as many rows of the target prompt.
+        placed: the states that are put into it, by source depth.
+    """
+    tokens, present = batch.answer_tokens()
+    followed = target.followed_by(tokens[:, :-1].masked_fill(~present[:, 1:], -1))
+    followed = followed.with_answers(to_device(batch.answer, followed.tokens.device), None)  # type: ignore[arg-type]
+    check_followed(receiver.config, followed)
+    columns = followed.tokens.shape[1]
+    changes = [Set(state[:, None].expand(-1, columns, -1)) for state in placed]
+    variants = [Variant([Edit(site, change, {"pos": where})]) for change in changes for site in targets[:-1]]
+    sweep = yield from swept(followed, variants, answer_log_probability(), model=receiver)
+    by_depth = sweep.values.mT.unflatten(
+        1, (len(placed), -1)
+    )  # [(depth target_depth) b] -> [b depth target_depth]
+    nothing = by_depth.new_full(
+        (*by_depth.shape[:2], 1), torch.nan
+    )  # the state itself, after no target prompt
+    return {"answer_log_prob": torch.cat((by_depth, nothing), 2), "unpatched_answer_log_prob": sweep.base}
 
 
 def _gather_index(column: Int[Tensor, "b n"], stream: Float[Tensor, "b p d"]) -> Int[Tensor, "b n d"]:
@@ -225,8 +270,7 @@ def _cell_stats(
                 reference.weights[:, prompt_of], reference.total[prompt_of], reference.entropy[prompt_of]
             )
             by_group.append(statistics(tiles, token[prompt_of], top, reference_end))
-        shown = [name for name in by_group[0] if name != "target_log_prob"]
-        values = {name: torch.cat([block[name] for block in by_group]) for name in shown}
+        values = {name: torch.cat([block[name] for block in by_group]) for name in by_group[0]}
         parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in values.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -243,6 +287,9 @@ def _finish(
     assert isinstance(merged, Rows)
     cells, rows = ("depth", "target_depth"), dict(merged.rows)
     unpatched = rows.pop("unpatched_prob")
+    of_prompts = {
+        name: (("prompt",), rows.pop(name)) for name in ("unpatched_answer_log_prob",) if name in rows
+    }
     agrees = (rows["target_rank"] == 0).double().mean(0)
     low, high = share_interval(agrees, len(unpatched))
     values = {
@@ -259,6 +306,7 @@ def _finish(
             **{word: (cells, x) for word, x in shares.items()},
             "n": (cells, count),
             "unpatched_prob": (("prompt",), unpatched),
+            **of_prompts,
         },
         coords={
             "depth": [str(Part.of(site)) for site in sites],
@@ -266,6 +314,8 @@ def _finish(
         },
         units={
             **dict.fromkeys(("entropy", "kl"), "nats"),
+            **dict.fromkeys((name for name in rows if name == "answer_log_prob"), "nats"),
+            **dict.fromkeys(of_prompts, "nats"),
             **probability,
             **dict.fromkeys(shares, "share of prompts"),
         },

@@ -105,12 +105,12 @@ def attention_mask(
     """The mask for the last `n` of `past + n` positions, for layers with the window (`local`) or without.
 
     Padding hides keys, so a padded query row may see nothing. The window counts kept positions, so a padded row sees
-    what the unpadded one would.
+    what the unpadded one would. Of several continuations of a row each sees itself and what they share.
     """
-    total, keep, documents = past + n, layout.keep, layout.documents
+    total, keep, documents, branches = past + n, layout.keep, layout.documents, layout.branches
     window = total if config.window is None or not local else min(config.window, total)
     windowed = window < total
-    if keep is None and documents is None and not windowed:
+    if keep is None and documents is None and branches is None and not windowed:
         if not config.causal or n == 1:
             return Mask(causal=False, allowed=None)
         if past == 0:
@@ -124,6 +124,9 @@ def attention_mask(
         allowed = allowed & (distance.abs() < window)
     if documents is not None:
         allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
+    if branches is not None:
+        own = branches[:, past:, None] == branches[:, None, :]
+        allowed = allowed & (own | (branches == 0)[:, None, :])
     if keep is not None:
         allowed = allowed & keep[:, None, :]
     return Mask(causal=False, allowed=allowed[:, None])  # [b q k] -> [b 1 q k]

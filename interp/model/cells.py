@@ -28,7 +28,7 @@ from interp.model.edits import (
     SiteAware,
     own_name,
 )
-from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, TextTokens, several
+from interp.model.layout import NEW, ByRole, Layout, PerRow, Places, PositionError, TextTokens, several
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _columns_differ_by_row(edit: Edit, span: Span) -> bool:
     if not named:
         return False
     layout = span.source if named == ["s"] else span.layout
-    per_row = any(isinstance(edit.cells[axis], PerRow | str) for axis in named)
+    per_row = any(isinstance(edit.cells[axis], PerRow | ByRole | str) for axis in named)
     trimmed = span.only is not None and sites.is_late(edit.site)
     return per_row or trimmed or not layout.uniform or layout.ends_early
 
@@ -155,7 +155,7 @@ def _axis_index(indices: list[int] | None) -> slice | int | Tensor:
 def _indices_in_pass(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
     """The indices along an axis that this pass computes, counted from its first column; equal for all rows."""
     named = edit.cells[axis]
-    assert not isinstance(named, PerRow | str)
+    assert not isinstance(named, PerRow | ByRole | str)
     every = (named,) if isinstance(named, int) else named
     past = span.past if axis in COLUMNS else 0
     total, present = past + size, []

@@ -313,6 +313,13 @@ class ModelConfig(ConfigRecord):
         return not self.pointwise or any(mixer.traits.stateful for mixer in self._mixer_choices)
 
     @property
+    def branching(self) -> bool:
+        """Whether several continuations of a text can stand in one row, none seeing the others."""
+        masked = all(mixer.traits.masked for mixer in self._mixer_choices)
+        plain = self.block.unusual is None and not self.cross_attention
+        return self.causal and self.pointwise and masked and plain
+
+    @property
     def pointwise(self) -> bool:
         """Whether no MLP sees other tokens than the one that it maps."""
         return self.mlp is None or self.mlp.pointwise

@@ -27,11 +27,11 @@ from interp.core.transfers import to_device
 from interp.core.viewer import Brief
 from interp.core.wording import nearest, value_text
 from interp.model import sites
-from interp.model.layout import NEW, New, PerRow
+from interp.model.layout import NEW, ByRole, New, PerRow
 from interp.model.parts import Part
 
 Over = Literal["position", "template", "reference"]
-PositionIndex = int | tuple[int, ...] | PerRow | New
+PositionIndex = int | tuple[int, ...] | PerRow | ByRole | New
 RowChoice = tuple[int, ...]
 COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
@@ -250,9 +250,11 @@ class Edit(Brief):
         at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1,
             "key": 0}`; all cells along what is not named. Positions are tokens of their own row: 0 is its first, -1
             its last, whatever padding, batch and cache; in packed rows they are each text's own. `{"pos": PerRow([3,
-            4])}` is one for every row that is concerned, `PerRow([(2, 3), (4,)])` several of each. While text is
-            generated, negative ones count from the end of each row's prompt, and `{"pos": "new"}` names every generated
-            token. Other negative indices count from the end of their axis.
+            4])}` is one for every row that is concerned, `PerRow([(2, 3), (4,)])` several of each. In chats `{"pos":
+            {"role": "user"}}` names the tokens of what a role says, and `{"role": "user", "turn": -1}` those of one of
+            its messages (`Batch.positions`). While text is generated, negative ones count from the end of each row's
+            prompt, and `{"pos": "new"}` names every generated token. Other negative indices count from the end of
+            their axis.
         rows: the batch rows concerned; None = all.
 
     Raises:
@@ -398,13 +400,15 @@ def _checked_index(dim: str, index: object) -> PositionIndex:
         return index
     if of_positions and isinstance(index, PerRow):
         return index
-    if of_positions and index == NEW:
+    if of_positions and isinstance(index, Mapping | ByRole):
+        return ByRole.of(index)
+    if of_positions and isinstance(index, str) and index == NEW:
         return NEW
     if isinstance(index, Sequence | Tensor | range) and not isinstance(index, str):
         indices = tuple(int(i) for i in index)
         if indices and len(set(indices)) == len(indices):
             return indices[0] if len(indices) == 1 else indices
-    more = ', PerRow([...]) with one for each row, or "new"' if of_positions else ""
+    more = ', PerRow([...]) with one for each row, {"role": "user"}, or "new"' if of_positions else ""
     raise ValueError(f"{dim!r} requires an index, or several that differ{more}, got {index!r}")
 
 

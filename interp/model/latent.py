@@ -47,7 +47,7 @@ class Latent(Mixer):
 
     traits = Traits(
         queries=False, values=False, reads_by_qkv=False, scored=True, softmax_of_pairs=True, distribution=True,
-        grouped=False,
+        grouped=False, masked=True,
     )  # fmt: skip
     own_sites = (
         _site("attn.hook_q_latent", "b p w", "latent that queries are made of, before its norm"),

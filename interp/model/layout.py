@@ -6,13 +6,14 @@ rows it is the text's own. `Layout` says how the rows of a pass are laid out, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, NoReturn, TypeGuard
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -110,8 +111,37 @@ class PerRow:
         return PerRow([self.places[row] for row in numbers])
 
 
-Places = int | Sequence[int] | PerRow
-"""Positions of tokens in every row: one, several, or each row's own."""
+@dataclass(frozen=True, repr=False)
+class ByRole:
+    """The tokens of what a role says in chats, as `{"role": "user", "turn": -1}` names them."""
+
+    role: str
+    turn: int | None = None
+    """Which of the role's messages, from 0, negative from the last; None: all."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, object] | ByRole) -> ByRole:
+        """The tokens that a mapping names. ValueError for other keys than role and turn, or other values."""
+        if isinstance(given, ByRole):
+            return given
+        role, turn = given.get("role"), given.get("turn")
+        if (
+            not set(given) <= {"role", "turn"}
+            or not isinstance(role, str)
+            or not (turn is None or _is_place(turn))
+        ):
+            raise ValueError(
+                "the tokens of a role are named by {'role': 'user'}, or one of its messages by {'role': 'user', "
+                f"'turn': -1}}, got {value_text(given)}"
+            )
+        return cls(role, None if turn is None else int(turn))
+
+    def __repr__(self) -> str:
+        return str({"role": self.role} if self.turn is None else {"role": self.role, "turn": self.turn})
+
+
+Places = int | Sequence[int] | PerRow | ByRole | Mapping[str, str | int]
+"""Positions of tokens in every row: one, several, each row's own, or in chats those of a role."""
 
 
 def _is_place(value: object) -> TypeGuard[int | np.integer]:
@@ -145,10 +175,16 @@ def _are_places(values: Sequence[object]) -> bool:
     return len(places) == len(values) == len(set(places)) and one_end
 
 
-def several(pos: Places) -> tuple[int, ...] | PerRow:
-    """Positions as a tuple; a `PerRow` unchanged. ValueError for no position, or one given twice."""
+def several(pos: Places) -> tuple[int, ...] | PerRow | ByRole:
+    """Positions as a tuple; a `PerRow` unchanged, the tokens of a role as `ByRole`.
+
+    Raises:
+        ValueError: no position, or one given twice.
+    """
     if isinstance(pos, PerRow):
         return pos
+    if isinstance(pos, Mapping | ByRole):
+        return ByRole.of(pos)
     is_one = not isinstance(pos, Iterable) or getattr(pos, "ndim", 1) == 0
     positions: tuple[int, ...] = (pos,) if is_one else tuple(pos)  # type: ignore[assignment, arg-type]
     if not positions or not all(map(_is_place, positions)) or len(set(positions)) < len(positions):
@@ -204,11 +240,17 @@ class Layout:
     """How many of each text's last tokens belong to its answer; negative positions are counted from the prompt's end.
     None: 0.
     """
+    branches: Int[Tensor, "b k"] | None = None
+    """Continuation of its row that each column belongs to: 1, 2, ..., each seeing itself and the columns of 0 before
+    all of them, on which every continuation follows. None: rows are plain texts.
+    """
 
     def to(self, device: torch.device) -> Layout:
         """This layout on another device."""
-        keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
-        return Layout(keep, documents, self.prompt, self.numbers, self.forced)
+        keep, documents, branches = (
+            None if x is None else x.to(device) for x in (self.keep, self.documents, self.branches)
+        )
+        return Layout(keep, documents, self.prompt, self.numbers, self.forced, branches)
 
     @property
     def ends_early(self) -> bool:
@@ -221,7 +263,12 @@ class Layout:
         return self.keep is None and self.documents is None
 
     def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
-        """Position of the last `n` columns: the number of real tokens of the same text before each."""
+        """Position of the last `n` columns: the number of real tokens of the same text before each.
+
+        Tokens of other continuations of a row (`branches`) do not count.
+        """
+        if self.branches is not None:
+            return self._positions_in_branches(self.branches)[:, past:]
         if self.keep is None and self.documents is None:
             return torch.arange(past, past + n, device=device)[None]
         if self.documents is None:
@@ -233,6 +280,15 @@ class Layout:
         starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
         return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
 
+    def _positions_in_branches(self, branches: Int[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+        """Position of every column where rows have several continuations: each goes on after the shared tokens."""
+        real = torch.ones_like(branches) if self.keep is None else self.keep.int()
+        before = real.cumsum(1) - real
+        starts = F.pad(branches[:, 1:] != branches[:, :-1], (1, 0))
+        since_start = before - before.masked_fill(~starts, 0).cummax(1).values
+        shared = (real * (branches == 0)).sum(1, keepdim=True)
+        return torch.where(branches > 0, shared + since_start, before)
+
     def texts(self, real: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
         """Number of the text that each column belongs to, counted over all rows; -1 at padding."""
         if self.documents is None:
@@ -243,7 +299,7 @@ class Layout:
             number = (starts & real).flatten().cumsum(0).view_as(real) - 1
         return number.masked_fill(~real, -1)
 
-    def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> TextTokens:
+    def find(self, pos: int | tuple[int, ...] | PerRow | ByRole | New, shape: tuple[int, int]) -> TextTokens:
         """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
 
         Raises:
@@ -251,6 +307,11 @@ class Layout:
                 the position. While text is generated a later position is one that is not there yet.
             ValueError: another number of positions than rows, or "new" where nothing is generated.
         """
+        if isinstance(pos, ByRole):
+            raise ValueError(
+                f"{pos} names tokens of a chat, which this pass cannot tell apart: give the chat, or the batch that "
+                "model.to_batch(chat=...) made of it, to a function that takes prompts, not its token ids"
+            )
         rows, lengths, starts, flat = self._text_spans(shape)
         ends = self._counting_ends(shape, lengths)
         if pos == NEW:

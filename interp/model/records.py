@@ -127,6 +127,10 @@ class Traits:
     stateful: bool = False
     """Whether it keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one.
     """
+    masked: bool = False
+    """Whether the mask of the pass and the positions of its tokens alone decide what a token sees, so that several
+    continuations of a text can stand in one row.
+    """
     ordered: bool = False
     """Whether it is defined by the order of tokens, so that there is no bidirectional form."""
 

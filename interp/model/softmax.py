@@ -174,6 +174,7 @@ class Softmax(Mixer):
             distribution=True,
             separable=bilinear and not by_row,
             stateful=stateful,
+            masked=not stateful,
         )
 
     @property

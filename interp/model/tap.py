@@ -22,7 +22,7 @@ from interp.core.wording import nearest
 from interp.model import sites
 from interp.model.cells import Span, edited, tokens_of
 from interp.model.edits import ANSWERS, COLUMNS, Edit as Edit
-from interp.model.layout import PerRow, several
+from interp.model.layout import ByRole, PerRow, several
 from interp.model.mounted import ERROR, FEATURES, Mountable
 
 if TYPE_CHECKING:
@@ -41,13 +41,14 @@ class Read:
         grad: True: the answer is d metric / d value (passed through `via`), given by `passes.observe`.
         pos: which tokens of every row, counted as `Edit` counts them: the answer has these alone along the axis of
             positions (of queries, in scores and patterns), wherever they stand in the batch; one row per text where
-            rows are packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None: all columns.
+            rows are packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own, `{"role": "user"}` in
+            chats those of a role; None: all columns.
     """
 
     site: str
     via: Callable[..., Tensor] | None = None
     grad: bool = False
-    pos: int | tuple[int, ...] | PerRow | None = None
+    pos: int | tuple[int, ...] | PerRow | ByRole | Mapping[str, str | int] | None = None
     by_row: tuple[Tensor, ...] | None = None
     """Not None: the result of `via` in a row depends on that row alone, so that attention may pass some rows at a
     time, and after them their entries of each of these tensors. A large batch then never holds all its patterns at

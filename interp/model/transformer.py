@@ -155,6 +155,27 @@ def _check_packed(config: ModelConfig, n: int) -> None:
             )
 
 
+def check_branched(
+    config: ModelConfig, shape: tuple[int, int], documents: Tensor | None, branches: Tensor | None
+) -> None:
+    """ValueError for rows `[b, k]` with several continuations, of a model that cannot keep them apart."""
+    if branches is None:
+        return
+    if not config.branching:
+        raise ValueError(
+            "several continuations in one row require causal softmax attention in every layer, whose mask keeps them "
+            "apart: this model has other layers, so ask for one continuation at a time"
+        )
+    if documents is not None:
+        raise ValueError("rows are packed (documents) or have several continuations (branches), got both")
+    if branches.shape != shape:
+        raise ValueError(
+            f"branches must have the shape {shape_text(shape)} of the tokens and those before them, got "
+            f"{shape_text(branches.shape)}"
+        )
+    _check_packed(config, shape[1])
+
+
 def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
     """ValueError for a pass that would change the rotary frequencies of cached keys.
 
@@ -325,6 +346,7 @@ class Transformer(nn.Module):
         documents: Int[Tensor, "b p"] | None = None,
         types: Int[Tensor, "b p"] | None = None,
         memory: Memory | None = None,
+        branches: Int[Tensor, "b k"] | None = None,
     ) -> Tensor:
         """Logits `[b p v]`; or, with `stop`, the residual stream entering block `stop`, `[b p d]`.
 
@@ -345,24 +367,28 @@ class Transformer(nn.Module):
                 begin at 0.
             types: [b, p], token types of a model that has them; None: 0 everywhere.
             memory: what cross-attention reads, required by models that have it.
+            branches: [b, k], the continuation of its row that each column belongs to, cached ones included: 0 for the
+                columns that all of them share and see; those of 1, 2, ... see nothing of each other. None: one text.
 
         Raises:
             ValueError: ids, shapes, lengths or layers that do not fit, or weights whose file was overwritten.
         """
         self.check_files()
         tokens = tokens if start else _on_device(self.device, tokens)
-        keep, documents, types, logits_at = (
-            _on_device(self.device, x) for x in (keep, documents, types, logits_at)
+        keep, documents, types, logits_at, branches = (
+            _on_device(self.device, x) for x in (keep, documents, types, logits_at, branches)
         )
         last, past = self.config.n_layers if stop is None else stop, 0 if cache is None else cache.length
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
+        check_branched(self.config, (tokens.shape[0], past + tokens.shape[1]), documents, branches)
         check_extras(self.config, tokens, types, memory)
         if last < self.config.n_layers and logits_at is not None:
             raise ValueError(
                 f"logits_at requires a pass through every block, not one that stops before {stop}"
             )
         tap = Tap(prompt=prompt_of(cache, tokens)) if tap is None and self.edits else tap
-        layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
+        full_keep = keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2])
+        layout = Layout(full_keep, documents, branches=branches)
         if tap is not None:
             span = Span(past, layout, _memory_layout(memory), logits_at, past + tokens.shape[1])
             tap.open(

@@ -87,6 +87,8 @@ class ReportQuestion:
     """The prompt's tokens, where it was given as ids, such as a conversation; None = those of the text."""
     corrupt_ids: tuple[int, ...] | None = None
     """Token ids of the corrupted prompt."""
+    roles: tuple[str, ...] | None = None
+    """The role that each of the prompt's tokens belongs to, "template" for the marks between; None: no chat."""
 
     @classmethod
     @public()
@@ -98,11 +100,11 @@ class ReportQuestion:
         wrong: str | None = None,
         corrupt: Prompts | None = None,
     ) -> ReportQuestion:
-        """The question about prompts in any form: text, or the ids of one prompt (`model.chat(...)`)."""
-        (clean, ids), (other, other_ids) = (_as_text(text, each) for each in (prompt, corrupt))
+        """The question about prompts in any form: text, a chat, or the ids of one prompt."""
+        (clean, ids, roles), (other, other_ids, _) = (_as_text(text, each) for each in (prompt, corrupt))
         if clean is None:
             raise ValueError("a prompt is required, got None")
-        return cls(clean, answer, wrong, other, ids, other_ids)
+        return cls(clean, answer, wrong, other, ids, other_ids, roles)
 
     @property
     def tokens(self) -> str | Int[Tensor, "1 p"]:
@@ -116,14 +118,15 @@ class ReportQuestion:
 
     def followed_by(self, text: Text, tokens: Sequence[int]) -> ReportQuestion:
         """The question about the prompt, and the corrupted one, with these tokens after them."""
-        (clean, ids), (other, other_ids) = (
-            (None, None)
+        (clean, ids, _), (other, other_ids, _) = (
+            (None, None, None)
             if prompt is None
             else _as_text(text, [[*text.batch(prompt).tokens[0].tolist(), *tokens]])
             for prompt in (self.tokens, self.corrupt_tokens)
         )
         assert clean is not None
-        return replace(self, prompt=clean, ids=ids, corrupt=other, corrupt_ids=other_ids)
+        roles = None if self.roles is None else (*self.roles, *["assistant"] * len(tokens))
+        return replace(self, prompt=clean, ids=ids, corrupt=other, corrupt_ids=other_ids, roles=roles)
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
@@ -134,15 +137,19 @@ class ReportQuestion:
             raise ValueError(f"answer and wrong answer must differ, both are {self.answer!r}")
 
 
-def _as_text(text: Text, prompt: Prompts | None) -> tuple[str | None, tuple[int, ...] | None]:
-    """A prompt as text, and its ids where it is none; ValueError for several prompts."""
+def _as_text(
+    text: Text, prompt: Prompts | None
+) -> tuple[str | None, tuple[int, ...] | None, tuple[str, ...] | None]:
+    """A prompt as text, its ids where it is none, and the roles of a chat; ValueError for several prompts."""
     if prompt is None or isinstance(prompt, str):
-        return prompt, None
+        return prompt, None, None
     batch = text.batch(prompt)
     if len(batch) != 1:
         raise ValueError(f"a report is about one prompt, got {len(batch)}")
     ids = tuple(batch.host().tokens[batch.host().real].tolist())
-    return text.tokenizer.decode(list(ids)) if text.tokenizer else " ".join(map(str, ids)), ids
+    written = text.tokenizer.decode(list(ids)) if text.tokenizer else " ".join(map(str, ids))
+    roles = None if batch.roles is None else tuple(map(str, batch.roles[0][batch.host().real[0].numpy()]))
+    return written, ids, roles
 
 
 @dataclass(frozen=True)
@@ -326,7 +333,9 @@ def _made(
     scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, repeats=data))
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
-    work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
+    work = _about_model(
+        model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk, question.roles
+    )
     of_prompt: Sections = {}
     if answered is not None:
         of_prompt = _of_prompt(model, question, answered, absent)
@@ -384,13 +393,17 @@ def _announced(
 
 
 def _about_model(
-    model: Subject, prompt: tuple[Tensor, Tensor | None], scored: xr.Dataset | None, pattern: Tensor | None
+    model: Subject,
+    prompt: tuple[Tensor, Tensor | None],
+    scored: xr.Dataset | None,
+    pattern: Tensor | None,
+    roles: Sequence[str] | None,
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that every model has: of the prompt's ids and logits, its heads and its patterns."""
     (ids, logits_pv), config = prompt, model.transformer.config
     names = model.text.pieces(ids.tolist())
     work: dict[str, Callable[[], pd.DataFrame]] = {
-        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
+        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces, roles),
         "composition": lambda: tables.composition(
             {kind: composition(model, kind) for kind in _kinds(config)}
         ),

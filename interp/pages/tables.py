@@ -66,20 +66,28 @@ def head_names(n_layers: int, n_heads: int) -> NDArray[np.object_]:
     ).reshape(n_layers, n_heads)
 
 
-def tokens(ids: Int[Tensor, "p"], logits: Float[Tensor, "p v"] | None, pieces: Pieces) -> pd.DataFrame:
+def tokens(
+    ids: Int[Tensor, "p"],
+    logits: Float[Tensor, "p v"] | None,
+    pieces: Pieces,
+    roles: Sequence[str] | None = None,
+) -> pd.DataFrame:
     """Each token of the prompt and how well the tokens before it predicted it: loss in nats, probability, rank from 0.
 
-    The first token has none before it: NaN, and rank -1; so have all in a model without logits.
+    The first token has none before it: NaN, and rank -1; so have all in a model without logits. With the roles of a
+    chat's tokens also `role`.
     """
     loss, rank = torch.full((len(ids),), torch.nan), torch.full((len(ids),), -1)
     if logits is not None:
         loss[1:] = next_token_loss(logits[None], ids[None])[0]
         rank[1:] = (logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(1)
+    said = {} if roles is None else {"role": list(roles)}
     return pd.DataFrame(
         {
             "pos": np.arange(len(ids)),
             "token_id": ids.cpu().numpy(),
             "token": pieces(ids.tolist()),
+            **said,
             "loss_nats": loss.numpy(),
             "prob": (-loss).exp().numpy(),
             "rank": rank.numpy(),

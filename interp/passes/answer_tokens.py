@@ -25,7 +25,9 @@ TOKEN = "answer_token"
 """The dimension over the tokens of an answer."""
 
 
-def by_answer_token(question: ByRow, text: Text) -> ByRow:
+def by_answer_token(
+    question: ByRow, text: Text, together: Callable[[Transformer, Batch], Steps[Values] | None] | None = None
+) -> ByRow:
     """The question with the dimension `answer_token` in its result, if answers are of several tokens.
 
     Prompts with fewer tokens in their answer have NaN (integers -1, texts "") after them. The coordinate `answer` has
@@ -35,18 +37,27 @@ def by_answer_token(question: ByRow, text: Text) -> ByRow:
     Args:
         question: a bound question whose values are of the answer's last token, and which keeps every row.
         text: the model's vocabulary.
+        together: a quicker way to the values `[b k ...]` for all tokens of the answers, from rows followed by their
+            answers; None from it, or in its place, where a row is computed for each token.
     """
     if question.answers is None or not question.answers.several:
         return question
-    rows = partial(_token_by_token, rows=question.rows)
+    rows = partial(_token_by_token, rows=question.rows, together=together)
     return replace(question, rows=rows, result=partial(_joined, result=question.result, text=text))
 
 
 def _token_by_token(
-    model: Transformer, batch: Batch, rows: Callable[[Transformer, Batch], Steps[Values]]
+    model: Transformer,
+    batch: Batch,
+    rows: Callable[[Transformer, Batch], Steps[Values]],
+    together: Callable[[Transformer, Batch], Steps[Values] | None] | None,
 ) -> Steps[Values]:
     """The values for each token of the answers, `[b k ...]`, with the tokens' ids, -1 after an answer's last."""
     tokens, present = batch.answer_tokens()
+    at_once = None if together is None else together(model, batch)
+    if at_once is not None:
+        by_token = dict((yield from at_once))
+        return {**by_token, TOKEN: tokens.masked_fill(~present, -1)}
     values = yield from rows(model, batch.by_answer_token())
     by_token = {name: x.unflatten(0, tuple(tokens.shape)) for name, x in values.items()}
     return {**by_token, TOKEN: tokens.masked_fill(~present, -1)}

@@ -15,7 +15,7 @@ from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, final_stream
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 
@@ -62,7 +62,44 @@ def differentiated_in_runs(
         runs: all blocks, in at least two parts.
     """
     end = Read(final_stream(model.config), grad=True)
-    site_reads, batch = [read for read in reads if read != end], batch.to(model.device)
+    site_reads = [read for read in reads if read != end]
+    trace, final, slopes = _in_runs(
+        model, batch, site_reads, edits, lambda stream: number(stream)[None], runs
+    )
+    values = {read: value[0] if read.grad else value for read, value in trace.items()}
+    return Trace({**values, end: slopes[0]}), final
+
+
+def differentiated_each(
+    model: Transformer,
+    batch: Batch,
+    reads: Sequence[Read],
+    numbers: Callable[[Tensor], Float[Tensor, "k"]],
+) -> Trace:
+    """Values and gradients at the embeddings of several numbers, from one forward pass and a backward pass for each.
+
+    Blocks are differentiated in runs where a whole pass would keep too much, each run computed once more for all.
+
+    Args:
+        reads: at the embeddings; gradients are answered `[k ...]`.
+        numbers: function of the final stream `[b p d]` that is differentiated.
+    """
+    runs = runs_of_blocks(model, batch)
+    if len(runs) == 1:
+        return observe(model, batch, reads, stop=model.config.n_layers, metric=numbers, each=True).trace
+    return _in_runs(model, batch, reads, (), numbers, runs)[0]
+
+
+def _in_runs(
+    model: Transformer,
+    batch: Batch,
+    site_reads: Sequence[Read],
+    edits: Sequence[Edit],
+    numbers: Callable[[Tensor], Float[Tensor, "k"]],
+    runs: Sequence[range],
+) -> tuple[Trace, Float[Tensor, "b p d"], list[Tensor]]:
+    """The trace with gradients `[k ...]`, the final stream, and the gradient of each number there."""
+    batch = batch.to(model.device)
     places = {*(read.site for read in site_reads), *(edit.site for edit in edits)}
     assert places <= set(EMBEDDING_SITES), "only the first run has reads and edits"
     first, *later = runs
@@ -73,23 +110,39 @@ def differentiated_in_runs(
             entering.append(_stream_after(model, batch, entering[-1], run))
     final = entering.pop().detach().requires_grad_()
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(number(final), final)
-    gradient = slope
+        values = numbers(final).unbind()
+    slopes = gradients = _each_gradient(values, final)
     # backward, last run first: recompute each run from its entering stream
     for run in reversed(later):
         with torch.enable_grad():
             entered = entering.pop().requires_grad_()
-            (gradient,) = torch.autograd.grad(_stream_after(model, batch, entered, run), entered, gradient)
+            left = _stream_after(model, batch, entered, run)
+            gradients = _each_gradient([left] * len(gradients), entered, gradients)
 
-    def along(stream: Tensor) -> Float[Tensor, ""]:
-        return (upcast(stream) * upcast(gradient)).sum()
+    def along(stream: Tensor) -> Float[Tensor, "k"]:
+        return torch.stack([(upcast(stream) * upcast(gradient)).sum() for gradient in gradients])
 
-    trace = observe(model, batch, site_reads, edits, stop=first.stop, metric=along).trace
-    return Trace({**trace, end: slope}), final.detach()
+    trace = observe(model, batch, site_reads, edits, stop=first.stop, metric=along, each=True).trace
+    return trace, final.detach(), slopes
+
+
+def _each_gradient(
+    values: Sequence[Tensor], at: Tensor, along: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """The gradient of each value, along a direction where it is no number; the graph is freed after the last."""
+    found: list[Tensor] = []
+    for i, value in enumerate(values):
+        direction = None if along is None else along[i]
+        found += torch.autograd.grad(value, at, direction, retain_graph=i + 1 < len(values))
+    return found
 
 
 def _stream_after(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
 ) -> Float[Tensor, "b p d"]:
     """The stream `[b p d]` after these blocks, from the stream that enters the first of them."""
-    return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)
+    tap = Tap(forced=batch.forced) if batch.forced is not None and model.edits else None
+    return model(
+        stream, tap, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents,
+        branches=batch.branches,
+    )  # fmt: skip

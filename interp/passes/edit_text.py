@@ -29,7 +29,7 @@ from interp.model.edits import (
     Swap,
     Zero,
 )
-from interp.model.layout import PerRow
+from interp.model.layout import ByRole, PerRow
 
 CHANGES: Final[Mapping[str, type[Closed]]] = {
     "set": Set, "zero": Zero, "mean": Mean, "resample": Resample, "add": Add, "scale": Scale, "project": Project,
@@ -154,6 +154,8 @@ def edit_to_python(edit: Edit) -> str:
 
 def _index_to_json(index: PositionIndex) -> object:
     """An index as JSON: a number, a list, "new", or one for each row as an object."""
+    if isinstance(index, ByRole):
+        return {"role": index.role} if index.turn is None else {"role": index.role, "turn": index.turn}
     if isinstance(index, PerRow):
         return {"per_row": list(index.places)}
     return list(index) if isinstance(index, tuple) else index

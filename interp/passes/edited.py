@@ -1,12 +1,14 @@
 """Which edits of a model act at which sites: needed by computations from weights, which run no pass with edits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.edits import COLUMNS, POSITIONS, Detach, Edit, Project, Scale, Zero
-from interp.model.layout import NEW, PositionError
+from interp.model.layout import NEW, ByRole, PositionError
 from interp.model.sites import BLOCK_SITES, axes_of, block_rows, find
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
 STREAM = (
@@ -66,6 +68,40 @@ def check_tokens(model: Transformer, batch: Batch) -> None:
                     batch.tokens_at(pos)
         except PositionError as cause:
             raise PositionError(f"the edit of {edit.name}: {cause}") from cause
+
+
+def in_batch(edits: Sequence[Edit], batch: Batch) -> list[Edit]:
+    """The edits with the positions of each row in the place of roles of its chat (`{"role": "user"}`)."""
+    return [_in_batch(edit, batch) for edit in edits]
+
+
+def _in_batch(edit: Edit, batch: Batch) -> Edit:
+    roles = {dim: index for dim, index in edit.at.items() if isinstance(index, ByRole)}
+    if not roles:
+        return edit
+    try:
+        places = {dim: batch.positions_of(by, edit.rows) for dim, by in roles.items()}
+    except ValueError as cause:
+        raise ValueError(f"the edit of {edit.name}: {cause}") from cause
+    return replace(edit, at={**edit.at, **places})
+
+
+def with_edits_in_batch(
+    model: Transformer, batch: Batch, edits: Sequence[Edit] = ()
+) -> tuple[Transformer, list[Edit]]:
+    """The model and the edits of one pass over a batch, with positions in the place of roles of its chats.
+
+    A model whose own edits name roles is returned without them, and they stand before those of the pass.
+    """
+    of_pass = in_batch(edits, batch)
+    if not any(isinstance(index, ByRole) for edit in model.edits for index in edit.at.values()):
+        return model, of_pass
+    return model.unedited, [*in_batch(model.edits, batch), *of_pass]
+
+
+def read_in_batch(read: Read, batch: Batch) -> Read:
+    """The read with the positions of each row in the place of a role of its chat."""
+    return replace(read, pos=batch.positions_of(read.pos)) if isinstance(read.pos, ByRole) else read
 
 
 def names_tokens(edit: Edit) -> bool:

@@ -29,6 +29,7 @@ from interp.model.kv_cache import Past
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
+from interp.passes.edited import with_edits_in_batch
 from interp.passes.sampling import Choice, Sampling
 
 StopRule = Callable[[str], bool]
@@ -216,6 +217,7 @@ class Decoder:
         Raises:
             ValueError, KeyError: reads and edits that do not fit the model.
         """
+        model, edits = with_edits_in_batch(model, batch, edits)
         _check_tap(model.config, reads, edits, use_cache)
         _check_values(model.config, batch, (*model.edits, *edits))
         rows, n = batch.tokens.shape

@@ -26,7 +26,8 @@ from interp.core.kinds import PositiveCount
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, upcast
 from interp.core.transfers import to_device
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch
+from interp.data.batch import Answers, Batch, Choices
+from interp.data.spellings import spelled
 from interp.data.text import Text
 from interp.model.attention import picked
 from interp.model.layout import PerRow, one_position
@@ -105,6 +106,8 @@ class Metric:
     """Whether it looks at every column in which a token of the answer is predicted, so that answers may be of several
     tokens; otherwise at the last token of the prompt.
     """
+    of_choices: bool = False
+    """Whether an answer may have several spellings (`interp.data.Spellings`), and wrong answers be of any length."""
     fewest: PositiveCount = FEWEST
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
@@ -114,6 +117,8 @@ class Metric:
         Raises:
             ValueError: as `AnswerTokens.of`.
         """
+        if self.of_choices:
+            return AnswerTokens.of_choices(text, self.answer, self.wrong)
         return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
     def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:
@@ -155,7 +160,14 @@ class Metric:
         if self.everywhere:
             raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
         moved = partial(_value_at, value=self.value, pos=pos)
-        return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True, of_answer=False)
+        return replace(
+            self,
+            name=f"{self.name} at {pos}",
+            value=moved,
+            everywhere=True,
+            of_answer=False,
+            of_choices=False,
+        )
 
     def negated(self) -> Metric:
         """Minus the metric."""
@@ -200,7 +212,8 @@ def uncapped_difference(answer: Answers | None = None, wrong: Answers | None = N
 def answer_probability(answer: Answers | None = None) -> Metric:
     """p(answer) after the prompt; of several tokens the product of their probabilities.
 
-    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+    Each token of an answer is predicted from the prompt and the answer's tokens before it. Of several spellings
+    (`interp.data.Spellings`) it is the sum.
 
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
@@ -210,15 +223,17 @@ def answer_probability(answer: Answers | None = None) -> Metric:
         `Metric` in [0, 1].
     """
     return Metric(
-        "probability", "probability", _probability, answer, of_answer=True, fewest=FEWEST_PROBABILITIES
-    )
+        "probability", "probability", _probability, answer, of_answer=True, of_choices=True,
+        fewest=FEWEST_PROBABILITIES,
+    )  # fmt: skip
 
 
 @public()
 def answer_log_probability(answer: Answers | None = None, *, per_token: bool = False) -> Metric:
     """log p(answer) after the prompt; of several tokens the sum of their log-probabilities.
 
-    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+    Each token of an answer is predicted from the prompt and the answer's tokens before it. Of several spellings
+    (`interp.data.Spellings`) it is the log of the sum of their probabilities.
 
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
@@ -228,18 +243,27 @@ def answer_log_probability(answer: Answers | None = None, *, per_token: bool = F
     Returns:
         `Metric` in nats, <= 0.
 
+    Raises:
+        ValueError: the mean over tokens of several spellings, which may have other numbers of them.
+
+    See Also:
+        `log_prob_difference`: of an answer and a wrong one.
+
     Example:
         >>> interp.metrics.answer_log_probability(" Mary and John").unit
         'nats'
     """
-    return _of_log_probability("log probability", _log_probability, answer, per_token)
+    return _of_log_probability(
+        "log probability", _over_tokens(_log_probability, per_token), answer, per_token
+    )
 
 
 @public()
 def answer_loss(answer: Answers | None = None, *, per_token: bool = False) -> Metric:
     """-log p(answer) after the prompt; of several tokens the sum of their losses.
 
-    Each token of an answer is predicted from the prompt and the answer's tokens before it.
+    Each token of an answer is predicted from the prompt and the answer's tokens before it. Of several spellings
+    (`interp.data.Spellings`) it is minus the log of the sum of their probabilities.
 
     Args:
         answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
@@ -248,16 +272,72 @@ def answer_loss(answer: Answers | None = None, *, per_token: bool = False) -> Me
 
     Returns:
         `Metric` in nats, >= 0.
+
+    Raises:
+        ValueError: the mean over tokens of several spellings, which may have other numbers of them.
     """
-    return _of_log_probability("loss", _loss, answer, per_token)
+    return _of_log_probability("loss", _over_tokens(_loss, per_token), answer, per_token)
 
 
-def _of_log_probability(name: str, value: MetricValue, answer: Answers | None, per_token: bool) -> Metric:
+@public()
+def log_prob_difference(
+    answer: Answers | None = None, wrong: Answers | None = None, *, per_token: bool = False
+) -> Metric:
+    """log p(answer) - log p(wrong) after the prompt, each summed over all tokens of the answer.
+
+    How much more probable the model makes the whole answer than the whole wrong one, whatever the lengths of the two:
+    each token is predicted from the prompt and the tokens of its own answer before it. Of several spellings
+    (`interp.data.Spellings`) each is the log of the sum of their probabilities. In one pass: both continuations follow
+    the prompt in one row and see nothing of each other. For answers of one token it is their logit difference.
+
+    Args:
+        answer: right continuations as texts or ids, one for all prompts or one for each; None: those that the data
+            bring, of one token.
+        wrong: wrong continuations, given like `answer`.
+        per_token: True: the mean over the tokens of each; a sum favours the answer of fewer tokens.
+
+    Returns:
+        `Metric` in nats.
+
+    Raises:
+        ValueError: the mean over tokens of several spellings, which may have other numbers of them; an answer without
+            a wrong one.
+
+    Source:
+        The sum of log-probabilities by which lm-evaluation-harness compares choices (`acc`), here as a difference.
+
+    See Also:
+        `logit_difference`: at the first token in which the two differ. `answer_log_probability`: of one answer.
+
+    Example:
+        >>> interp.metrics.log_prob_difference(" Mary and John", " John").unit
+        'nats'
+    """
+    if (answer is None) is not (wrong is None):
+        raise ValueError(
+            "log_prob_difference compares two: an answer and a wrong answer are required, got one"
+        )
+    value = partial(_log_prob_difference, per_token=per_token)
+    return _of_log_probability("log probability difference", value, answer, per_token, wrong)
+
+
+def _over_tokens(value: MetricValue, per_token: bool) -> MetricValue:
+    """The sum over an answer's tokens that `value` is, or their mean."""
+    return partial(_mean_over_tokens, value=value) if per_token else value
+
+
+def _of_log_probability(
+    name: str, value: MetricValue, answer: Answers | None, per_token: bool, wrong: Answers | None = None
+) -> Metric:
     """The metric of an answer's log-probability or loss, as a sum over its tokens or as their mean."""
-    if per_token:
-        name, value = f"{name} per token", partial(_mean_over_tokens, value=value)
-    unit = "nats per token" if per_token else "nats"
-    return Metric(name, unit, value, answer, of_answer=True, fewest=FEWEST_LOSSES)
+    several = [found for given in (answer, wrong) for found in spelled(given) if len(found.texts) > 1]
+    if per_token and several:
+        raise ValueError(
+            f"the mean over tokens (per_token) is of one spelling, got {several[0]}: its spellings may have other "
+            "numbers of tokens"
+        )
+    name, unit = (f"{name} per token", "nats per token") if per_token else (name, "nats")
+    return Metric(name, unit, value, answer, wrong, of_answer=True, of_choices=True, fewest=FEWEST_LOSSES)
 
 
 @public()
@@ -360,6 +440,17 @@ def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
     return given
 
 
+def about(metric: Metric, answer: Answers, wrong: Answers | None) -> Metric:
+    """The metric with these answers and wrong ones, if it takes answers of several tokens and those of the data.
+
+    Answers and wrong answers are compared at one token by `logit_difference`, which the data's tell as well.
+    """
+    difference = isinstance(metric.value, partial) and metric.value.func is _log_prob_difference
+    if metric.answer is not None or not metric.of_choices or (difference and wrong is None):
+        return metric
+    return replace(metric, answer=answer, wrong=wrong if difference else None)
+
+
 def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) -> Batch:
     """Prompts as a metric about answers of several tokens sees them: followed by the first tokens of their answers."""
     answers = as_metric(metric, text).answers(text)
@@ -378,6 +469,7 @@ def _value_at(outcome: Outcome, value: MetricValue, pos: int | PerRow) -> Float[
 
 
 def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
+    """The answer of every row, of those of several tokens the last token."""
     if outcome.batch.answer is None:
         raise ValueError(
             "the metric requires an answer for every prompt, got none: metric=interp.logit_difference(answer, wrong), "
@@ -439,12 +531,64 @@ def _choice_difference(
 
 def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     answers = _answers(outcome)
-    if outcome.batch.forced is None:
-        return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+    if outcome.batch.choices is not None:
+        return _of_either(*_log_probs_of_choices(outcome), wrong=False)
     tokens, present = (x.to(answers.device) for x in outcome.batch.answer_tokens())
-    # [r n v] -> [(r n) v] -> one loss per token of an answer, [r n]
-    losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
+    return summed_log_probs(outcome.logits()[:, -tokens.shape[1] :], tokens, present)
+
+
+def summed_log_probs(
+    logits: Float[Tensor, "b k v"], tokens: Int[Tensor, "b k"], present: Bool[Tensor, "b k"]
+) -> Float[Tensor, "b"]:
+    """log p(answer) of each row, in nats: the sum over its tokens, each predicted after those before it.
+
+    Args:
+        logits: where each token is predicted (`Batch.answer_columns`), in float32 at least.
+        tokens: the answers, of up to k tokens.
+        present: which of them are real (`Batch.answer_tokens` gives both).
+    """
+    # [b k v] -> [(b k) v] -> one loss per token of an answer, [b k]
+    losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
     return -(losses.view_as(tokens) * present).sum(1)
+
+
+def _log_probs_of_choices(
+    outcome: Outcome, *, per_token: bool = False
+) -> tuple[Float[Tensor, "r a"], Choices]:
+    """log p of every continuation of each row, summed over its tokens or their mean, and the continuations."""
+    assert outcome.batch.choices is not None
+    choices, logits = (
+        outcome.batch.choices.each(partial(to_device, device=outcome.stream.device)),
+        outcome.logits(),
+    )
+    present, steps = choices.tokens >= 0, choices.steps.flatten(1)
+    # [r n v] -> the column of each token [r (a k) v] is not made: its logit, and the log of the sum of its column
+    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    of_tokens = logits[rows, steps, choices.tokens.clamp_min(0).flatten(1)] - logits.logsumexp(-1).gather(
+        1, steps
+    )
+    summed = (of_tokens.view_as(choices.tokens) * present).sum(2)
+    return summed / present.sum(2).clamp_min(1) if per_token else summed, choices
+
+
+def _of_either(log_probs: Float[Tensor, "r a"], choices: Choices, *, wrong: bool) -> Float[Tensor, "r"]:
+    """log of the summed probabilities of the right continuations, or of the wrong ones."""
+    counted = (choices.wrong == wrong) & (choices.tokens[:, :, 0] >= 0)
+    return log_probs.masked_fill(~counted, -torch.inf).logsumexp(1)
+
+
+def _log_prob_difference(outcome: Outcome, per_token: bool) -> Float[Tensor, "r"]:
+    _answers(outcome)
+    batch = outcome.batch
+    if batch.choices is None:
+        if batch.wrong is None or batch.forced is not None:
+            raise ValueError(
+                "a difference of log-probabilities requires an answer and a wrong answer of all their tokens: "
+                "metric=interp.metrics.log_prob_difference(answer, wrong)"
+            )
+        return _logit_difference(outcome)
+    found = _log_probs_of_choices(outcome, per_token=per_token)
+    return _of_either(*found, wrong=False) - _of_either(*found, wrong=True)
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:

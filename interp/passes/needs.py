@@ -67,7 +67,15 @@ class TowardMetric:
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        about = (batch.answer, batch.wrong, batch.forced, batch.row, self.reference, self.example)
+        about = (
+            batch.answer,
+            batch.wrong,
+            batch.forced,
+            batch.row,
+            batch.choices,
+            self.reference,
+            self.example,
+        )
         return metric_key(self.metric), self.in_runs, *map(id, about)
 
 
@@ -78,18 +86,27 @@ class TowardLoss:
     loss: Callable[[Float[Tensor, "b n v"], Batch], Float[Tensor, ""]]
     everywhere: bool = False
     """Whether it sees the logits at every token; otherwise those at each row's last."""
+    whole: bool = False
+    """Whether it sees the logits at every token that predicts one of the answer (`Batch.answer_columns`)."""
 
     def value(self, model: Transformer, batch: Batch, logits: Float[Tensor, "b n v"]) -> Float[Tensor, ""]:
         """The loss, from the logits at `columns`."""
         return self.loss(logits, batch.to(logits.device))
 
-    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
+    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b k"] | None:
         """The columns at which logits are computed; None = all."""
-        return None if self.everywhere or not model.config.unembed else batch.host().last()[:, None]
+        if self.everywhere or not model.config.unembed:
+            return None
+        return batch.host().answer_columns() if self.whole else batch.host().last()[:, None]
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.forced, batch.row))
+        return (
+            self.loss,
+            self.everywhere,
+            self.whole,
+            *map(id, (batch.answer, batch.wrong, batch.forced, batch.row)),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +205,8 @@ class Recorded:
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row, against the reference where it compares. Computed once for all callers."""
-        about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
+        batch = self.batch
+        about = (batch.answer, batch.wrong, batch.forced, batch.row, batch.choices, reference)
         key = (metric_key(metric), *map(id, about))
         if key not in self._values:
             judge = MetricOfVariants(metric, self.batch, self.model, reference)

@@ -35,6 +35,7 @@ from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, find, is_late
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
+from interp.passes.edited import read_in_batch, with_edits_in_batch
 from interp.passes.memory import check_recorded
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
@@ -196,6 +197,7 @@ def observe(
     logits_at: Int[Tensor, "b n"] | None = None,
     metric: Objective | None = None,
     answers_only: bool = False,
+    each: bool = False,
 ) -> Observation:
     """Values at chosen sites of one pass of the model, under interventions.
 
@@ -215,6 +217,8 @@ def observe(
         metric: function of the pass's output that is differentiated for reads of gradients.
         answers_only: end as soon as every read is answered, inside the last block if need be; `output` has no meaning
             then.
+        each: whether the metric returns several numbers, [k]: gradients have them along a first axis. Their backward
+            passes share the forward pass.
 
     Returns:
         `Observation`: `output`, the logits [b, p, v] or the stream [b, p, d], and `trace`, the value of each read.
@@ -233,9 +237,11 @@ def observe(
     kept_whole = [read.site for read in reads if read.via is None and read.pos is None]
     check_recorded(kept_whole, network, *batch.tokens.shape, logits=stop is None and logits_at is None)
     batch = batch.to(network.device)
+    network, edits = with_edits_in_batch(network, batch, edits)
+    placed_reads = {read: read_in_batch(read, batch) for read in reads}
     follows = batch.forced is not None
     tap = (
-        Tap(reads, edits, answers_only=answers_only, forced=batch.forced)
+        Tap(list(placed_reads.values()), edits, answers_only=answers_only, forced=batch.forced)
         if reads or edits or follows
         else None
     )
@@ -243,22 +249,27 @@ def observe(
         with torch.set_grad_enabled(metric is not None):
             output = network(
                 batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
-                types=batch.types, memory=batch.memory,
+                types=batch.types, memory=batch.memory, branches=batch.branches,
             )  # fmt: skip
             if tap is None:
                 return Observation(output, Trace({}))
             answers = dict(tap.values)
             if metric is not None and wants_grad:
-                answers |= _gradients(metric(output), tap)
+                answers |= _gradients(metric(output), tap, each=each)
     finally:
         if tap is not None:  # of a pass that failed too: what it recorded may be most of the memory
             tap.close()
-    return Observation(output.detach(), Trace(answers))
+    return Observation(
+        output.detach(), Trace({read: answers[placed] for read, placed in placed_reads.items()})
+    )
 
 
-def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
-    """d value / d site for every read with `grad=True`; zeros where the value does not depend on the site."""
-    if value.numel() != 1:
+def _gradients(value: Float[Tensor, "*k"], tap: Tap, *, each: bool = False) -> dict[Read, Tensor]:
+    """d value / d site for every read with `grad=True`; zeros where the value does not depend on the site.
+
+    With `each` the value is `[k]`, and the gradients of its numbers stand along a first axis.
+    """
+    if not each and value.numel() != 1:
         raise ValueError(f"the metric must return one number, got shape {list(value.shape)}")
     if not value.requires_grad:
         raise ValueError("the metric does not depend on any site that is read with grad=True")
@@ -267,12 +278,13 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
         read: partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device) for read, x in tap.live.items()
     }
     tap.live.clear()  # edges hold no values: each is freed once the backward pass is past it
-    gradients = torch.autograd.grad(value.reshape(()), edges, allow_unused=True)
-    answers = {}
-    for (read, zeros), grad in zip(like.items(), gradients, strict=True):
-        grad = zeros() if grad is None else grad
-        answers[read] = tap.kept(read, grad)
-    return answers
+    answers: dict[Read, list[Tensor]] = {read: [] for read in like}
+    numbers = value.reshape(-1).unbind()
+    for i, number in enumerate(numbers, 1):
+        gradients = torch.autograd.grad(number, edges, allow_unused=True, retain_graph=i < len(numbers))
+        for (read, zeros), grad in zip(like.items(), gradients, strict=True):
+            answers[read].append(tap.kept(read, zeros() if grad is None else grad))
+    return {read: torch.stack(found) if each else found[0] for read, found in answers.items()}
 
 
 Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None

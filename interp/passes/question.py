@@ -433,6 +433,12 @@ def check_followed(config: ModelConfig, batch: Batch) -> None:
         raise ValueError(
             "an answer of several tokens requires a causal model: in this one every token sees those that follow it"
         )
+    if batch.branches is not None and not config.branching:
+        raise ValueError(
+            "several answers of several tokens after one prompt require causal softmax attention in every layer, whose "
+            "mask keeps them apart: this model has other layers, or is wrapped, so ask for answer_log_probability of "
+            "each answer in a call of its own"
+        )
     if batch.tokens.shape[1] > config.n_ctx:
         raise ValueError(
             f"prompts and the first tokens of their answers must fit into the context of {config.n_ctx} tokens, got "
@@ -442,6 +448,8 @@ def check_followed(config: ModelConfig, batch: Batch) -> None:
 
 def _same_answers(first: Batch, second: Batch) -> bool:
     """Whether two batches of the same rows on the host have the same answers."""
+    if first.choices is not second.choices:  # made by each question for itself
+        return False
     pairs = ((first.answer, second.answer), (first.wrong, second.wrong), (first.forced, second.forced))
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 

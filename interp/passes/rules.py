@@ -204,7 +204,7 @@ def _summand_gradients(
     with torch.enable_grad():
         stream = model.with_parameters(leaves)(
             batch.tokens, tap, stop=model.config.n_layers, keep=batch.keep, documents=batch.documents,
-            types=batch.types,
+            types=batch.types, branches=batch.branches,
         )  # fmt: skip
         values = [*tap.live.values(), *leaves.values()]
         slopes = torch.autograd.grad(stream, values, gradient.to(stream), allow_unused=True)

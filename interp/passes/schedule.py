@@ -252,7 +252,7 @@ def _sweep_results(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Seque
     if reads := [watched for watched in need.watch if isinstance(watched, Read)]:
         return _split_reads(sweep.read(reads), counts)
     metrics = [watched for watched in need.watch if isinstance(watched, Metric)]
-    every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
+    every = sweep.run_all(metrics, need.reference, need.reference_model)
     return list(zip(*(_split_metrics(swept, counts) for swept in every), strict=True))
 
 
@@ -336,6 +336,7 @@ def _tokens_key(batch: Batch) -> Hashable:
     """Key of the tokens of a batch: batches of one key hold equal tokens in the same columns."""
     host = batch if batch.tokens.is_cpu else vars(batch).get("_host")
     if host is None:  # fetching the tokens would wait for the device
-        return tuple(map(id, (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory)))
-    values = (host.tokens, host.keep, host.documents, host.types)
+        parts = (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory, batch.branches)
+        return tuple(map(id, parts))
+    values = (host.tokens, host.keep, host.documents, host.types, host.branches)
     return id(batch.memory), *(None if x is None else (x.shape, x.numpy().tobytes()) for x in values)

@@ -130,7 +130,7 @@ def base_run(
         cache = new_cache
     final = model(
         batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
-        types=batch.types, memory=batch.memory,
+        types=batch.types, memory=batch.memory, branches=batch.branches,
     )  # fmt: skip
     values = dict(tap.values)
     tap.close()
@@ -362,6 +362,7 @@ class SweepPass:
         out = self.model(
             source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
             keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+            branches=batch.branches,
         )  # fmt: skip
         for read in reads:
             self._write_read(read, tap.values[read], answers[read])
@@ -426,6 +427,7 @@ class SweepPass:
             documents=batch.documents,
             types=None if batch.types is None or layer else batch.types[:, c:],
             memory=batch.memory,
+            branches=batch.branches,
         )  # fmt: skip
         if tap is not None:
             for read in reads:
@@ -469,9 +471,11 @@ class SweepPass:
         """The batch whose mask, documents, types and memory are repeated `copies` times; its tokens are not used."""
         batch = self.batch
         bare = Batch(
-            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory
-        )
-        if bare.keep is None and bare.documents is None and bare.types is None and bare.memory is None:
+            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+            branches=batch.branches,
+        )  # fmt: skip
+        layouts = (bare.keep, bare.documents, bare.types, bare.memory, bare.branches)
+        if all(layout is None for layout in layouts):
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
@@ -550,24 +554,63 @@ class Sweep:
         Returns:
             `Swept`: the values [v, b] of the variants and of the base run.
         """
-        base, watched = self.base, self._watched_columns(metric)
+        return self.run_all([metric], reference, reference_model)[0]
+
+    def run_all(
+        self,
+        metrics: Sequence[Metric],
+        reference: Float[Tensor, "b n d"] | None = None,
+        reference_model: Transformer | None = None,
+    ) -> list[Swept]:
+        """The results of `run` for several metrics, in one computation for all that look at the same columns.
+
+        Args:
+            metrics: the metrics; others as in `run`.
+
+        Returns:
+            One `Swept` for each metric, in their order.
+        """
+        columns = [self._watched_columns(metric) for metric in metrics]
+        found: dict[int, Swept] = {}
+        for watched in {_columns_key(each): each for each in columns}.values():
+            key = _columns_key(watched)
+            same = [i for i, each in enumerate(columns) if _columns_key(each) == key]
+            swept = self._run_together([metrics[i] for i in same], watched, reference, reference_model)
+            found |= dict(zip(same, swept, strict=True))
+        return [found[i] for i in range(len(metrics))]
+
+    def _run_together(
+        self,
+        metrics: Sequence[Metric],
+        watched: Int[Tensor, "b n"] | None,
+        reference: Float[Tensor, "b n d"] | None,
+        reference_model: Transformer | None,
+    ) -> list[Swept]:
+        """The results for metrics that all look at the columns `watched`."""
+        base = self.base
         columns = None if watched is None else to_device(watched, self._network.device)
         home = base.final if columns is None else picked(base.final, columns)
         reference = home if reference is None else reference
-        judge = MetricOfVariants(metric, self._batch, self._network, reference, reference_model)
-        base_value = judge.value(home, 1)[0]
-        values = base_value.repeat(len(self.variants), 1)
+        judges = [
+            MetricOfVariants(metric, self._batch, self._network, reference, reference_model)
+            for metric in metrics
+        ]
+        base_values = [judge.value(home, 1)[0] for judge in judges]
+        values = [base_value.repeat(len(self.variants), 1) for base_value in base_values]
 
         def measure(sweep_pass: SweepPass) -> None:
-            stream = sweep_pass.final(columns)
-            values[to_device(sweep_pass.pack.variants, values.device)] = judge.value(
-                stream, len(sweep_pass.pack.variants)
-            )
+            stream, variants = sweep_pass.final(columns), sweep_pass.pack.variants
+            for judge, of_metric in zip(judges, values, strict=True):
+                of_metric[to_device(variants, of_metric.device)] = judge.value(stream, len(variants))
 
         where = self._departures_for(watched)
-        self._run_packs(base, self._planned(where, watched), metric.name, measure)
-        reaches = to_device(where.reaches, values.device)
-        return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
+        names = " and ".join(metric.name for metric in metrics)
+        self._run_packs(base, self._planned(where, watched), names, measure)
+        reaches = to_device(where.reaches, home.device)
+        return [
+            Swept(torch.where(reaches, of_metric, base_value), base_value, reaches, reference)
+            for of_metric, base_value in zip(values, base_values, strict=True)
+        ]
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
         """Values at sites inside the blocks in every variant, `[variant, example, *axes]`; no logits are computed.
@@ -723,7 +766,7 @@ class Sweep:
 
     def _departures_for(self, watched: Int[Tensor, "b n"] | None) -> Departures:
         """Where the variants leave the base run, looked up once for all metrics of the same columns."""
-        key = None if watched is None else (tuple(watched.shape), watched.numpy().tobytes())
+        key = _columns_key(watched)
         if key not in self._departures_by_columns:
             self._departures_by_columns[key] = self._departures(self.base, watched)
         return self._departures_by_columns[key]
@@ -734,6 +777,11 @@ class Sweep:
 
     def _departures(self, base: Base, watched: Int[Tensor, "b n"] | None) -> Departures:
         return departures(self._network.config, base, self._variants, self._batch, watched)
+
+
+def _columns_key(watched: Int[Tensor, "b n"] | None) -> Hashable:
+    """Key of columns on the host: equal for equal ones."""
+    return None if watched is None else (tuple(watched.shape), watched.numpy().tobytes())
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ from interp.model.edits import (
 )
 from interp.model.layout import Layout, PerRow, PositionError
 from interp.model.parts import Part
-from interp.passes.edited import names_tokens
+from interp.passes.edited import in_batch, names_tokens
 
 
 @public(renamed={"puts": "edits"})
@@ -87,7 +87,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedE
     """
     placed_edits: list[PlacedEdit] = []
     layout = batch.layout
-    for edit in variant.edits:
+    for edit in in_batch(variant.edits, batch):
         if edit.rows is not None:
             raise ValueError(f"an edit of a variant concerns all its rows; that of {edit.name} names some")
         if isinstance(edit.change, Mean | Resample):

@@ -16,9 +16,9 @@ from interp.data.batch import Prompts
 from interp.data.pairs import Pairs, paired
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.passes.observe import Model, text_of
+from interp.passes.observe import Model, as_model, text_of
 from interp.passes.question import Question, function_name
-from interp.runs.fact_rows import with_subjects
+from interp.runs.fact_rows import about_facts
 from interp.runs.run import answer_of
 from interp.tasks.fact_files import GivenFacts
 
@@ -156,7 +156,7 @@ def _filled(
     if not isinstance(data, GivenFacts):
         return question, data
     asked = data.asked(text_of(model))
-    return with_subjects(question, asked), asked.batch
+    return about_facts(question, asked, as_model(model)), asked.batch
 
 
 def _public_function(

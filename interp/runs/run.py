@@ -41,7 +41,7 @@ from interp.passes.question import (
 )
 from interp.passes.together import writes
 from interp.runs.chat_roles import chat_rows, with_roles
-from interp.runs.fact_rows import with_subjects
+from interp.runs.fact_rows import about_facts
 from interp.runs.kept import cached_for_model, looked_at
 from interp.runs.over_data import WorkDevices, WorkPlace
 from interp.runs.provenance import with_origin
@@ -167,7 +167,7 @@ def run(
     if isinstance(data, GivenFacts):
         asked = data.asked(subject.text)
         data = asked.batch
-        questions = {name: with_subjects(each, asked) for name, each in _by_name(questions).items()}
+        questions = {name: about_facts(each, asked, subject) for name, each in _by_name(questions).items()}
     place = WorkPlace(None if out is None else Path(out), resume, shard, devices, engine)
     return _results(questions, subject, data, place, bootstrap, seed)
 

@@ -55,7 +55,8 @@ class Near(TypedDict):
 def tokens(session: Session, ask: EditedPrompt) -> dict[str, object]:
     """The tokens of both prompts, before any pass."""
     second = None if ask.second is None else names(session, session.tokens(ask.second))
-    return {"tokens": names(session, session.tokens(ask.prompt)), "second": second}
+    ids = session.tokens(ask.prompt)
+    return {"tokens": names(session, ids), "roles": session.roles(ids), "second": second}
 
 
 def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, object]:
@@ -76,6 +77,7 @@ def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, o
     layers = [session.layer(row, near["layer"], stop) for row in pair.rows] if session.config.n_layers else []
     return {
         "tokens": names(session, pair.tokens),
+        "roles": session.roles(pair.tokens),
         "second": None if pair.second is None else names(session, pair.second),
         "position": pair.position,
         "edits": [edit_text(edit) for edit in ask.edits],

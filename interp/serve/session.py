@@ -131,19 +131,27 @@ class Session:
     Args:
         model: the model.
         subspaces: the directions that the page may add.
+        chats: batches of one chat each (`model.to_batch(chat=...)`), whose roles the page shows where it is about them.
 
     Raises:
         ValueError: a model that the page cannot show (without logits or tokenizer, with cross-attention, or one that
             sees both ways), or directions that are not one per site.
     """
 
-    def __init__(self, model: Subject, subspaces: Sequence["Subspace"] = ()) -> None:
+    def __init__(
+        self, model: Subject, subspaces: Sequence["Subspace"] = (), chats: Sequence[Batch] = ()
+    ) -> None:
         config = model.transformer.config
         if not config.unembed or config.cross_attention or not config.causal:
             raise ValueError("the live page requires a causal model with logits and without cross-attention")
         _ = model.text.tokenizer
         self.model = as_model(model)  # of all rows, also after a `with` of edits around this call is left
         self.directions = directions.by_site(subspaces, config)
+        self._roles = {
+            tuple(batch.tokens[0].tolist()): list(map(str, batch.roles[0]))
+            for batch in chats
+            if batch.roles is not None
+        }
         self._rows: OrderedDict[Hashable, Row] = OrderedDict()
         self._layers: OrderedDict[Hashable, LayerSeen] = OrderedDict()
         self._head_scores: OrderedDict[Hashable, Mapping[int, Tensor]] = OrderedDict()
@@ -214,6 +222,13 @@ class Session:
         if len(tokens) > most:
             raise ValueError(f"a prompt of at most {most} tokens is required, got {len(tokens)}")
         return tokens
+
+    def roles(self, tokens: Int[Tensor, "p"]) -> list[str] | None:
+        """The role of each token of a known chat, what follows it being the assistant's; None: not one of them."""
+        ids = tuple(tokens.tolist())
+        begins = (chat for chat in self._roles if ids[: len(chat)] == chat)
+        known = max(begins, key=len, default=None)
+        return None if known is None else [*self._roles[known], *["assistant"] * (len(ids) - len(known))]
 
     def checked(self, ask: EditedPrompt) -> tuple[Int[Tensor, "p"], Int[Tensor, "p2"] | None, int]:
         """Tokens of both prompts and the position looked at; ValueError for what they or the model do not have."""

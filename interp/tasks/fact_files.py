@@ -124,14 +124,14 @@ class GivenFacts(Sequence[GivenFact]):
     def asked(self, text: Text) -> AskedFacts:
         """The facts in a model's tokens: what functions of data are given.
 
-        Answers are compared at the first token that differs from the wrong one's, or at the first without one; a note
-        says where they have more. Facts with words that have no tokens of their own are left out with a note.
+        Facts with words that have no tokens of their own are left out with a note.
 
         Args:
             text: the model's tokenisation, `model.text`.
 
         Returns:
-            The batch with its answers, and the tokens of each subject.
+            The batch with the first token of each answer, the tokens of each subject, and the whole answers, which
+            functions of data are about where they take answers of several tokens.
 
         Raises:
             ValueError: no fact that the tokenizer can spell.
@@ -146,20 +146,21 @@ class GivenFacts(Sequence[GivenFact]):
         batch = Batch.of([row.ids for row in rows], pad_id=text.pad_id, bos=all(row.bos for row in rows))
         wrong = [row.wrong for row in rows]
         batch = batch.with_answers(
-            torch.tensor([row.answer for row in rows]),
-            None if None in wrong else torch.tensor(wrong),
+            torch.tensor([row.answer[0] for row in rows]),
+            None if None in wrong else torch.tensor([tokens[0] for tokens in wrong if tokens is not None]),
         ).numbered()
-        if cut := sum(row.cut for row in rows):
-            note(
-                f"{self.source}: {cut} of {len(rows)} facts have answers of several tokens, which are compared at one: "
-                "the first in which they differ from the wrong answer, or the first"
-            )
         if None in wrong and (n := len(rows) - wrong.count(None)):
             note(
                 f"{self.source}: {n} of {len(rows)} facts have a wrong answer; for all to be compared alike none has"
             )
         subjects = [row.subject for row in rows]
-        return AskedFacts(batch, None if None in subjects else tuple(filter(None, subjects)))
+        return AskedFacts(
+            batch,
+            None if None in subjects else tuple(filter(None, subjects)),
+            tuple(row.answer for row in rows),
+            None if None in wrong else tuple(filter(None, wrong)),
+            self.source,
+        )
 
     @public()
     def pairs(self, tokenizer: Tokenizer, *, rows: int | None = None, seed: int = 0) -> TaskPairs:
@@ -215,6 +216,25 @@ class AskedFacts:
     """The prompts with their answers."""
     subjects: tuple[range, ...] | None
     """The tokens of each subject, BOS counted; None where a fact has none."""
+    answers: tuple[tuple[int, ...], ...]
+    """All tokens of each answer."""
+    wrong: tuple[tuple[int, ...], ...] | None
+    """All tokens of each wrong answer; None where a fact has none."""
+    source: str
+    """The file's name, for messages."""
+
+    @property
+    def several(self) -> int:
+        """Number of facts with more than one token in an answer."""
+        both = zip(self.answers, self.answers if self.wrong is None else self.wrong, strict=True)
+        return sum(max(len(right), len(wrong)) > 1 for right, wrong in both)
+
+    def first_token_note(self, question: str) -> str:
+        """Note that a question is about the first token of answers that have several."""
+        return (
+            f"{self.source}: {self.several} of {len(self.answers)} facts have answers of several tokens; {question} is "
+            "about the first token of each"
+        )
 
 
 @public()
@@ -529,11 +549,9 @@ class _SpelledRow:
 
     ids: list[int]
     bos: bool
-    answer: int
-    wrong: int | None
+    answer: tuple[int, ...]
+    wrong: tuple[int, ...] | None
     subject: range | None
-    cut: bool
-    """Whether an answer has more tokens than are compared."""
 
 
 def _spelled_row(text: Text, fact: GivenFact) -> _SpelledRow:
@@ -551,8 +569,7 @@ def _spelled_row(text: Text, fact: GivenFact) -> _SpelledRow:
         columns = _columns(text.tokenizer, own, fact)
         subject = range(columns.start + shift, columns.stop + shift)
     bos = bool(ids) and ids[0] == text.bos_id
-    cut = max(len(right), len(false or [])) > 1
-    return _SpelledRow(ids, bos, right[0], None if false is None else false[0], subject, cut)
+    return _SpelledRow(ids, bos, tuple(right), None if false is None else tuple(false), subject)
 
 
 def _columns(tokenizer: Tokenizer, ids: Sequence[int], fact: GivenFact) -> range:

@@ -28,9 +28,11 @@ from interp.core.viewer import Brief
 from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
+from interp.data.ids import OneTokenError
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
+from interp.passes.metrics import Outcome, answer_probability
 from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, ReadingThen
@@ -90,15 +92,17 @@ class Erasure(Brief, Question):
         data: the prompts that were attributed: prompts, token ids, a batch, files or a stream.
         attribution: `value` [prompt, pos] of the same prompts, as `token_attribution` returns it; tokens are ranked
             from the highest, earlier ones first among equals.
-        answer: next token that is measured, one for all prompts or one for each; None: the answers of the data.
-        wrong: token that the answer is contrasted with, with `measure="logits"`; None: none, or without `answer` that
-            of the data.
+        answer: continuation that is measured, of one or several tokens, one for all prompts or one for each; None: the
+            answers of the data.
+        wrong: continuation that the answer is contrasted with, with `measure="logits"`, at the first token in which the
+            two differ; None: none, or without `answer` that of the data.
         shares: shares of a prompt's removable tokens that are removed, in (0, 1], rounded up to whole ones: all but a
             BOS that was prepended. Of bare ids every one is; a `Batch` with `bos=True` says that rows begin with BOS.
         replacement: embedding that replaces a removed token's: "mean", the vocabulary's mean embedding, "zero", or
             that of a token id.
-        measure: measure of the answer: its "probability", or "logits", its logit (minus the wrong answer's).
-        pos: token of each prompt at which the answer is predicted, negative from its end.
+        measure: measure of the answer: its "probability", of several tokens the product of theirs, or "logits", its
+            logit (minus the wrong answer's).
+        pos: token of each prompt at which the answer is predicted, negative from its end; -1 for several tokens.
 
     Returns:
         Dataset over `score`, in the unit of `measure`. Scores: `comprehensiveness`, the fall without the highest
@@ -110,7 +114,8 @@ class Erasure(Brief, Question):
         - `each` [prompt, score]: every prompt's scores.
 
     Raises:
-        ValueError: values that do not fit the prompts' tokens, and shares outside (0, 1].
+        ValueError: values that do not fit the prompts' tokens, shares outside (0, 1], and the logit of an answer of
+            several tokens.
 
     Caveat:
         A prompt with holes is unlike any the model was trained on.
@@ -146,7 +151,14 @@ class Erasure(Brief, Question):
         )
         value = numbers("attribution", self.attribution["value"], dict.fromkeys(("prompt", "pos")))
         by_prompt = [row[~row.isnan()] for row in value]
-        answers = AnswerTokens.of(model.text, self.answer, self.wrong)
+        several = self.pos == -1
+        answers = AnswerTokens.of(model.text, self.answer, self.wrong, several=several)
+        if self.measure == "probability" and answers is not None and answers.forced is not None:
+            answers = AnswerTokens.of(model.text, self.answer, several=several)  # wrong would end it early
+        if answers is not None and answers.several and self.measure == "logits":
+            raise OneTokenError(
+                "a logit is of one token, the answers are of several: measure='probability' is that of the whole"
+            )
         if answers is not None and answers.prompts not in (None, len(by_prompt)):
             raise ValueError(
                 f"answer and wrong are for all {len(by_prompt)} prompts of the attribution, or one for each: "
@@ -357,8 +369,8 @@ def top_share(
 
 
 def _removable_tokens(batch: Batch) -> Bool[Tensor, "b p"]:
-    """Mask of the tokens that may be removed: every real token but a prepended BOS."""
-    real = batch.real
+    """Mask of the tokens that may be removed: every token of the prompt but a prepended BOS."""
+    real = batch.prompt_tokens
     return real & (real.cumsum(1) > 1) if batch.bos else real
 
 
@@ -373,14 +385,15 @@ def _attribution_scores(
     """Scores `[b score]` of a given attribution, which has one value per real token of each prompt (`by_prompt`)."""
     at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
     own_values = [by_prompt[row] for row in rows]
-    for row, values, n in zip(rows, own_values, batch.host().lengths.tolist(), strict=True):
+    prompt_tokens = batch.host().prompt_tokens
+    for row, values, n in zip(rows, own_values, prompt_tokens.sum(1).tolist(), strict=True):
         if len(values) != n:
             raise ValueError(
                 f"one score per token is required, {n} for prompt {row}, got {len(values)} (an attribution of other "
                 "prompts?)"
             )
     value = torch.full(batch.tokens.shape, torch.nan, dtype=own_values[0].dtype)
-    value[batch.host().real] = torch.cat(own_values)
+    value[prompt_tokens] = torch.cat(own_values)
     scores = yield from erased(model, batch, value[None], at, how, batch_size=batch_size)
     return {"each": scores[0]}
 
@@ -473,6 +486,9 @@ def _answer_measure(
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None
+    if batch.forced is not None:
+        metric = answer_probability()
+        return metric.of(Outcome(model, metric.sees(stream, batch), batch, torch.arange(len(batch))))
     place = torch.arange(len(stream), device=stream.device)
     return model.read_out(upcast(stream[place, at])).softmax(-1)[place, batch.answer]
 

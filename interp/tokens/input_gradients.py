@@ -32,14 +32,16 @@ from interp.core.kinds import Count
 from interp.core.stats import ACCEPTED_MISS, upcast
 from interp.core.transfers import to_device
 from interp.data.batch import Batch
+from interp.model.attention import picked
 from interp.model.edits import Edit
 from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.checkpointed import rows_at_once
+from interp.passes.checkpointed import differentiated_each, rows_at_once
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.needs import Recorded, Steps, TowardMetric, recorded
+from interp.passes.question import Values
 from interp.passes.rules import Rules, as_rules
 
 _EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
@@ -174,6 +176,44 @@ def gradient_x_input(
             chunk |= {"total": logit, "bias": logit - value.sum(1)}
         chunks.append(chunk)
     return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def gradients_of_answers(model: Transformer, batch: Batch, *, batch_size: int = 32) -> Values:
+    """Embedding . gradient of the logit of each token of each row's answer, as `value` `[b k p]`.
+
+    One forward pass over the prompt and its whole answer, and a backward pass for each token: what follows a token does
+    not change its logit. Positions from each token on, and padding, hold NaN, and -1 among the ids `token`.
+
+    Args:
+        batch: prompts followed by their answers (`Batch.forced`).
+        batch_size: the most rows of a pass.
+    """
+    size = rows_at_once(model, batch, batch_size)
+    parts = [_answer_products(model, rows.to(model.device)) for rows in batch.split(size)]
+    width = max(part.shape[1] for part in parts)
+    value = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in parts])
+    before = torch.arange(width, device=value.device)[None, :, None]
+    ends = to_device(batch.lengths - (0 if batch.forced is None else batch.forced), value.device)[
+        :, None, None
+    ]
+    seen = to_device(batch.real, value.device)[:, None] & (
+        to_device(batch.places, value.device)[:, None] < ends + before
+    )
+    ids = to_device(batch.tokens, value.device)[:, None].expand_as(seen)
+    return {"value": value.masked_fill(~seen, torch.nan), "token": ids.masked_fill(~seen, -1)}
+
+
+def _answer_products(model: Transformer, rows: Batch) -> Float[Tensor, "b k p"]:
+    """Embedding . gradient for the rows of one pass."""
+    columns, (tokens, present) = rows.answer_columns(), rows.answer_tokens()
+
+    def logits(stream: Float[Tensor, "b p d"]) -> Float[Tensor, "k"]:
+        states = picked(stream, columns)
+        own = model.uncapped(upcast(states), columns=tokens[..., None])[..., 0]
+        return (own * present).sum(0)  # rows are independent of each other
+
+    trace = differentiated_each(model, rows, [_EMBEDDED, _SLOPE], logits)
+    return (upcast(trace[_EMBEDDED]) * upcast(trace[_SLOPE])).sum(-1).transpose(0, 1)
 
 
 def integrated_gradients(

@@ -31,8 +31,9 @@ from interp.model.transformer import Transformer
 from interp.passes.answer_tokens import by_answer_token
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
-from interp.passes.question import ByRow, Question, Reading, ReadingThen
+from interp.passes.question import ByRow, Question, Reading, ReadingThen, Unshared
 from interp.passes.rules import promises, under_rules
+from interp.passes.sweep import continues
 from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
@@ -40,6 +41,7 @@ from interp.tokens.input_gradients import (
     IntegratedGradients,
     baseline_embedding,
     gradient_x_input,
+    gradients_of_answers,
     integrated_gradients,
 )
 from interp.tokens.mixing import (
@@ -206,7 +208,9 @@ class TokenAttribution(Question):
             ),
             answers,
         )
-        return by_answer_token(question, model.text)
+        return by_answer_token(
+            question, model.text, partial(_answer_gradients, how=how, size=self.rows_together)
+        )
 
     def reading(self, network: Transformer) -> tuple[ReadingThen, str]:
         """The reads and the computation of the values of every token, and the words for what these sum to."""
@@ -376,6 +380,17 @@ def _gradient_values(
     batch_size: int,
 ) -> Steps[dict[str, Tensor]]:
     return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
+
+
+def _answer_gradients(
+    model: Transformer, batch: Batch, how: TokenMethod, size: int
+) -> Steps[Mapping[str, Tensor]] | None:
+    """Gradients of all tokens of the answers from one pass; None for other methods, and where one cannot give them."""
+    if not isinstance(how, GradientTimesInput) or how.rules or promises(model):
+        return None
+    if model.unembed is None or not continues(model.config, batch.tokens.shape[1]):
+        return None
+    return Unshared(partial(gradients_of_answers, batch_size=size))(model, batch)
 
 
 def _integrated_values(

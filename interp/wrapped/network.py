@@ -26,7 +26,14 @@ from interp.model.live_modules import bare_copy, kept, own_tensors
 from interp.model.norm import NoNorm, Normalize
 from interp.model.rules import Rule
 from interp.model.tap import Tap
-from interp.model.transformer import MaskedHead, Transformer, check_extras, check_pass, prompt_of
+from interp.model.transformer import (
+    MaskedHead,
+    Transformer,
+    check_branched,
+    check_extras,
+    check_pass,
+    prompt_of,
+)
 from interp.wrapped.maps import StreamReading
 from interp.wrapped.records import WrappedBlock
 from interp.wrapped.rules import RuleMode, lay
@@ -350,11 +357,13 @@ class Wrapped(Transformer):
         documents: Int[Tensor, "b p"] | None = None,
         types: Int[Tensor, "b p"] | None = None,
         memory: Memory | None = None,
+        branches: Int[Tensor, "b k"] | None = None,
     ) -> Tensor:
         """As `Transformer.forward`. ValueError also for options that were not proven of this network."""
         config, n_layers = self.config, self.config.n_layers
         last = n_layers if stop is None else stop
         check_pass(config, tokens, (start, last), keep, cache, documents)
+        check_branched(config, (len(tokens), tokens.shape[1]), documents, branches)
         check_extras(config, tokens, types, memory)
         wants = tap is not None and any(read.grad for read in tap.reads)
         self._check_options(start, keep, cache, documents, gradients=wants)

@@ -11,7 +11,7 @@ from interp.causal import AttributionPatch, Patch
 from interp.core import notes
 from interp.core.viewer import notes_of
 from interp.data import Pairs
-from interp.data.answers import Spellings
+from interp.data.answers import Spacing
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.data.text import Text
@@ -31,13 +31,13 @@ def pair(text: Text) -> str:
     """A word that is one token with a space and another without it."""
     for i in range(text.d_vocab):
         word = text.pieces([i])[0]
-        if word[:1] == " " and word[1:].isalpha() and Spellings.of(text, word) is not None:
+        if word[:1] == " " and word[1:].isalpha() and Spacing.of(text, word) is not None:
             return word[1:]
     raise AssertionError("the tokenizer has no such word")
 
 
 def said(text: Text, answer: object, prompt: str) -> list[str]:
-    found = Spellings.of(text, answer)  # type: ignore[arg-type]
+    found = Spacing.of(text, answer)  # type: ignore[arg-type]
     return [] if found is None else list(found.notes(text.batch(prompt)))
 
 
@@ -53,7 +53,7 @@ def test_answer_without_space_after_a_word_is_pointed_out(text: Text) -> None:
 
 def test_of_another_answer_it_is_said_again_and_of_the_same_one_once(text: Text) -> None:
     words = [word for word in text.pieces(range(text.d_vocab)) if word[:1] == " " and word[1:].isalpha()]
-    pairs = [word[1:] for word in words if Spellings.of(text, word) is not None][:2]
+    pairs = [word[1:] for word in words if Spacing.of(text, word) is not None][:2]
     assert len(pairs) == 2
     notes.note.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -77,8 +77,8 @@ def test_after_a_quote_a_bracket_or_a_line_either_may_be_meant(text: Text, promp
 
 
 def test_ids_and_words_of_one_spelling_are_never_asked_about(text: Text) -> None:
-    assert Spellings.of(text, 3, None) is None
-    assert Spellings.of(Text(None, 8, 30), 3) is None
+    assert Spacing.of(text, 3, None) is None
+    assert Spacing.of(Text(None, 8, 30), 3) is None
 
 
 def test_a_question_says_it_where_its_answers_meet_the_prompts(text: Text) -> None:

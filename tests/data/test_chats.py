@@ -13,10 +13,13 @@ from interp.core.notes import Note, note
 from interp.data.batch import Batch
 from interp.data.chats import ROLES, RenderedChat, is_chats, token_characters
 from interp.data.stream import prompt_source
-from interp.edits import Add, PerRow, Zero
+from interp.edits import Add, PerRow, Scale, Variant, Zero
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model.edits import Edit
+from interp.model.tap import Read
+from interp.passes.edit_text import edit_from_json, edit_to_json, edit_to_python
 from interp.passes.observe import observe
+from interp.passes.sweep import Sweep
 from tests.configs import CONFIGS, perturbed
 from tests.data.templates import CHATML, HEADERS, TEMPLATES, backend, speaking
 from tests.tiny import END
@@ -258,6 +261,78 @@ def test_an_edit_at_a_role_is_the_edit_of_these_tokens_in_each_chat_alone(side: 
             places = alone.positions("user", turn).places[0]
             one = observe(model, alone, edits=[Edit("L1.resid", change, {"pos": places})]).output[0]
             assert_close(found[i][batch.real[i]], one)
+
+
+@pytest.mark.parametrize("turn", [None, -1])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_role_in_an_edit_names_the_positions_of_each_chat(side: str, turn: int | None) -> None:
+    model = model_of(CHATML)
+    batch = model.to_batch(chat=[ASK, TALK, LED], padding_side=side)  # type: ignore[arg-type]
+    role = {"role": "user"} if turn is None else {"role": "user", "turn": turn}
+    by_role, by_place = (
+        Edit("L1.resid", Scale(0.5), {"pos": pos}) for pos in (role, batch.positions("user", turn))
+    )
+    seen = [Read("blocks.1.hook_resid_pre")]
+    runs = [observe(model, batch, seen, [edit]) for edit in (by_role, by_place)]
+    assert runs[0].output.equal(runs[1].output)
+    assert runs[0].trace[seen[0]].equal(runs[1].trace[seen[0]])
+    assert model.edited([by_role])(batch).equal(runs[1].output)
+    assert observe(model.edited([by_role]), batch).output.equal(runs[1].output)
+    swept = [
+        Sweep(model.transformer, batch.with_answers(torch.tensor([5, 6, 7]), None), [Variant([edit])]).run(
+            interp.logit_difference()
+        )
+        for edit in (by_role, by_place)
+    ]
+    assert swept[0].values.equal(swept[1].values) and bool(swept[0].changed.all())
+    texts = [model.generate(batch, 3, edits=[edit]) for edit in (by_role, by_place)]
+    assert texts[0].tokens.equal(texts[1].tokens)
+    lens = interp.logit_lens(model.edited([by_role]), batch).entropy.values
+    for i, chat in enumerate((ASK, TALK, LED)):
+        alone = model.to_batch(chat=chat)
+        places = alone.positions("user", turn).places[0]
+        one = interp.logit_lens(model.edited([Edit("L1.resid", Scale(0.5), {"pos": places})]), alone).entropy
+        assert_close(torch.from_numpy(lens[i, :, : one.sizes["pos"]]), torch.from_numpy(one.values[0]))
+
+
+def test_a_role_as_pos_is_each_chats_own_positions() -> None:
+    model = model_of(CHATML)
+    batch = model.to_batch(chat=[ASK, TALK, LED])
+    for turn in (None, 0):
+        role = {"role": "user"} if turn is None else {"role": "user", "turn": turn}
+        found = interp.logit_lens(model, batch, pos=role)
+        assert found.equals(interp.logit_lens(model, batch, pos=batch.positions("user", turn)))
+    last = {"role": "user", "turn": 0}
+    alone = model.to_batch(chat=ASK)
+    whole = Read("blocks.1.hook_resid_pre")
+    some = Read("blocks.1.hook_resid_pre", pos=last)
+    trace = observe(model, alone, [whole, some]).trace
+    assert trace[some].equal(trace[whole][:, list(alone.positions("user", 0).places[0])])
+
+
+def test_an_edit_at_a_role_is_written_and_read_back() -> None:
+    for pos in ({"role": "user"}, {"role": "assistant", "turn": -1}):
+        edit = Edit("L1.resid", Zero(), {"pos": pos})
+        entry = json.loads(json.dumps(edit_to_json(edit)))
+        assert entry["at"] == {"pos": pos}
+        assert edit_from_json(entry).at == edit.at
+        assert eval(edit_to_python(edit), {"interp": interp}).at == edit.at
+
+
+def test_a_role_that_nothing_tells_apart_is_refused() -> None:
+    model = model_of(CHATML)
+    edit = Edit("L1.resid", Zero(), {"pos": {"role": "user"}})
+    with pytest.raises(ValueError, match="a role is required of chats, and these prompts are none"):
+        observe(model, "The cat", edits=[edit])
+    with pytest.raises(ValueError, match="which this pass cannot tell apart"):
+        model.transformer.edited([edit])(model.to_batch(chat=ASK).tokens)
+    with pytest.raises(ValueError, match="chat 0 has no token of the tool"):
+        observe(model, model.to_batch(chat=ASK), edits=[Edit("L1.resid", Zero(), {"pos": {"role": "tool"}})])
+    for wrong in ({"role": 3}, {"turn": 1}, {"role": "user", "turns": 1}, {"role": "user", "turn": "a"}):
+        with pytest.raises(ValueError, match="the tokens of a role are named by"):
+            Edit("L1.resid", Zero(), {"pos": wrong})
+    with pytest.raises(ValueError, match="requires an index"):
+        Edit("L1H0", Zero(), {"d_head": {"role": "user"}})
 
 
 def test_results_name_the_role_of_every_token() -> None:

@@ -125,7 +125,10 @@ def test_one_answer_serves_all_rows_or_each_has_its_own(text: Text) -> None:
 
 
 def test_answers_that_do_not_fit_are_refused(text: Text) -> None:
-    with pytest.raises(ValueError, match="one answer per prompt is required, got 2 answers for 3 prompts"):
+    with pytest.raises(
+        ValueError,
+        match="one answer for all prompts, or one for each, is required, got 2 answers for 3 prompts",
+    ):
         text.targets([" cat", " dog"], 3)
     with pytest.raises(ValueError, match=re.escape(f"in [0, {text.d_vocab - 1}], got {text.d_vocab}")):
         text.targets(text.d_vocab, 1)

@@ -223,7 +223,7 @@ def test_what_cannot_be_edited_is_refused_by_name(editor: str) -> None:
         edit(hooked(), PROMPT, answer="", layer=0)
     with pytest.raises(ValueError, match=r"answer tokens must be in \[0, "):
         edit(hooked(), PROMPT, answer=10**6, layer=0)
-    with pytest.raises(ValueError, match="2 answers for 1 prompts"):
+    with pytest.raises(ValueError, match="got 2 answers for 1 prompts"):
         edit(hooked(), PROMPT, answer=[1, 2], layer=0)
     for layer in (-1, 2):
         with pytest.raises(IndexError, match=f"layers are 0 to 1 in this model, got {layer}"):

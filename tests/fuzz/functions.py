@@ -167,8 +167,8 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "editing.Continuation.texts": {"openings": lambda: [TEXT]},
     "editing.Dispatch.with_question": {"prompts": lambda: [TEXT]},
     "editing.Dispatch.probabilities": {"prompts": lambda: [TEXT]},
-    **dict.fromkeys(
-        [f"features.Dictionary.{name}" for name in ("on_features", "edits")], {"change": lambda: torch.zeros_like}),
+    "features.Dictionary.on_features": {"change": lambda: torch.zeros_like},
+    "features.Dictionary.edits": {"change": lambda: torch.zeros_like},
     "features.Dictionary.prefix": {"n": lambda: 3}, "features.Dictionary.fitted_to": {"model": model},
     "features.Dictionary.moved": {"reads": lambda: "blocks.0.hook_resid_post"},
     **dict.fromkeys(

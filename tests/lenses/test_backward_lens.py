@@ -281,7 +281,10 @@ def test_bad_answers_are_refused() -> None:
         backward_lens(model, PROMPT, [" Mary", " John"])
     with pytest.raises(ValueError, match="no factors of W_out: this model is attention-only"):
         backward_lens(hooked("attention-only"), PROMPT, " Mary", matrices=["W_out"])
-    with pytest.raises(ValueError, match="one answer per prompt is required, got 2 answers for 1 prompts"):
+    with pytest.raises(
+        ValueError,
+        match="one answer for all prompts, or one for each, is required, got 2 answers for 1 prompts",
+    ):
         gradient_factors(model, PROMPT, [" Mary", " John"])
     for ask in (backward_lens, gradient_rank, gradient_cosines, gradient_factors):
         with pytest.raises(ValueError, match="an answer for every prompt is required, got none"):

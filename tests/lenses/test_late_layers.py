@@ -311,3 +311,21 @@ def test_an_edit_of_the_stream_that_enters_the_layer_is_carried_out_once() -> No
     assert float(change) == pytest.approx(float((after - before).mean()))
     with pytest.raises(ValueError, match=r"what L1H0 wrote is changed on its way .* by the edit of L1\.attn"):
         late_layers(model.edited(Edit("L1.attn", Zero())), some_tokens(), 3, frequencies=FREQUENCIES)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_answers_of_several_tokens_are_sums_and_means_over_their_tokens(name: str) -> None:
+    model, prompts, answers = subject(name), [[3, 4, 5, 6], [8, 2]], [(3, 14), (7,)]
+    found = late_layers(model, prompts, answers, frequencies=FREQUENCIES)
+    by_token = [
+        [
+            late_layers(model, [[*prompt, *answer[:j]]], [answer[j]], frequencies=FREQUENCIES).value
+            for j in range(len(answer))
+        ]
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    for which in ("attribution", "cosine", "log_prob_change", "rank_change", "log_prob", "rank"):
+        own = [[cell.sel(score=which).values for cell in each] for each in by_token]
+        combine = np.sum if which in ("log_prob", "log_prob_change") else np.mean
+        expected = np.mean([combine(each, 0) for each in own], 0)
+        assert_close(of(np.nan_to_num(found.value.sel(score=which).values)), of(np.nan_to_num(expected)))

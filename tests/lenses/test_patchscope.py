@@ -109,3 +109,26 @@ def test_edits_of_the_model_hold_in_both_runs() -> None:
     edited = patchscope(model.edited(edits), tokens, TARGET, top=2)
     assert asked.top_token.values.tolist() == edited.top_token.values.tolist()
     assert asked.unpatched_prob.values.tolist() == edited.unpatched_prob.values.tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_an_answer_of_several_tokens_is_predicted_after_the_patched_prompt(name: str) -> None:
+    model, prompts, answers = HookedTransformer(build(name)), [[3, 4, 5, 6], [8, 2]], [(3, 14, 2), (7,)]
+    found = patchscope(model, prompts, TARGET, target_pos=WHERE, answer=answers, top=2)
+    first = patchscope(model, prompts, TARGET, target_pos=WHERE, answer=[3, 7], top=2)
+    for shared in ("target_prob", "target_rank", "kl", "unpatched_prob", "value"):
+        assert_close(torch.tensor(found[shared].values).double(), torch.tensor(first[shared].values).double())
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        joined = torch.cat((TARGET, torch.tensor(answer)))[None]
+
+        def log_prob(logits: Tensor, answer: tuple[int, ...] = answer) -> Tensor:
+            logp = logits[0].log_softmax(-1)
+            return torch.stack([logp[len(TARGET) - 1 + j, token] for j, token in enumerate(answer)]).sum()
+
+        own = states(model, torch.tensor([prompt]), -1)
+        for depth, layer in ((0, 1), (1, 0), (2, 1)):
+            edit = Edit(f"L{layer}.resid", Set(own[depth]), {"pos": WHERE})
+            cell = found.answer_log_prob.values[row, depth, layer]
+            assert_close(torch.tensor(cell), log_prob(model.edited([edit])(joined)))
+        assert_close(torch.tensor(found.unpatched_answer_log_prob.values[row]), log_prob(model(joined)))
+    assert found.answer_log_prob.isel(target_depth=-1).isnull().all()

@@ -14,6 +14,8 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.edits import Scale
 from interp.lenses import gradient_cosines, gradient_rank, logit_lens, output_lens
+from interp.model.transformer import Transformer
+from interp.passes import checkpointed
 from interp.residual import paths
 from interp.tokens import token_attribution
 from tests.batches import in_batches
@@ -115,6 +117,30 @@ def test_edits_at_the_prompts_end_hold_for_every_token_of_the_answer() -> None:
     np.testing.assert_allclose(
         found.value.isel(prompt=0, answer_token=1), alone.value[0], rtol=1e-8, atol=1e-10
     )
+
+
+@over("edited", [False, True])
+def test_gradients_of_all_tokens_by_runs_of_blocks_are_those_of_one_pass(edited: bool) -> None:
+    model = model_of("gradient_x_input")
+    edits = [interp.Edit("blocks.1.hook_mlp_out", Scale(0.5), {"pos": -1})] if edited else []
+    asked = ASKED["gradient_x_input"]
+    whole = asked(model.edited(edits), Batch.of(prompts()), ANSWERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpointed, "ROOM", 1)
+        by_runs = asked(model.edited(edits), Batch.of(prompts()), ANSWERS)
+    np.testing.assert_allclose(by_runs.value, whole.value, rtol=1e-8, atol=1e-10)
+
+
+def test_gradients_of_all_tokens_take_one_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forward, passes = model_of("gradient_x_input"), Transformer.forward, []
+
+    def counted(self: Transformer, tokens: Tensor, *args: object, **kwargs: object) -> Tensor:
+        passes.append(tuple(tokens.shape))
+        return forward(self, tokens, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Transformer, "forward", counted)
+    ASKED["gradient_x_input"](model, Batch.of(prompts()[:1]), ANSWERS[:1])
+    assert passes == [(1, LENGTHS[0] + len(ANSWERS[0]) - 1)]
 
 
 def log_probs(

@@ -173,7 +173,7 @@ def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, se
 
 def test_the_tokens_of_both_prompts_are_answered_without_a_pass(client: TestClient, session: Session) -> None:
     answer = post(client, "tokens", body(second=SECOND)).json()
-    assert answer == {name: asked(session, second=SECOND)[name] for name in ("tokens", "second")}
+    assert answer == {name: asked(session, second=SECOND)[name] for name in ("tokens", "roles", "second")}
     assert post(client, "tokens", body()).json()["second"] is None
     fresh = Session(session.model)
     assert tokens(fresh, parsed(Look, body()))["tokens"] == answer["tokens"] and not fresh._rows

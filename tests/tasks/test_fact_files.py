@@ -246,6 +246,59 @@ same_numbers = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-
 """Of passes in float64, whose batches may round otherwise."""
 
 
+def test_facts_with_answers_of_several_tokens_are_about_the_whole(tmp_path: Path) -> None:
+    model = hooked()
+    rows = [
+        {"prompt": "The capital of {} is", "subject": "France", "answer": "Paris and John"},
+        {"prompt": "{}, a cat, sat on the", "subject": "Mary", "answer": "shop"},
+    ]
+    facts = read_facts(written(tmp_path, rows))
+    prompts, answers = facts.prompts, [tuple(model.text.tokenizer.encode(answer)) for answer in facts.answers]
+    assert max(map(len, answers)) > 1
+    found, wanted = interp.attribute(model, facts), interp.attribute(model, prompts, answers)
+    assert found.sizes["answer_token"] > 1
+    same_numbers(found.value.values, wanted.value.values)
+    lens = interp.logit_lens(model, facts)
+    same_numbers(
+        lens.answer_log_prob.values, interp.logit_lens(model, prompts, answer=answers).answer_log_prob.values
+    )
+    metric = interp.metrics.answer_log_probability
+    asked = interp.causal.ablate(model, facts, ["L0.mlp"], change=interp.edits.Zero(), metric=metric())
+    given = interp.causal.ablate(
+        model, prompts, ["L0.mlp"], change=interp.edits.Zero(), metric=metric(answers)
+    )
+    same_numbers(asked["each"].values, given["each"].values)
+    ran = interp.run([interp.lenses.LogitLens()], model, facts)["logit_lens"]
+    same_numbers(ran.answer_log_prob.values, lens.answer_log_prob.values)
+
+
+def test_facts_compare_whole_answers_with_whole_wrong_ones(tmp_path: Path) -> None:
+    model = hooked()
+    rows = [{"prompt": "The capital of France is", "answer": "Paris and John", "wrong": "Mary"}]
+    facts = read_facts(written(tmp_path, rows))
+    difference = interp.metrics.log_prob_difference
+    found, wanted = (
+        interp.causal.ablate(model, data, ["L0.mlp"], change=interp.edits.Zero(), metric=metric).base.values
+        for data, metric in ((facts, difference()), (facts.prompts, difference(" Paris and John", " Mary")))
+    )
+    same_numbers(found, wanted)
+
+
+def test_a_question_about_one_token_is_about_the_first_of_each_fact(tmp_path: Path) -> None:
+    model = hooked()
+    rows = [{"prompt": "The capital of France is", "answer": "Paris and John"}]
+    facts = read_facts(written(tmp_path, rows))
+    first = model.text.tokenizer.encode(" Paris and John")[0]
+    with pytest.warns(
+        Note, match="1 of 1 facts have answers of several tokens; compare_methods is about the first"
+    ):
+        found = interp.tokens.compare_methods(model, facts, methods=["attention"])
+    same_numbers(
+        found.value.values,
+        interp.tokens.compare_methods(model, facts.prompts, first, methods=["attention"]).value,
+    )
+
+
 def test_causal_tracing_of_facts_is_that_of_their_prompts_subjects_and_answers(tmp_path: Path) -> None:
     model = hooked()
     prompts = ["The capital of France is", "Mary, a cat, sat on the"]

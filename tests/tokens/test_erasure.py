@@ -228,3 +228,35 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         erasure(model(), tokens, scored(torch.full((3, 9), torch.inf)), 3)
     with pytest.raises(ValueError, match="requires an answer to watch"):
         erasure(model(), tokens, scored(torch.rand(3, 9)))
+
+
+def test_the_probability_of_several_tokens_is_that_of_the_whole() -> None:
+    network, answers, shares = model("llama-gqa"), [(3, 2), (14,), (7, 1, 8)], (0.3,)
+    batch, score = Batch.of(ROWS), torch.rand(3, 11)
+    found = erasure(network, batch, scored(score, batch), answers, shares=shares, replacement=6)
+    for row, (prompt, answer) in enumerate(zip(ROWS, answers, strict=True)):
+        order = score[row, : len(prompt)].argsort(descending=True, stable=True)
+        top = order[: ceil(0.3 * len(prompt))].tolist()
+        rest = [place for place in range(len(prompt)) if place not in top]
+        whole, without_top, only_top = (
+            _whole_probability(
+                network, [6 if i in holes else token for i, token in enumerate(prompt)], answer
+            )
+            for holes in ([], top, rest)
+        )
+        assert_close(torch.tensor(each(found, "comprehensiveness")[row]), whole - without_top)
+        assert_close(torch.tensor(each(found, "sufficiency")[row]), whole - only_top)
+
+
+def _whole_probability(
+    network: HookedTransformer, prompt: list[int], answer: tuple[int, ...]
+) -> torch.Tensor:
+    """p(answer) after a prompt, from one pass over the joined row."""
+    share = network(torch.tensor([[*prompt, *answer]]))[0].softmax(-1)
+    return torch.stack([share[len(prompt) - 1 + j, token] for j, token in enumerate(answer)]).prod()
+
+
+def test_a_logit_of_several_tokens_is_refused() -> None:
+    batch = Batch.of(ROWS)
+    with pytest.raises(ValueError, match="a logit is of one token, the answers are of several"):
+        erasure(model(), batch, scored(torch.rand(3, 11), batch), [(3, 2)] * 3, measure="logits")

@@ -36,9 +36,18 @@ const chips = (strip, tokens, pressed) => {
   if (inside.top < around.top || inside.bottom > around.bottom) strip.scrollTop += inside.top - around.top - strip.clientHeight / 2;
 };
 
+// In a chat each token has the role that says it, written where another one begins to speak.
+const speak = (button, roles, pos) => {
+  const role = roles?.[pos] ?? "";
+  button.dataset.role = role;
+  button.dataset.speaker = role !== (roles?.[pos - 1] ?? "") ? role : "";
+  button.title = role;
+};
+
 const showTokens = (found = shown) => {
   const position = found.position ?? state.at ?? found.tokens.length - 1;
   chips(one("#tokens"), found.tokens, (pos) => pos === position);
+  [...one("#tokens").children].forEach((button, pos) => speak(button, found.roles, pos));
   const second = found.second ?? [];
   inStrip(one("#second-tokens"), second, (name, pos) => {
     const span = make("span", "", "chip");
