@@ -1,6 +1,7 @@
 """Dictionaries of features (sparse autoencoders, transcoders), probes, and the texts that activate a cell most."""
 
-from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, ReLU, TopK
+from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, NormTopK, ReLU, TopK
+from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder, LayerWeights
 from interp.features.dictionary import Dictionary
 from interp.features.dictionary_metrics import (
     DictionaryQuality,
@@ -17,11 +18,15 @@ from interp.features.training import train_dictionary
 
 __all__ = [
     "AbsTopK",
+    "CrossLayerTranscoder",
+    "Crosscoder",
     "Dictionary",
     "DictionaryQuality",
     "Gated",
     "GroupMax",
     "JumpReLU",
+    "LayerWeights",
+    "NormTopK",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",

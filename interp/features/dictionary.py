@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
-from interp.features.activations import AbsTopK, DictionaryKind, Gated, GroupMax, JumpReLU, TopK, jump_relu
+from interp.features.activations import (
+    AbsTopK,
+    DictionaryKind,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    NormTopK,
+    TopK,
+    jump_relu,
+)
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
 from interp.model.norm import Normalize
@@ -56,7 +65,8 @@ class Dictionary(nn.Module):
     into the span of two.
 
     Args:
-        kind: the activation function: `ReLU()`, `TopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()` or `Gated()`.
+        kind: the activation function: `ReLU()`, `TopK(k)`, `NormTopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()` or
+            `Gated()`.
         weights: by name, `W_enc` [d s], `b_enc` [s], `W_dec` [s o], `b_dec` [o]. JumpReLU has `threshold` [s] too,
             Gated `b_gate`, `b_mag` and `r_mag` [s] in place of b_enc. `W_skip` [d o] only where there is a skip.
         reads: full name of the site whose vectors it encodes, such as "blocks.3.hook_resid_pre"; None: not known.
@@ -176,6 +186,8 @@ class Dictionary(nn.Module):
                 weight = self.get_parameter
                 size = z * weight("r_mag").exp() + weight("b_mag")
                 return size.relu() * (z + weight("b_gate") > 0)
+            case NormTopK() as kind:
+                return kind(z, self.W_dec.norm(dim=-1))
             case kind:
                 return kind(z)
 
@@ -260,7 +272,7 @@ class Dictionary(nn.Module):
         """
         network = as_network(model)
         for word, site, width in (("reads", self.reads, self.d_in), ("writes", self.writes, self.d_out)):
-            _check_width(self._site(word, site), width, network.config)
+            check_width(self._site(word, site), width, network.config)
         if not self.before_gain:
             return self
         assert self.reads is not None
@@ -503,13 +515,13 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
         if not bool(weight.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinite numbers")
     d_sae = shapes["W_enc"][1]
-    if isinstance(kind, TopK | AbsTopK | GroupMax) and kind.k > d_sae:
+    if isinstance(kind, TopK | NormTopK | AbsTopK | GroupMax) and kind.k > d_sae:
         raise ValueError(f"k must be at most d_sae = {d_sae}, got {kind.k}")
     if isinstance(kind, GroupMax) and d_sae % kind.k:
         raise ValueError(f"{d_sae} features must fall into k groups of one size, got k={kind.k}")
 
 
-def _check_width(site: str, width: int, config: ModelConfig) -> None:
+def check_width(site: str, width: int, config: ModelConfig) -> None:
     """ValueError unless the vectors of a site have this width, or those of all its heads together."""
     sizes = {"d": config.d_model, "e": config.d_head, "h": config.n_heads, "g": config.kv_heads}
     letters = find(site, config)[0].axes.split()[2:]
