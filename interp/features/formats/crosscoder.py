@@ -30,6 +30,8 @@ SCALING = ("activation_mean", "activation_std", "activation_global_scale", "targ
 NORMALIZATIONS = ("CROSSCODER", "SAE", "MIXED", "NONE", "DECOUPLED")
 """By `code_normalization_id`, from 1 on."""
 EPS = 1e-8
+ROUNDING = 2**-6
+"""How far a scale in bfloat16 may be from that of its parts in bfloat16, relative to it."""
 COMPILED = "_orig_mod."
 """What torch.compile puts before names."""
 
@@ -81,7 +83,7 @@ def _read(files: Files, facts: Facts) -> Crosscoder:
             raise ValueError(
                 "code normalisation DECOUPLED of scaled activations is not supported: its tool scales them twice"
             )
-    return Crosscoder(kind, weights, metadata=config)
+    return Crosscoder(kind, widened(weights), metadata=config)
 
 
 LAYOUT = Layout("crosscoder", _fits, _read)
@@ -116,7 +118,7 @@ def _scaling(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     if not given or bool(given[0].isnan().any() | given[1].isnan().any()):
         return {}
     mean, std, scale, rms = widened({name: stored[name] for name in SCALING}).values()
-    if not torch.allclose(scale, rms / (std.square().sum(-1) + EPS).sqrt(), rtol=1e-3):
+    if not torch.allclose(scale, rms / (std.square().sum(-1) + EPS).sqrt(), rtol=ROUNDING):
         raise ValueError(
             "activation_global_scale must be target_rms over the root of the summed squares of activation_std"
         )
@@ -131,8 +133,7 @@ def _thresholds(stored: dict[str, Tensor], config: Json) -> Tensor:
     if threshold.shape != wanted:
         raise ValueError(f"threshold must have shape {[*wanted]}, got {[*threshold.shape]}")
     most = torch.finfo(norm.dtype).max
-    over = (threshold[..., None] / norm).nan_to_num(nan=most, posinf=most, neginf=0.0)
-    return over.to(stored["encoder.weight"].dtype) if over.dtype != stored["encoder.weight"].dtype else over
+    return (threshold[..., None] / norm).nan_to_num(nan=most, posinf=most, neginf=0.0)
 
 
 def _normalization(stored: dict[str, Tensor], config: Json) -> str:

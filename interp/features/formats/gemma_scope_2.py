@@ -136,11 +136,11 @@ def _read_layers(files: Files, facts: Facts) -> CrossLayerTranscoder:
         raise ValueError(
             f"{first.path.name} writes to {targets} layers, and there are files of {len(layers)}"
         )
-    each = dict(zip(layers, tensors.values(), strict=True))
+    by_layer = dict(zip(layers, tensors.values(), strict=True))
     return CrossLayerTranscoder(
         JumpReLU(),
-        {layer: _layer_weights(each[layer], place, targets) for place, layer in enumerate(layers)},
-        {layer: each[layer].get("b_dec") for layer in layers},
+        {layer: _layer_weights(by_layer[layer], place, targets) for place, layer in enumerate(layers)},
+        {layer: by_layer[layer].get("b_dec") for layer in layers},
         *_sites(files, layers),
         metadata=config,
     )

@@ -250,9 +250,9 @@ def _crosscoder(config: Json, tensors: Tensors) -> Crosscoder:
     kind = kind_of(config)
     if isinstance(kind, JumpReLU):
         weights["threshold"] = threshold_of(stored[THRESHOLD], kind_norm(config, stored["W_D"]))
-    scale = torch.tensor(scales(config, tensors, hooks), dtype=torch.float64)
+    scale = stored["W_E"].new_tensor(scales(config, tensors, hooks))
     if bool((scale != 1).any()):
-        weights |= {"scale": scale.to(stored["W_E"].dtype), "unscale": scale.to(stored["W_E"].dtype)}
+        weights |= {"scale": scale, "unscale": scale}
     places = (of_hook(hook) for hook in hooks)
     return Crosscoder(
         kind, weights, reads=tuple(place.site if place else None for place in places), metadata=config
