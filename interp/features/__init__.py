@@ -1,6 +1,6 @@
 """Dictionaries of features (sparse autoencoders, transcoders), probes, and the texts that activate a cell most."""
 
-from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, ReLU, TopK
+from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, MatchingPursuit, ReLU, TopK
 from interp.features.dictionary import Dictionary
 from interp.features.dictionary_metrics import (
     DictionaryQuality,
@@ -22,6 +22,7 @@ __all__ = [
     "Gated",
     "GroupMax",
     "JumpReLU",
+    "MatchingPursuit",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",
