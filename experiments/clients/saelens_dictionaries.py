@@ -1,11 +1,12 @@
 """Small dictionaries of every architecture, written by SAELens with its own features and outputs of some vectors.
 
 `python saelens_dictionaries.py write FOLDER` writes them: each in a folder of its own with `expected.npz`, which holds
-x, features and output. They are kept under tests/features/formats/peers/saelens, where `interp.features.load` is
-checked on them. `... check FOLDER` reads folders of `interp.features.save`, with the same file beside, and compares.
+x, features and output. Under SAELens 5 it writes folders in the format of that time. They are kept under
+tests/features/formats/peers/saelens, where `interp.features.load` is checked on them. `... foreign FOLDER` writes files
+of Goodfire and Qwen Scope, with what SAELens makes of them. `... check FOLDER` reads folders of `interp.features.save`,
+with the same file beside, and compares.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import sae_lens
 import torch
-from safetensors.torch import save_file
-from sae_lens.saes.sae import SAEMetadata
-from sae_lens.training.activation_scaler import ActivationScaler, ActivationWhitening
 from torch import Tensor
+
+if not sae_lens.__version__.startswith("5."):
+    from sae_lens.saes.sae import SAEMetadata
+    from sae_lens.training.activation_scaler import ActivationScaler, ActivationWhitening
 
 D_IN, D_SAE, D_OUT, N = 6, 10, 4, 7
 HOOKS = {"hook_name": "blocks.1.ln2.hook_normalized", "hook_name_out": "blocks.1.hook_mlp_out"}
@@ -147,34 +149,50 @@ def scaled(folder: Path, x: Tensor) -> None:
 
 
 def older(folder: Path, x: Tensor) -> None:
-    """Folders with configs as SAELens 5 wrote them, read by its conversion to 6."""
-    weights = {
-        "W_enc": normal(D_IN, D_SAE),
-        "b_enc": normal(D_SAE),
-        "W_dec": normal(D_SAE, D_IN),
-        "b_dec": normal(D_IN),
-    }
+    """Folders of SAELens 5, with what it computes."""
     shared = {
         "architecture": "standard", "d_in": D_IN, "d_sae": D_SAE, "apply_b_dec_to_input": True,
         "finetuning_scaling_factor": False, "context_size": 128, "model_name": "gpt2-small",
         "hook_name": "blocks.8.hook_resid_pre", "hook_layer": 8, "hook_head_index": None, "prepend_bos": True,
         "dataset_path": "text", "dataset_trust_remote_code": True, "normalize_activations": "none",
-        "dtype": "torch.float64", "device": "cpu", "sae_lens_training_version": "5.11.0", "neuronpedia_id": None,
-        "model_from_pretrained_kwargs": {}, "seqpos_slice": [None], "activation_fn_str": "relu",
-        "activation_fn_kwargs": {},
+        "dtype": "torch.float64", "device": "cpu", "sae_lens_training_version": "5.11.0",
+        "activation_fn_str": "relu",
     }  # fmt: skip
-    cases = {
-        "older_standard": ({}, {}),
-        "older_topk": ({"activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3}}, {}),
-        "older_jumprelu": ({"architecture": "jumprelu"}, {"threshold": normal(D_SAE).abs()}),
-    }
-    for name, (keys, more) in cases.items():
-        place = folder / name
+    for name, keys in {
+        "older_standard": {},
+        "older_layer_norm": {"normalize_activations": "layer_norm", "apply_b_dec_to_input": False},
+        "older_topk": {
+            "architecture": "topk", "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3},
+        },
+        "older_jumprelu": {"architecture": "jumprelu"},
+        "older_gated": {"architecture": "gated"},
+    }.items():  # fmt: skip
+        written(randomised(sae_lens.SAE(sae_lens.SAEConfig(**shared | keys))), folder / name, x)
+
+
+def foreign(folder: Path, x: Tensor) -> None:
+    """Files of other projects, and what SAELens makes of them: it downloads them, here from the folder itself."""
+    from sae_lens.loading import pretrained_sae_loaders as loaders
+
+    d = {"encoder_linear": (D_SAE, D_IN), "decoder_linear": (D_IN, D_SAE)}
+    s = {"W_enc": (D_SAE, D_IN), "W_dec": (D_IN, D_SAE)}
+    goodfire = {f"{name}.weight": normal(*shape).float() for name, shape in d.items()}
+    goodfire |= {f"{name}.bias": normal(shape[0]).float() for name, shape in d.items()}
+    qwen = {name: normal(*shape).float() for name, shape in s.items()}
+    qwen |= {"b_enc": normal(D_SAE).float(), "b_dec": normal(D_IN).float()}
+    for repository, file, state, loader in (
+        ("Goodfire/Llama-3.1-8B-Instruct-SAE-l19", "Llama-3.1-8B-Instruct-SAE-l19.pth", goodfire,
+         loaders.get_goodfire_huggingface_loader),
+        ("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_3", "layer5.sae.pt", qwen, loaders.qwen_scope_sae_huggingface_loader),
+    ):  # fmt: skip
+        place = folder / repository
         place.mkdir(parents=True, exist_ok=True)
-        (place / "cfg.json").write_text(json.dumps(shared | keys))
-        save_file(weights | more, place / "sae_weights.safetensors")
-        sae = sae_lens.SAE.load_from_disk(place)
-        expect(place, x, sae.encode(x), sae(x))
+        torch.save(state, place / file)
+        loaders.hf_hub_download = lambda repo_id, filename, **_: str(folder / repo_id / filename)
+        config, weights, _ = loader(repository, file, "cpu", False, {"d_in": D_IN, "d_sae": D_SAE})
+        sae = sae_lens.SAE.from_dict(loaders.handle_config_defaulting(config))
+        sae.load_state_dict(weights)
+        expect(place, x.float(), sae.encode(x.float()), sae(x.float()))
 
 
 def check(folder: Path) -> None:
@@ -194,5 +212,7 @@ if __name__ == "__main__":
         check(place)
     else:
         vectors = 2 * normal(N, D_IN)
-        for make in (plain, trained, scaled, older):
+        makers = (older,) if sae_lens.__version__.startswith("5.") else (plain, trained, scaled)
+        makers = (foreign,) if what == "foreign" else makers
+        for make in makers:
             make(place, vectors)

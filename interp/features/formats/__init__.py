@@ -13,12 +13,19 @@ from interp.core.boundary import public
 from interp.core.kinds import Device, require_device
 from interp.core.stats import narrowed
 from interp.features.dictionary import Dictionary
-from interp.features.formats import saelens
+from interp.features.formats import dictionary_learning, goodfire, openai, qwen_scope, saelens, sparsify
 from interp.features.formats.files import Facts, Files, Layout, Stored
 from interp.features.formats.saelens import save as save
 from interp.passes.observe import Model
 
-LAYOUTS: tuple[Layout, ...] = (saelens.LAYOUT,)
+LAYOUTS: tuple[Layout, ...] = (
+    saelens.LAYOUT,
+    sparsify.LAYOUT,
+    dictionary_learning.LAYOUT,
+    openai.LAYOUT,
+    goodfire.LAYOUT,
+    qwen_scope.LAYOUT,
+)
 """Every layout that is read; of no two do the same files fit both."""
 
 

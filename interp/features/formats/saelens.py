@@ -216,6 +216,7 @@ def _read(files: Files, facts: Facts) -> Stored:
     metadata = _metadata(config)
     refuse_unknown(config, (*UNDERSTOOD, *DESCRIPTIVE, *OF_TRAINING))
     architecture, dtype = _architecture_of(config), dtype_of(config)
+    centred = _centred(config, architecture)
     kind, normalisation = _kind(config, architecture), _normalisation(config)
     weights = _converted(files.tensors(WEIGHTS).every(), config, kind)
     _check_widths(config, weights, architecture)
@@ -227,7 +228,7 @@ def _read(files: Files, facts: Facts) -> Stored:
         reads=None if reads is None else reads.site,
         writes=None if writes is None else writes.site,
         before_gain=reads is not None and reads.before_gain,
-        apply_b_dec_to_input=_centred(config, architecture),
+        apply_b_dec_to_input=centred,
         normalize_activations=normalisation if normalisation in RUN_TIME else "none",  # type: ignore[arg-type]
         metadata=metadata,
         dtype=dtype,
