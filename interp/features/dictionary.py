@@ -143,7 +143,8 @@ class Dictionary(nn.Module):
             )
         self.metadata: Json = dict(metadata or {})
         for name, weight in weights.items():
-            self.register_parameter(name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+            own = weight.detach().clone(memory_format=torch.contiguous_format)
+            self.register_parameter(name, nn.Parameter(own, requires_grad=False))
 
     @property
     def d_in(self) -> int:

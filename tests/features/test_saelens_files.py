@@ -193,9 +193,9 @@ def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: Di
     ("cfg", "message"),
     [
         (config("gatd"), "architecture must be one of standard, topk, abstopk, jumprelu, gated"),
-        (config("standard", activation_fn="tanh-relu"), "activation_fn must be relu, or topk of architecture topk, got 'tanh"),
+        (config("standard", activation_fn="tanh-relu"), "activation_fn must be relu, or topk of architecture topk"),
         (config("standard", reshape_activation="none"), "'reshape_activation' may change numbers; nearest: reshape_"),
-        (config("standard", normalize_activations="covariance_whitening"), "requires the file activation_whitening.saf"),
+        (config("standard", normalize_activations="covariance_whitening"), "requires the file activation_whiten"),
         (old_config(finetuning_scaling_factor=True), "finetuning_scaling_factor is not supported"),
         (old_config(hook_head_index=3), "hook_head_index=3"),
         (config("standard", metadata={"hook_head_index": 5}), "hook_head_index=5"),

@@ -203,7 +203,7 @@ def _with_thresholds(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]
 
 def _unscaled(weights: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that read x where the fork's read (x - mean) scale - b_dec, and whose output is not scaled."""
-    mean, scale = (state[name].to(torch.float32) for name in ("activation_mean", "activation_global_scale"))
+    mean, scale = widened({name: state[name] for name in ("activation_mean", "activation_global_scale")}).values()
     if scale.ndim or mean.shape != weights["b_dec"].shape:
         raise ValueError(
             f"activation_mean must have shape {shape_text(weights['b_dec'].shape)} and activation_global_scale none, "
