@@ -1,6 +1,15 @@
 """Dictionaries of features (sparse autoencoders, transcoders), probes, and the texts that activate a cell most."""
 
-from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, NormTopK, ReLU, TopK
+from interp.features.activations import (
+    AbsTopK,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    MatchingPursuit,
+    NormTopK,
+    ReLU,
+    TopK,
+)
 from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder, LayerWeights
 from interp.features.dictionary import Dictionary
 from interp.features.dictionary_metrics import (
@@ -25,8 +34,17 @@ __all__ = [
     "Gated",
     "GroupMax",
     "JumpReLU",
-    "LayerWeights",
-    "NormTopK",
+from interp.features.activations import (
+    AbsTopK,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    MatchingPursuit,
+    NormTopK,
+    ReLU,
+    TopK,
+)
+from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder, LayerWeights
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
-from interp.features.activations import DictionaryKind, Gated, JumpReLU, NormTopK, jump_relu
+from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, jump_relu
 from interp.features.dictionary import check_width
 from interp.model.config import Json
 from interp.model.sites import axes_of
@@ -67,7 +67,7 @@ class CrossLayerTranscoder:
         device: where weights are put after they are read.
 
     Raises:
-        ValueError: layers that differ between the arguments, or a kind that is Gated.
+        ValueError: layers that differ between the arguments, or a kind that is Gated or MatchingPursuit.
         KeyError: a site that no model has.
 
     Source:
@@ -97,8 +97,7 @@ class CrossLayerTranscoder:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if isinstance(self.kind, Gated):
-            raise ValueError("a kind of one pre-activation is required, got Gated()")
+        _check_kind(self.kind)
         if not self.layers or set(self.layers) != set(self.b_dec):
             raise ValueError(
                 f"b_dec of the layers {sorted(self.layers)} is required, got {sorted(self.b_dec)}"
@@ -404,14 +403,21 @@ def _activated(kind: DictionaryKind, z: Float[Tensor, "*n s"], weights: Mapping[
             return jump_relu(z, threshold.clamp_min(0.0) if relu else threshold, bandwidth)
         case NormTopK():
             return kind(z, weights["norm"])
-        case Gated():
-            raise ValueError("a kind of one pre-activation is required, got Gated()")
+        case Gated() | MatchingPursuit():
+            raise AssertionError("kinds are checked when the record is made")
         case _:
             return kind(z)
 
 
+def _check_kind(kind: DictionaryKind) -> None:
+    """ValueError for kinds whose features are not those of one pre-activation each."""
+    if isinstance(kind, Gated | MatchingPursuit):
+        raise ValueError(f"a kind of one pre-activation is required, got {kind}")
+
+
 def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `weights` are those of a crosscoder of the kind, with matching shapes, and finite."""
+    _check_kind(kind)
     shape = weights["W_enc"].shape if "W_enc" in weights else ()
     if len(shape) != 3 or 0 in shape:
         raise ValueError(f"W_enc must have shape [sources, d, s], got {shape_text(shape)}")

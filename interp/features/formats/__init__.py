@@ -20,11 +20,16 @@ from interp.features.dictionary import Dictionary
 from interp.features.formats import (
     circuit_tracer,
     crosscoder,
+    dictionary_learning,
     gemma_scope,
     gemma_scope_2,
+    goodfire,
     llama_scope,
     llamascopium,
+    openai,
+    qwen_scope,
     saelens,
+    sparsify,
 )
 from interp.features.formats.files import Facts, Files, Layout, Stored
 from interp.features.formats.saelens import save as save
@@ -32,6 +37,11 @@ from interp.passes.observe import Model
 
 LAYOUTS: tuple[Layout, ...] = (
     saelens.LAYOUT,
+    sparsify.LAYOUT,
+    dictionary_learning.LAYOUT,
+    openai.LAYOUT,
+    goodfire.LAYOUT,
+    qwen_scope.LAYOUT,
     gemma_scope.LAYOUT,
     gemma_scope_2.LAYOUT,
     gemma_scope_2.OF_LAYERS,

@@ -38,13 +38,14 @@ def flag(config: Json, key: str, usual: bool) -> bool:
     return usual if value is None else value
 
 
-def count(config: Json, key: str) -> int | None:
-    """The positive integer under a key, None where there is none; ValueError for anything else."""
+def count(config: Json, key: str, least: int = 1) -> int | None:
+    """The integer of at least `least` under a key, None where there is none; ValueError for anything else."""
     value = config.get(key)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{key} must be a positive integer, got {value_text(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ValueError(f"{key} must be {kind}, got {value_text(value)}")
     return value
 
 

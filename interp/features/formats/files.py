@@ -93,8 +93,12 @@ class Files:
         return json_object(self.place(name)) if name in self.names else {}
 
     def tensors(self, name: str) -> Tensors:
-        """The tensors of a file."""
-        return Tensors(self.place(name))
+        """The tensors of a file, which is read once."""
+        return self._opened.setdefault(name, Tensors(self.place(name)))
+
+    @cached_property
+    def _opened(self) -> dict[str, Tensors]:
+        return {}
 
 
 @dataclass(frozen=True)
