@@ -34,17 +34,9 @@ __all__ = [
     "Gated",
     "GroupMax",
     "JumpReLU",
-from interp.features.activations import (
-    AbsTopK,
-    Gated,
-    GroupMax,
-    JumpReLU,
-    MatchingPursuit,
-    NormTopK,
-    ReLU,
-    TopK,
-)
-from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder, LayerWeights
+    "LayerWeights",
+    "MatchingPursuit",
+    "NormTopK",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",
