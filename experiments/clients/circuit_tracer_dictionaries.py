@@ -49,7 +49,8 @@ def randomised(module: Any) -> Any:
 
 def expect(folder: Path, **arrays: Tensor) -> None:
     """Write what is expected of a dictionary beside it."""
-    np.savez(folder / "expected.npz", **{name: value.detach().numpy() for name, value in arrays.items()})
+    held: dict[str, Any] = {name: value.detach().numpy() for name, value in arrays.items()}
+    np.savez(folder / "expected.npz", **held)
 
 
 def config(folder: Path, kind: str, **more: object) -> None:
@@ -98,7 +99,8 @@ def gemma_scope(folder: Path) -> None:
         "W_enc": normal(D, S), "b_enc": normal(S), "W_dec": normal(S, D), "b_dec": normal(D),
         "threshold": normal(S).abs(),
     }  # fmt: skip
-    np.savez(folder / "params.npz", **{name: x.numpy() for name, x in weights.items()})
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in weights.items()}
+    np.savez(folder / "params.npz", **arrays)
     coder, x = load_gemma_scope_transcoder(str(folder / "params.npz"), 5, dtype=torch.float64), normal(N, D)
     with torch.no_grad():
         expect(folder, x=x, features=coder.encode(x), output=coder(x))

@@ -68,8 +68,8 @@ def answers(
 
 def expect(folder: Path, x: Tensor, features: Tensor, output: Tensor) -> None:
     """Write what is expected of a dictionary beside it."""
-    arrays = {"x": x, "features": features, "output": output}
-    np.savez(folder / "expected.npz", **{name: value.numpy() for name, value in arrays.items()})
+    arrays: dict[str, Any] = {"x": x.numpy(), "features": features.numpy(), "output": output.numpy()}
+    np.savez(folder / "expected.npz", **arrays)
 
 
 def sae(rule: str, **more: Any) -> Any:

@@ -7,6 +7,7 @@ publishers wrote them, and SAELens' loaders read them, from the folder instead o
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def normal(*shape: int) -> Tensor:
 
 def expect(folder: Path, x: Tensor, features: Tensor, output: Tensor) -> None:
     """Write what is expected of a dictionary beside it."""
-    arrays = {"x": x, "features": features, "output": output}
-    np.savez(folder / "expected.npz", **{name: value.numpy() for name, value in arrays.items()})
+    arrays: dict[str, Any] = {"x": x.numpy(), "features": features.numpy(), "output": output.numpy()}
+    np.savez(folder / "expected.npz", **arrays)
 
 
 def answered(
@@ -60,7 +61,8 @@ def gemma_scope(top: Path, repository: str, name: str) -> None:
     }  # fmt: skip
     if name.startswith("embedding"):
         weights["b_dec"] = torch.zeros(D)  # SAELens scales W_dec and leaves b_dec
-    np.savez(folder / "params.npz", **{key: value.numpy() for key, value in weights.items()})
+    arrays: dict[str, Any] = {key: value.numpy() for key, value in weights.items()}
+    np.savez(folder / "params.npz", **arrays)
     read = loaders.gemma_2_sae_huggingface_loader
     if repository.endswith("transcoders"):
         read = loaders.gemma_2_transcoder_huggingface_loader
@@ -68,7 +70,7 @@ def gemma_scope(top: Path, repository: str, name: str) -> None:
     answered(folder, read(str(top / repository), name, cfg_overrides=sizes), None)
 
 
-def gemma_scope_2(top: Path, name: str, config: dict[str, object] | None) -> None:
+def gemma_scope_2(top: Path, name: str, config: Mapping[str, object] | None) -> None:
     """An SAE or a transcoder of Gemma Scope 2; `config`: None where the repository has none."""
     repository = top / "gemma-scope-2-1b-pt"
     folder = repository / name
@@ -82,7 +84,7 @@ def gemma_scope_2(top: Path, name: str, config: dict[str, object] | None) -> Non
     save_file(weights, folder / "params.safetensors")
     if config is not None:
         common = {"architecture": "jump_relu", "model_name": "google/gemma-3-1b-pt", "width": S, "l0": 20}
-        (folder / "config.json").write_text(json.dumps(common | config, indent=2))
+        (folder / "config.json").write_text(json.dumps({**common, **config}, indent=2))
     answered(folder, loaders.gemma_3_sae_huggingface_loader(str(repository), name), None)
 
 
