@@ -68,9 +68,9 @@ def _read(files: Files, facts: Facts) -> Stored | Crosscoder | CrossLayerTransco
     config, tensors = files.json(CONFIG), _weights(files)
     assert tensors is not None
     sae_type = config.get("sae_type")
-    if sae_type not in OWN_KEYS:
+    if not isinstance(sae_type, str) or sae_type not in OWN_KEYS:
         raise ValueError(f"sae_type must be one of {', '.join(OWN_KEYS)}, got {value_text(sae_type)}")
-    refuse_unknown(config, (*KEYS, *OWN_KEYS[str(sae_type)]))
+    refuse_unknown(config, (*KEYS, *OWN_KEYS[sae_type]))
     match sae_type:
         case "sae":
             return _sae(config, tensors)
