@@ -166,10 +166,12 @@ def _code_norm(W_dec: Float[Tensor, "l s d"], normalization: str, config: Json) 
             sae, cc = (
                 usual if alpha is None else alpha for alpha, usual in zip(alphas, (1.0, 0.1), strict=True)
             )
-            if not isinstance(sae, int | float) or not isinstance(cc, int | float):
-                raise ValueError(
-                    f"code_normalization_alpha_sae and _cc must be numbers, got {value_text(alphas)}"
-                )
+            for alpha in (sae, cc):
+                if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 <= alpha < 2.0**64:
+                    raise ValueError(
+                        f"code_normalization_alpha_sae and _cc must be numbers of at least 0, got {value_text(alpha)}"
+                    )
+            assert isinstance(sae, int | float) and isinstance(cc, int | float)
             return W_dec.norm(dim=(0, 2)) * sae + each.sum(0) * cc
         case "NONE":
             return torch.ones_like(each[0])

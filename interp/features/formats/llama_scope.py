@@ -30,6 +30,7 @@ SETTINGS, FINAL = "hyperparams.json", "checkpoints/final.safetensors"
 CONFIG, WEIGHTS = "config.json", "sae_weights.safetensors"
 TENSORS = ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
 LOG_THRESHOLD = "log_jumprelu_threshold"
+NORM_BELOW = 2.0**64
 UNDERSTOOD = words("""
     sae_type d_model d_sae expansion_factor hook_point_in hook_point_out act_fn norm_activation
     dataset_average_activation_norm jump_relu_threshold sparsity_include_decoder_norm use_decoder_bias use_glu_encoder
@@ -124,8 +125,9 @@ def _scale(config: Json, norm: object) -> float:
     if (
         not isinstance(norm, int | float)
         or isinstance(norm, bool)
-        or not 0 < norm < torch.inf
+        or not 0 < norm < NORM_BELOW
         or width is None
+        or width > WIDEST
     ):
         raise ValueError(
             "d_model and dataset_average_activation_norm of what is read and written are required, positive "

@@ -44,6 +44,7 @@ OWN_KEYS = {
         "sparsity_threshold_for_csr",
     ),
 }  # fmt: skip
+WIDEST = 2**31
 THRESHOLD, NORM = "activation_function.log_jumprelu_threshold", "dataset_average_activation_norm."
 
 
@@ -125,8 +126,8 @@ def _as_stored(weights: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]
 
 def _width(config: Json) -> int:
     width = count(config, "d_model")
-    if width is None:
-        raise ValueError("d_model is required")
+    if width is None or width > WIDEST:
+        raise ValueError(f"d_model is required, at most {WIDEST}, got {value_text(width)}")
     return width
 
 

@@ -142,6 +142,7 @@ def test_the_numbers_of_gates_that_look_at_lengths(tmp_path: Path) -> None:
         ({"expansion_factor": 2}, "the config says d_model=6 and 12 features"),
         ({"expansion_factor": "x"}, "expansion_factor must be a positive number, got 'x'"),
         ({"d_model": None}, "d_model is required"),
+        ({"d_model": 10**400}, "d_model is required, at most 2147483648"),
         ({"top_k": 11}, "k must be at most d_sae = 10"),
         ({"use_decoder_bias": False}, "hold 'b_D', which is not understood"),
     ],
@@ -193,6 +194,8 @@ def test_llama_scope_r1_without_a_norm_requires_the_factor(tmp_path: Path) -> No
     [
         ({"act_fn": "topk"}, "act_fn must be jumprelu, got 'topk'"),
         ({"norm_activation": "token-wise"}, "norm_activation must be dataset-wise, got 'token-wise'"),
+        ({"d_model": 10**400}, "positive numbers, got"),
+        ({"dataset_average_activation_norm": {"in": 10**400, "out": 1}}, "positive numbers, got 6"),
         ({"jump_relu_threshold": None}, "jump_relu_threshold must be a number of at least 0, got None"),
         ({"dataset_average_activation_norm": {"in": 2.5}}, "positive numbers, got 6 (int) and None"),
         ({"d_sae": 11}, "the config says d_sae=11, d_model=6, encoder.weight has shape [10, 6]"),
