@@ -22,7 +22,7 @@ from interp.features.formats.configs import (
     words,
 )
 from interp.features.formats.files import Facts, Files, Layout, Stored
-from interp.features.formats.llamascopium import NORM, kind_norm, threshold_of
+from interp.features.formats.llamascopium import NORM, WIDEST, kind_norm, threshold_of
 from interp.features.formats.taps import of_hook
 from interp.model.config import Json
 
