@@ -44,6 +44,7 @@ from tests.contract.calls import (
 )
 from tests.families import gguf_files
 from tests.families.oracle import CASES, hf_config, hf_model
+from tests.features.formats.test_layouts import WRITTEN as DICTIONARIES
 from tests.fuzz.damage import ODD, Damage, changed, damages, paths
 from tests.fuzz.judge import Case
 from tests.tiny import gpt2_tokenizer
@@ -312,6 +313,7 @@ LOADERS: Mapping[str, Loader] = {
         ("lab.training.Vocabulary.read",),
     ),
     "an autoencoder": Loader(_copied(sae_folder), interp.features.load, ("features.load",)),
+    **{f"a dictionary of {name}": Loader(make, interp.features.load) for name, make in DICTIONARIES.items()},
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
     ("circuits.read_attribution_graph",)),
     "a graph of others": Loader(_make_theirs, _theirs),

@@ -203,7 +203,9 @@ def _with_thresholds(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]
 
 def _unscaled(weights: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that read x where the fork's read (x - mean) scale - b_dec, and whose output is not scaled."""
-    mean, scale = widened({name: state[name] for name in ("activation_mean", "activation_global_scale")}).values()
+    mean, scale = widened(
+        {name: state[name] for name in ("activation_mean", "activation_global_scale")}
+    ).values()
     if scale.ndim or mean.shape != weights["b_dec"].shape:
         raise ValueError(
             f"activation_mean must have shape {shape_text(weights['b_dec'].shape)} and activation_global_scale none, "
@@ -222,11 +224,11 @@ def _unscaled(weights: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[s
 def _place(trainer: Json, buffer: Json, facts: Facts) -> Place | None:
     """Where a dictionary belongs, by the layer and what the config calls the module; None where that is not known."""
     name, io = trainer.get("submodule_name"), buffer.get("io", "out")
-    if io not in ENDS:
+    if not isinstance(io, str) or io not in ENDS:
         raise ValueError(
             f"io of the buffer must be in or out, got {value_text(io)}: a transcoder is not supported"
         )
-    if isinstance(name, str) and (place := of_module(name, ENDS[str(io)])) is not None:
+    if isinstance(name, str) and (place := of_module(name, ENDS[io])) is not None:
         return place
     match = None if name is None else _NAME.fullmatch(str(name))
     if name is not None and match is None:
@@ -236,8 +238,8 @@ def _place(trainer: Json, buffer: Json, facts: Facts) -> Place | None:
     if layer is None:
         return None
     if match is None:
-        return of_module(f"layers.{layer}", ENDS[str(io)])
-    return None if io == "in" and match[1] in SITES else _named(layer, match[1], ENDS[str(io)])
+        return of_module(f"layers.{layer}", ENDS[io])
+    return None if io == "in" and match[1] in SITES else _named(layer, match[1], ENDS[io])
 
 
 def _named(layer: int, name: str, end: str) -> Place | None:
