@@ -50,6 +50,28 @@ class TopK:
 
 @public()
 @dataclass(frozen=True)
+class NormTopK:
+    """Kind of dictionary with f = max(z, 0) for the k features of largest z times the norm of their direction.
+
+    It is "topk" of OpenMOSS' llamascopium, which takes norms of the decoder into account (`W_dec` of a `Dictionary`).
+
+    Args:
+        k: number of features that are kept.
+
+    Raises:
+        ValueError: k below 1.
+    """
+
+    k: PositiveCount
+
+    def __call__(self, z: Float[Tensor, "*n s"], norm: Float[Tensor, "s"]) -> Float[Tensor, "*n s"]:
+        """The features from the pre-activations and the norm of each feature's direction."""
+        index = (z * norm).topk(self.k).indices
+        return torch.zeros_like(z).scatter(-1, index, z.gather(-1, index).relu())
+
+
+@public()
+@dataclass(frozen=True)
 class AbsTopK:
     """Kind of dictionary with f = z, of either sign, for the k largest |z| of each vector, 0 for the others.
 
@@ -169,7 +191,7 @@ class MatchingPursuit:
         return features
 
 
-DictionaryKind = ReLU | TopK | AbsTopK | GroupMax | JumpReLU | Gated | MatchingPursuit
+DictionaryKind = ReLU | TopK | NormTopK | AbsTopK | GroupMax | JumpReLU | Gated | MatchingPursuit
 """The kinds of dictionaries."""
 
 

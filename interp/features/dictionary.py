@@ -27,6 +27,7 @@ from interp.features.activations import (
     GroupMax,
     JumpReLU,
     MatchingPursuit,
+    NormTopK,
     TopK,
     jump_relu,
 )
@@ -66,8 +67,8 @@ class Dictionary(nn.Module):
     into the span of two.
 
     Args:
-        kind: the activation function: `ReLU()`, `TopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()`, `Gated()` or
-            `MatchingPursuit()`.
+        kind: the activation function: `ReLU()`, `TopK(k)`, `NormTopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()`,
+            `Gated()` or `MatchingPursuit()`.
         weights: by name, `W_enc` [d s], `b_enc` [s], `W_dec` [s o], `b_dec` [o]. JumpReLU has `threshold` [s] too,
             Gated `b_gate`, `b_mag` and `r_mag` [s] in place of b_enc, MatchingPursuit no b_enc. `W_skip` [d o] only
             where there is a skip.
@@ -198,6 +199,8 @@ class Dictionary(nn.Module):
                 weight = self.get_parameter
                 size = z * weight("r_mag").exp() + weight("b_mag")
                 return size.relu() * (z + weight("b_gate") > 0)
+            case NormTopK() as kind:
+                return kind(z, self.W_dec.norm(dim=-1))
             case kind:
                 return kind(z)
 
@@ -282,7 +285,7 @@ class Dictionary(nn.Module):
         """
         network = as_network(model)
         for word, site, width in (("reads", self.reads, self.d_in), ("writes", self.writes, self.d_out)):
-            _check_width(self._site(word, site), width, network.config)
+            check_width(self._site(word, site), width, network.config)
         if not self.before_gain:
             return self
         assert self.reads is not None
@@ -531,7 +534,7 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
         if not bool(weight.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinite numbers")
     d_sae = shapes["W_enc"][1]
-    if isinstance(kind, TopK | AbsTopK | GroupMax) and kind.k > d_sae:
+    if isinstance(kind, TopK | NormTopK | AbsTopK | GroupMax) and kind.k > d_sae:
         raise ValueError(f"k must be at most d_sae = {d_sae}, got {kind.k}")
     if isinstance(kind, MatchingPursuit) and not torch.equal(weights["W_enc"], weights["W_dec"].mT):
         raise ValueError(f"{kind} requires W_enc to be W_dec transposed")
@@ -539,7 +542,7 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{d_sae} features must fall into k groups of one size, got k={kind.k}")
 
 
-def _check_width(site: str, width: int, config: ModelConfig) -> None:
+def check_width(site: str, width: int, config: ModelConfig) -> None:
     """ValueError unless the vectors of a site have this width, or those of all its heads together."""
     sizes = {"d": config.d_model, "e": config.d_head, "h": config.n_heads, "g": config.kv_heads}
     letters = find(site, config)[0].axes.split()[2:]

@@ -14,6 +14,7 @@ from tests.features.formats import (
     test_single_files as single,
     test_sparsify as sparsify,
 )
+from tests.features.formats.written import EXAMPLES
 
 WRITTEN: Mapping[str, Callable[[Path], object]] = {
     "SAELens": lambda path: save(saelens.everything()["standard"], path),
@@ -36,7 +37,10 @@ def test_of_all_layouts_one_fits(tmp_path: Path, name: str) -> None:
 
 
 def test_every_layout_is_tried() -> None:
-    assert {layout.name for layout in formats.LAYOUTS} == set(WRITTEN)
+    assert {layout.name for layout in formats.LAYOUTS} == {
+        *WRITTEN,
+        *(example.layout for example in EXAMPLES),
+    }
 
 
 def test_a_file_of_no_layout_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
