@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Dictionaries as SAELens, sparsify and dictionary_learning write them, for the tests of `interp.features.load`.
-# What `interp.features.save` writes is read back by SAELens.
+# `saelens_dictionaries.py check FOLDER` then reads what `interp.features.save` wrote.
 # Usage: experiments/clients/dictionaries.sh [FOLDER]      (4 GB and some ten minutes; Python >= 3.11 on Linux)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
