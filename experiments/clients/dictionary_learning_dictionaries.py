@@ -64,8 +64,7 @@ def main(folder: Path) -> None:
         read, _ = load_dictionary(str(place), "cpu")
         with torch.no_grad():
             features, output = (made if name == "AutoEncoder" else read).encode(x), read(x)
-        arrays = {"x": x, "features": features, "output": output}
-        np.savez(place / "expected.npz", **{key: value.numpy() for key, value in arrays.items()})
+        np.savez(place / "expected.npz", x=x.numpy(), features=features.numpy(), output=output.numpy())
 
 
 if __name__ == "__main__":

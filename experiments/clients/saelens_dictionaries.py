@@ -66,8 +66,12 @@ def written(sae: Any, folder: Path, x: Tensor) -> None:
 
 def expect(folder: Path, x: Tensor, features: Tensor, output: Tensor) -> None:
     """Write what is expected of a dictionary beside it."""
-    arrays = {"x": x, "features": features, "output": output}
-    np.savez(folder / "expected.npz", **{name: value.detach().numpy() for name, value in arrays.items()})
+    np.savez(
+        folder / "expected.npz",
+        x=x.numpy(),
+        features=features.detach().numpy(),
+        output=output.detach().numpy(),
+    )
 
 
 def plain(folder: Path, x: Tensor) -> None:
@@ -150,7 +154,7 @@ def scaled(folder: Path, x: Tensor) -> None:
 
 def older(folder: Path, x: Tensor) -> None:
     """Folders of SAELens 5, with what it computes."""
-    shared = {
+    shared: dict[str, Any] = {
         "architecture": "standard", "d_in": D_IN, "d_sae": D_SAE, "apply_b_dec_to_input": True,
         "finetuning_scaling_factor": False, "context_size": 128, "model_name": "gpt2-small",
         "hook_name": "blocks.8.hook_resid_pre", "hook_layer": 8, "hook_head_index": None, "prepend_bos": True,
@@ -158,16 +162,19 @@ def older(folder: Path, x: Tensor) -> None:
         "dtype": "torch.float64", "device": "cpu", "sae_lens_training_version": "5.11.0",
         "activation_fn_str": "relu",
     }  # fmt: skip
-    for name, keys in {
+    cases: dict[str, dict[str, Any]] = {
         "older_standard": {},
         "older_layer_norm": {"normalize_activations": "layer_norm", "apply_b_dec_to_input": False},
         "older_topk": {
-            "architecture": "topk", "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3},
+            "architecture": "topk",
+            "activation_fn_str": "topk",
+            "activation_fn_kwargs": {"k": 3},
         },
         "older_jumprelu": {"architecture": "jumprelu"},
         "older_gated": {"architecture": "gated"},
-    }.items():  # fmt: skip
-        written(randomised(sae_lens.SAE(sae_lens.SAEConfig(**shared | keys))), folder / name, x)
+    }
+    for name, keys in cases.items():
+        written(randomised(sae_lens.SAE(sae_lens.SAEConfig(**(shared | keys)))), folder / name, x)
 
 
 def foreign(folder: Path, x: Tensor) -> None:

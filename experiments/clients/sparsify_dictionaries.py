@@ -44,8 +44,9 @@ def main(folder: Path) -> None:
             values, index, _ = made.encode(given)
             features = torch.zeros(N, D_SAE, dtype=made.dtype).scatter(-1, index, values)
             output = made(given).sae_out
-        arrays = {"x": given, "features": features, "output": output}
-        np.savez(folder / name / "expected.npz", **{key: value.numpy() for key, value in arrays.items()})
+        np.savez(
+            folder / name / "expected.npz", x=given.numpy(), features=features.numpy(), output=output.numpy()
+        )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from tests.contract.calls import (
 )
 from tests.families import gguf_files
 from tests.families.oracle import CASES, hf_config, hf_model
+from tests.features.formats.test_layouts import WRITTEN as DICTIONARIES
 from tests.features.formats.written import EXAMPLES, Example
 from tests.fuzz.damage import ODD, Damage, changed, damages, paths
 from tests.fuzz.judge import Case
@@ -325,6 +326,7 @@ LOADERS: Mapping[str, Loader] = {
         ("lab.training.Vocabulary.read",),
     ),
     "an autoencoder": Loader(_copied(sae_folder), interp.features.load, ("features.load",)),
+    **{f"a dictionary of {name}": Loader(make, interp.features.load) for name, make in DICTIONARIES.items()},
     **{f"a dictionary: {example.make.__name__}": Loader(example.make, _dictionary(example)) for example in EXAMPLES},
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
     ("circuits.read_attribution_graph",)),

@@ -224,11 +224,11 @@ def _unscaled(weights: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[s
 def _place(trainer: Json, buffer: Json, facts: Facts) -> Place | None:
     """Where a dictionary belongs, by the layer and what the config calls the module; None where that is not known."""
     name, io = trainer.get("submodule_name"), buffer.get("io", "out")
-    if io not in ENDS:
+    if not isinstance(io, str) or io not in ENDS:
         raise ValueError(
             f"io of the buffer must be in or out, got {value_text(io)}: a transcoder is not supported"
         )
-    if isinstance(name, str) and (place := of_module(name, ENDS[str(io)])) is not None:
+    if isinstance(name, str) and (place := of_module(name, ENDS[io])) is not None:
         return place
     match = None if name is None else _NAME.fullmatch(str(name))
     if name is not None and match is None:
@@ -238,8 +238,8 @@ def _place(trainer: Json, buffer: Json, facts: Facts) -> Place | None:
     if layer is None:
         return None
     if match is None:
-        return of_module(f"layers.{layer}", ENDS[str(io)])
-    return None if io == "in" and match[1] in SITES else _named(layer, match[1], ENDS[str(io)])
+        return of_module(f"layers.{layer}", ENDS[io])
+    return None if io == "in" and match[1] in SITES else _named(layer, match[1], ENDS[io])
 
 
 def _named(layer: int, name: str, end: str) -> Place | None:

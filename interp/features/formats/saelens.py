@@ -259,10 +259,10 @@ def _architecture_of(config: Json) -> str:
         architecture = "topk"
     elif activation != "relu" and (activation, architecture) != ("topk", "topk"):
         raise ValueError(f"activation_fn must be relu, or topk of architecture topk, got {activation!r}")
-    if architecture in REFUSED:
+    if isinstance(architecture, str) and architecture in REFUSED:
         raise ValueError(f"architecture {architecture} is not supported: {REFUSED[architecture]}")
     known = (*AUTOENCODERS, *TRANSCODERS)
-    if architecture not in known:
+    if not isinstance(architecture, str) or architecture not in known:
         raise ValueError(f"architecture must be one of {', '.join(known)}, got {architecture!r}")
     return architecture
 
@@ -366,13 +366,15 @@ def _folded(
 def _scaling_factor(files: Files, facts: Facts, normalisation: str) -> float | None:
     """The factor of the activations, as the user or a checkpoint's scaler says it; None where there is none."""
     said = files.json(SCALER).get("scaling_factor") if normalisation == EXPECTED_AVERAGE else None
+    if not isinstance(said, int | float | None):
+        raise ValueError(f"scaling_factor of {SCALER} must be a number, got {value_text(said)}")
     factor = agreed("norm_scaling_factor", said, facts.norm_scaling_factor)
     if (normalisation == EXPECTED_AVERAGE) != (factor is not None):
         raise ValueError(
             f"norm_scaling_factor belongs to normalize_activations={EXPECTED_AVERAGE!r} and only there; "
             f"got {factor} with {normalisation!r}"
         )
-    if factor is not None and not (isinstance(factor, int | float) and 0 < factor < math.inf):
+    if factor is not None and not 0 < factor < math.inf:
         raise ValueError(f"norm_scaling_factor must be a positive number, got {value_text(factor)}")
     return factor
 
