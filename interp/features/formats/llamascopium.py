@@ -196,7 +196,7 @@ def kind_norm(config: Json, W_dec: Float[Tensor, "*l s o"]) -> Float[Tensor, "*l
 
 
 def threshold_of(log_threshold: Tensor, norm: Tensor | None) -> Tensor:
-    """What a pre-activation must exceed: a threshold of it times a norm, whose logarithm is stored, over that norm."""
+    """Thresholds of pre-activations, from the logarithms of those of pre-activations times a norm (None: 1)."""
     threshold = widened({"": log_threshold})[""].exp()
     if norm is None:
         return threshold
