@@ -319,7 +319,7 @@ class Crosscoder(nn.Module):
             x = x * self.get_parameter("scale")[:, None]
         return einsum(x, self.W_enc, "... l d, l d s -> ... s") + self.b_enc
 
-    def encode(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"]:
+    def encode(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"] | Float[Tensor, "*n l s"]:
         """The features of what the sources hold: [*n s], and [*n l s] where they differ by source (`by_source`)."""
         z = self.before(x)
         threshold = self._parameters.get("threshold")
@@ -333,7 +333,7 @@ class Crosscoder(nn.Module):
         ]
         return torch.stack([_activated(self.kind, z, weights) for weights in each], -2)
 
-    def decode(self, features: Float[Tensor, "*n s"]) -> Float[Tensor, "*n l d"]:
+    def decode(self, features: Float[Tensor, "*n s"] | Float[Tensor, "*n l s"]) -> Float[Tensor, "*n l d"]:
         """The reconstruction of every source.
 
         Args:
