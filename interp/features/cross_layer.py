@@ -333,7 +333,7 @@ class Crosscoder(nn.Module):
         ]
         return torch.stack([_activated(self.kind, z, weights) for weights in each], -2)
 
-    def decode(self, features: Float[Tensor, "*n s"] | Float[Tensor, "*n l s"]) -> Float[Tensor, "*n l d"]:
+    def decode(self, features: Float[Tensor, "*m s"]) -> Float[Tensor, "*n l d"]:
         """The reconstruction of every source.
 
         Args:
