@@ -1,6 +1,16 @@
 """Dictionaries of features (sparse autoencoders, transcoders), probes, and the texts that activate a cell most."""
 
-from interp.features.activations import AbsTopK, Gated, GroupMax, JumpReLU, ReLU, TopK
+from interp.features.activations import (
+    AbsTopK,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    MatchingPursuit,
+    NormTopK,
+    ReLU,
+    TopK,
+)
+from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder, LayerWeights
 from interp.features.dictionary import Dictionary
 from interp.features.dictionary_metrics import (
     DictionaryQuality,
@@ -18,12 +28,17 @@ from interp.features.training import train_dictionary
 
 __all__ = [
     "AbsTopK",
+    "CrossLayerTranscoder",
+    "Crosscoder",
     "Dictionary",
     "DictionaryQuality",
     "FittingSites",
     "Gated",
     "GroupMax",
     "JumpReLU",
+    "LayerWeights",
+    "MatchingPursuit",
+    "NormTopK",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",

@@ -49,6 +49,28 @@ class TopK:
 
 @public()
 @dataclass(frozen=True)
+class NormTopK:
+    """Kind of dictionary with f = max(z, 0) for the k features of largest z times the norm of their direction.
+
+    It is "topk" of OpenMOSS' llamascopium, which takes norms of the decoder into account (`W_dec` of a `Dictionary`).
+
+    Args:
+        k: number of features that are kept.
+
+    Raises:
+        ValueError: k below 1.
+    """
+
+    k: PositiveCount
+
+    def __call__(self, z: Float[Tensor, "*n s"], norm: Float[Tensor, "s"]) -> Float[Tensor, "*n s"]:
+        """The features from the pre-activations and the norm of each feature's direction."""
+        index = (z * norm).topk(self.k).indices
+        return torch.zeros_like(z).scatter(-1, index, z.gather(-1, index).relu())
+
+
+@public()
+@dataclass(frozen=True)
 class AbsTopK:
     """Kind of dictionary with f = z, of either sign, for the k largest |z| of each vector, 0 for the others.
 
@@ -115,7 +137,56 @@ class Gated:
     """
 
 
-DictionaryKind = ReLU | TopK | AbsTopK | GroupMax | JumpReLU | Gated
+@public()
+@dataclass(frozen=True)
+class MatchingPursuit:
+    """Kind of dictionary whose features are found one after another, each the one that explains the rest best.
+
+    The rest r is x - b_dec at first. In each step the feature j with the largest r . W_dec[j] grows by that number,
+    where it is positive, and r loses that much of W_dec[j]. It is tied: W_enc is W_dec transposed, and there is no
+    b_enc.
+
+    Args:
+        residual_threshold: length of r below which no more features are sought; 0: none.
+        max_iterations: the most steps; None: as many as x has entries.
+        stop_on_duplicate_support: whether a step that finds no new feature is the last one.
+
+    Raises:
+        ValueError: a threshold below 0.
+
+    Source:
+        Costa et al. 2025, "From Flat to Hierarchical: Extracting Sparse Representations with Matching Pursuit"
+        (arXiv:2506.03093), as SAELens computes it.
+    """
+
+    residual_threshold: Finite = 1e-2
+    max_iterations: PositiveCount | None = None
+    stop_on_duplicate_support: bool = True
+
+    def __post_init__(self) -> None:
+        if self.residual_threshold < 0:
+            raise ValueError(f"the residual_threshold must be at least 0, got {self.residual_threshold}")
+
+    def features(self, rest: Float[Tensor, "*n d"], W_dec: Float[Tensor, "s d"]) -> Float[Tensor, "*n s"]:
+        """The features of vectors from which b_dec is subtracted."""
+        features = rest.new_zeros(*rest.shape[:-1], len(W_dec))
+        going = torch.ones_like(rest[..., :1], dtype=torch.bool)
+        for _ in range(self.max_iterations or W_dec.shape[1]):
+            size, index = (rest @ W_dec.mT).max(-1, keepdim=True)
+            size = size.relu() * going
+            found = features.scatter_add(-1, index, size)
+            rest = rest - size * W_dec[index.squeeze(-1)]
+            if self.stop_on_duplicate_support:
+                going = going & ((found != 0) != (features != 0)).any(-1, keepdim=True)
+            if self.residual_threshold > 0:
+                going = going & (rest.norm(dim=-1, keepdim=True) >= self.residual_threshold)
+            features = found
+            if not bool(going.any()):  # a step costs as much as encoding, and few of the d are needed
+                break
+        return features
+
+
+DictionaryKind = ReLU | TopK | NormTopK | AbsTopK | GroupMax | JumpReLU | Gated | MatchingPursuit
 """The kinds of dictionaries."""
 
 

@@ -23,7 +23,18 @@ from torch import Tensor, nn
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.wording import value_text
-from interp.features.activations import AbsTopK, DictionaryKind, Gated, GroupMax, JumpReLU, TopK, jump_relu
+from interp.features.activations import (
+    AbsTopK,
+    DictionaryKind,
+    Gated,
+    GroupMax,
+    JumpReLU,
+    MatchingPursuit,
+    NormTopK,
+    TopK,
+    jump_relu,
+)
+from interp.features.folding import shifted
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
 from interp.model.mounted import ERROR, FEATURES, Visit
@@ -60,9 +71,11 @@ class Dictionary(nn.Module):
     into the span of two.
 
     Args:
-        kind: the activation function: `ReLU()`, `TopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()` or `Gated()`.
+        kind: the activation function: `ReLU()`, `TopK(k)`, `NormTopK(k)`, `AbsTopK(k)`, `GroupMax(k)`, `JumpReLU()`,
+            `Gated()` or `MatchingPursuit()`.
         weights: by name, `W_enc` [d s], `b_enc` [s], `W_dec` [s o], `b_dec` [o]. JumpReLU has `threshold` [s] too,
-            Gated `b_gate`, `b_mag` and `r_mag` [s] in place of b_enc. `W_skip` [d o] only where there is a skip.
+            Gated `b_gate`, `b_mag` and `r_mag` [s] in place of b_enc, MatchingPursuit no b_enc. `W_skip` [d o] only
+            where there is a skip.
         reads: full name of the site whose vectors it encodes, such as "blocks.3.hook_resid_pre"; None: not known.
         writes: full name of the site that it reconstructs; None: the one that it reads, as an SAE does.
         before_gain: whether it reads the output of a norm before its gain and shift, as transcoders of Gemma Scope do;
@@ -135,7 +148,8 @@ class Dictionary(nn.Module):
             )
         self.metadata: Json = dict(metadata or {})
         for name, weight in weights.items():
-            self.register_parameter(name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+            own = weight.detach().clone(memory_format=torch.contiguous_format)
+            self.register_parameter(name, nn.Parameter(own, requires_grad=False))
 
     @property
     def d_in(self) -> int:
@@ -159,27 +173,38 @@ class Dictionary(nn.Module):
 
     def encode(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """The features of each vector, in the dictionary's dtype."""
+        if isinstance(self.kind, MatchingPursuit):
+            return self.kind.features(self._centred(x), self.W_dec)
         return self.activate(self.before(x))
 
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
-        """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). x has the width and device of it."""
+        """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). Not for x of another width."""
+        z = self._centred(x) @ self.W_enc
+        return z + self.b_enc if "b_enc" in self._parameters else z
+
+    def _centred(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """Each vector as it is encoded: scaled, and without b_dec where that is subtracted."""
         self._check_input("x", x, self.d_in)
         shift, scale = self._scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
         scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
-        centred = scaled - self.b_dec if self.apply_b_dec_to_input else scaled
-        z = centred @ self.W_enc
-        return z if isinstance(self.kind, Gated) else z + self.b_enc
+        return scaled - self.b_dec if self.apply_b_dec_to_input else scaled
 
     def activate(self, z: Float[Tensor, "*n s"]) -> Float[Tensor, "*n s"]:
-        """The features from the pre-activations."""
+        """The features from the pre-activations. ValueError for matching pursuit, which has no such function."""
         match self.kind:
+            case MatchingPursuit():
+                raise ValueError(
+                    "matching pursuit finds features of vectors, not of pre-activations: use encode(x)"
+                )
             case JumpReLU(bandwidth):
                 return jump_relu(z, self.thresholds, bandwidth)
             case Gated():
                 weight = self.get_parameter
                 size = z * weight("r_mag").exp() + weight("b_mag")
                 return size.relu() * (z + weight("b_gate") > 0)
+            case NormTopK() as kind:
+                return kind(z, self.W_dec.norm(dim=-1))
             case kind:
                 return kind(z)
 
@@ -274,7 +299,7 @@ class Dictionary(nn.Module):
         """
         network = as_network(model)
         for word, site, width in (("reads", self.reads, self.d_in), ("writes", self.writes, self.d_out)):
-            _check_width(self._site(word, site), width, network.config)
+            check_width(self._site(word, site), width, network.config)
         if not self.before_gain:
             return self
         assert self.reads is not None
@@ -288,13 +313,19 @@ class Dictionary(nn.Module):
         gain, shift = norm.gamma, norm.bias
         if gain is not None and not bool(gain.all()):
             raise ValueError(f"a gain of the norm that is nowhere 0 is required at {self.reads!r}")
-        for matrix, bias in (("W_enc", "b_enc"), ("W_skip", "b_dec")):
+        for matrix in ("W_enc", "W_skip"):
             if gain is None or matrix not in weights:
                 continue
             given = weights[matrix]
             weights[matrix] = (given / gain.to(given)[:, None]).to(given)
-            if shift is not None:
-                weights[bias] = weights[bias] - shift.to(given) @ weights[matrix]
+            if shift is None:
+                continue
+            without = -(shift.to(given) @ weights[matrix])
+            weights = (
+                shifted(weights, without)
+                if matrix == "W_enc"
+                else weights | {"b_dec": weights["b_dec"] + without}
+            )
         return self._with(weights, before_gain=False)
 
     def _check_input(self, what: str, x: Tensor, width: int) -> None:
@@ -556,13 +587,15 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
         if not bool(weight.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinite numbers")
     d_sae = shapes["W_enc"][1]
-    if isinstance(kind, TopK | AbsTopK | GroupMax) and kind.k > d_sae:
+    if isinstance(kind, TopK | NormTopK | AbsTopK | GroupMax) and kind.k > d_sae:
         raise ValueError(f"k must be at most d_sae = {d_sae}, got {kind.k}")
+    if isinstance(kind, MatchingPursuit) and not torch.equal(weights["W_enc"], weights["W_dec"].mT):
+        raise ValueError(f"{kind} requires W_enc to be W_dec transposed")
     if isinstance(kind, GroupMax) and d_sae % kind.k:
         raise ValueError(f"{d_sae} features must fall into k groups of one size, got k={kind.k}")
 
 
-def _check_width(site: str, width: int, config: ModelConfig) -> None:
+def check_width(site: str, width: int, config: ModelConfig) -> None:
     """ValueError unless the vectors of a site have this width, or those of all its heads together."""
     sizes = {"d": config.d_model, "e": config.d_head, "h": config.n_heads, "g": config.kv_heads}
     letters = find(site, config)[0].axes.split()[2:]
@@ -578,9 +611,9 @@ def _shapes(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> dict[str, tu
         raise ValueError(f"W_enc must have shape [d_in, d_sae], got {shape_text(shape)}")
     d_in, d_sae = shape
     d_out = weights["b_dec"].shape[0] if "b_dec" in weights and weights["b_dec"].ndim == 1 else d_in
-    per_feature = {JumpReLU: ("b_enc", "threshold"), Gated: ("b_gate", "b_mag", "r_mag")}.get(
-        type(kind), ("b_enc",)
-    )
+    per_feature = {
+        JumpReLU: ("b_enc", "threshold"), Gated: ("b_gate", "b_mag", "r_mag"), MatchingPursuit: ()
+    }.get(type(kind), ("b_enc",))  # fmt: skip
     skip = {"W_skip": (d_in, d_out)} if "W_skip" in weights else {}
     return {
         "W_enc": (d_in, d_sae), "W_dec": (d_sae, d_out), "b_dec": (d_out,), **skip,

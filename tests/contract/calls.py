@@ -204,6 +204,23 @@ def sae_folder() -> Path:
 
 
 @once
+def both_weights() -> dict[str, torch.Tensor]:
+    """Of a crosscoder of two models."""
+    shapes = {"W_enc": (2, 3, 4), "b_enc": (4,), "W_dec": (2, 4, 3), "b_dec": (2, 3)}
+    return {name: torch.ones(*shape) for name, shape in shapes.items()}
+
+
+@once
+def layer_weights() -> interp.features.LayerWeights:
+    """Of a cross-layer transcoder of one layer."""
+    return interp.features.LayerWeights(
+        (3, 4, 3),
+        lambda: {"W_enc": torch.ones(3, 4), "b_enc": torch.ones(4)},
+        lambda rows: torch.ones(4, 1, 3)[rows],
+    )
+
+
+@once
 def span() -> torch.Tensor:
     mask = torch.zeros(2, LENGTH, dtype=torch.bool)
     mask[:, 6:] = True
@@ -361,6 +378,11 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "tasks.read_facts": {"path": facts_file, "prompts": lambda: None, "template": lambda: None},
     "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
+    "features.NormTopK": {"k": lambda: 2},
+    "features.Crosscoder": {"kind": lambda: interp.features.ReLU(), "weights": both_weights},
+    "features.CrossLayerTranscoder": {
+        "kind": lambda: interp.features.ReLU(), "layers": lambda: {0: layer_weights()},
+        "b_dec": lambda: {0: torch.zeros(3)}},
     "features.TopK": {"k": lambda: 2}, "features.AbsTopK": {"k": lambda: 2}, "features.GroupMax": {"k": lambda: 2},
     "data.Spellings": {"texts": lambda: [3, (4, 5)]},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,

@@ -206,6 +206,27 @@ def test_the_gain_of_a_norm_is_folded_into_the_weights(name: str) -> None:
         coder.features(trace[Read(READS)])
 
 
+def test_the_gain_of_a_norm_is_folded_into_both_affine_maps_of_a_gated_dictionary() -> None:
+    subject = HookedTransformer(build("gpt2")).to(torch.float64)
+    norm = subject.transformer.get_submodule("blocks.1.ln2")
+    assert isinstance(norm, Normalize)
+    for vector in (norm.weight, norm.bias):
+        assert vector is not None
+        torch.nn.init.normal_(vector, generator=torch.Generator().manual_seed(1))
+    weights = {
+        name: weight.detach()
+        for name, weight in random_transcoder(subject.cfg.d_model, skip=False).named_parameters()
+    }
+    bias = weights.pop("b_enc")
+    weights |= {"b_gate": bias, "b_mag": bias - 0.5, "r_mag": bias / 2}
+    coder = Dictionary(Gated(), weights, reads=READS, writes=WRITES, before_gain=True)
+    x = torch.randn(40, subject.cfg.d_model, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    z = x @ coder.W_enc
+    features = ((bias / 2).exp() * z + bias - 0.5).relu() * (z + bias > 0)
+    assert ((z + bias > 0) & (features == 0)).any() and (features > 0).any()
+    assert_close(coder.fitted_to(subject).encode(x * norm.gamma + norm.bias), features)
+
+
 def test_a_dictionary_of_another_width_or_site_is_refused_by_the_model() -> None:
     subject = model()
     with pytest.raises(ValueError, match=r"a dictionary of width \d+ is required at 'blocks\.1\.ln2"):

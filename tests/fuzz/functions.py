@@ -88,7 +88,7 @@ def vocabulary() -> lab.training.Vocabulary:
 MADE_BY_US: Mapping[str, str] = {
     "answers, which functions give": """
         circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
-        weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
+        features.LayerWeights weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
         model.LayerWeights
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",

@@ -44,6 +44,8 @@ from tests.contract.calls import (
 )
 from tests.families import gguf_files
 from tests.families.oracle import CASES, hf_config, hf_model
+from tests.features.formats.test_layouts import WRITTEN as DICTIONARIES
+from tests.features.formats.written import EXAMPLES, Example
 from tests.fuzz.damage import ODD, Damage, changed, damages, paths
 from tests.fuzz.judge import Case
 from tests.tiny import gpt2_tokenizer
@@ -83,6 +85,18 @@ def _make_theirs(path: Path) -> None:
     held["nodes"][0] |= {"feature": 7, "influence": 0.5, "activation": 1.5}
     held["qParams"]["supernodes"] = [["a group", held["nodes"][0]["node_id"]]]
     (path / "graph.json").write_text(json.dumps(held))
+
+
+def _dictionary(example: Example) -> Opened:
+    """A dictionary in a layout of others, read and used: of several layers nothing is read before."""
+
+    def read(path: Path) -> object:
+        found = interp.features.load(path, **example.given)
+        if isinstance(found, interp.features.CrossLayerTranscoder):
+            return found({layer: torch.zeros(2, held.shape[0]) for layer, held in found.layers.items()})
+        return found(torch.zeros(2, *found.W_enc.shape[:-1]))
+
+    return read
 
 
 def _copied(source: Callable[[], Path]) -> Callable[[Path], object]:
@@ -312,6 +326,8 @@ LOADERS: Mapping[str, Loader] = {
         ("lab.training.Vocabulary.read",),
     ),
     "an autoencoder": Loader(_copied(sae_folder), interp.features.load, ("features.load",)),
+    **{f"a dictionary of {name}": Loader(make, interp.features.load) for name, make in DICTIONARIES.items()},
+    **{f"a dictionary: {example.make.__name__}": Loader(example.make, _dictionary(example)) for example in EXAMPLES},
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
     ("circuits.read_attribution_graph",)),
     "a graph of others": Loader(_make_theirs, _theirs),

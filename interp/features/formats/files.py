@@ -19,9 +19,12 @@ from torch import Tensor
 
 from interp.core.files import json_object, regular
 from interp.features.activations import DictionaryKind
+from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder
 from interp.features.dictionary import Normalisation
 from interp.model.config import Json
 
+Index = tuple[slice | int | list[int], ...]
+"""Which part of a tensor is read: of its first axes one entry, some, or a slice."""
 MOST_FILES = 10_000
 """Most files of a folder that are looked at."""
 
@@ -57,7 +60,7 @@ class Layout:
     """The project whose layout it is, as users call it."""
     fits: Callable[[Files], bool]
     """Whether files are of this layout, told by names, configs and names of tensors alone."""
-    read: Callable[[Files, Facts], Stored]
+    read: Callable[[Files, Facts], Stored | CrossLayerTranscoder | Crosscoder]
     """The dictionary in the files. ValueError, in words, for what is missing, unknown or damaged."""
 
 
@@ -90,8 +93,12 @@ class Files:
         return json_object(self.place(name)) if name in self.names else {}
 
     def tensors(self, name: str) -> Tensors:
-        """The tensors of a file."""
-        return Tensors(self.place(name))
+        """The tensors of a file, which is read once."""
+        return self._opened.setdefault(name, Tensors(self.place(name)))
+
+    @cached_property
+    def _opened(self) -> dict[str, Tensors]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Tensors:
     """The tensors of one file of safetensors, NumPy arrays or a torch state dict, by name."""
 
     path: Path
+    inside: str | None = None
+    """Of a torch file, the entry that holds the tensors; None: they are its entries."""
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -120,7 +129,7 @@ class Tensors:
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
 
-    def get(self, name: str, index: tuple[slice | int, ...] = ()) -> Tensor:
+    def get(self, name: str, index: Index = ()) -> Tensor:
         """A tensor, or a part of it, of which no more is read from safetensors.
 
         Raises:
@@ -154,6 +163,8 @@ class Tensors:
                 with np.load(regular(self.path), allow_pickle=False) as arrays:
                     return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
             found = torch.load(regular(self.path), map_location="cpu", weights_only=True)
+        if self.inside is not None and isinstance(found, dict):
+            found = found.get(self.inside)
         if not isinstance(found, dict):
             raise ValueError(f"{self.path.name} must hold tensors by name, got {type(found).__name__}")
         return {str(name): value for name, value in found.items()}

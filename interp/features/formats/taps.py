@@ -55,6 +55,15 @@ def of_hook(name: str) -> Place | None:
     return Place(ours, short in BEFORE_GAIN)
 
 
+def hook_of(place: Place) -> str | None:
+    """The hook of TransformerLens at a site of ours; None where it has none."""
+    match = re.fullmatch(r"(blocks\.\d+\.)(.+)", place.site)
+    if match is None or match[2] not in BEFORE_GAIN or place.before_gain:
+        return place.site
+    hooks = [hook for hook, ours in LENS.items() if ours == match[2]]
+    return match[1] + hooks[0] if hooks else None
+
+
 def of_module(path: str, end: str = "output") -> Place | None:
     """The place of a module's input or output in a Hugging Face model; None where we have no such site.
 

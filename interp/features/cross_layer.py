@@ -1,0 +1,440 @@
+"""Dictionaries of several layers or models at once: cross-layer transcoders and crosscoders.
+
+A cross-layer transcoder has features in each layer, which write to that layer and to every later one. Its weights stay
+in its files, as they do not fit a laptop: what a call needs is read, of decoders the directions of active features.
+A crosscoder has one set of features for all layers or models that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.stats import narrowed
+from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, jump_relu
+from interp.features.dictionary import check_width
+from interp.model.config import Json
+from interp.model.sites import axes_of
+from interp.passes.observe import Model, as_network
+
+AT_ONCE = 1024
+"""Features whose directions are read together: at 26 layers of width 2304 in float32 these are 0.25 GB."""
+Encoder = Callable[[], Mapping[str, Tensor]]
+Directions = Callable[[list[int]], Tensor]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer of a cross-layer transcoder: its widths, and how its weights are read.
+
+    Args:
+        shape: width of what it reads, number of features, width of what they write.
+        encoder: reads `W_enc` [d s] and `b_enc` [s]; of JumpReLU `threshold` [s] too, of NormTopK `norm` [s].
+        directions: reads the directions [a layers o] of some features into this layer and each later one.
+        skip: reads `W_skip` [d o], by which the input reaches the output of its own layer; None: there is none.
+    """
+
+    shape: tuple[int, int, int]
+    encoder: Encoder
+    directions: Directions
+    skip: Callable[[], Tensor] | None = None
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class CrossLayerTranscoder:
+    """Features of each layer that write to it and to every later layer; weights are read from files when needed.
+
+    f_i = act(x_i W_enc_i + b_enc_i) are the features of layer i, and y_j = b_dec_j + the sum over i <= j of f_i times
+    the decoder from i into j; with a skip, y_j has x_j W_skip_j too. `load` opens those of circuit-tracer,
+    llamascopium and Gemma Scope 2, whose weakly causal crosscoders are of this form too.
+
+    Args:
+        kind: the activation function, of each layer by itself.
+        layers: the weights, by layer.
+        b_dec: what each layer's output has without any feature, [o] by layer.
+        reads: full name of the site that each layer's features read, by layer; empty: not known.
+        writes: full name of the site of each layer's output, by layer; empty: not known.
+        metadata: what else the files say; no number depends on it.
+        dtype: of weights and features; None: that of the files.
+        device: where weights are put after they are read.
+
+    Raises:
+        ValueError: layers that differ between the arguments, or a kind that is Gated or MatchingPursuit.
+        KeyError: a site that no model has.
+
+    Source:
+        Ameisen et al. 2025, "Circuit Tracing: Revealing Computational Graphs in Language Models"
+        (transformer-circuits.pub/2025/attribution-graphs/methods.html).
+
+    See Also:
+        `Crosscoder`: one set of features for all that is read. `Dictionary`: of one layer.
+
+    Example:
+        >>> eye, zero = torch.eye(2), torch.zeros(2)
+        >>> def layer(i):
+        ...     ones = torch.ones(2, 2 - i, 2)
+        ...     return LayerWeights((2, 2, 2), lambda: {"W_enc": eye, "b_enc": zero}, lambda active: ones[active])
+        >>> clt = CrossLayerTranscoder(ReLU(), {0: layer(0), 1: layer(1)}, {0: zero, 1: zero})
+        >>> clt({0: torch.tensor([[1.0, -1.0]]), 1: torch.tensor([[0.0, 2.0]])})[1].tolist()
+        [[3.0, 3.0]]
+    """
+
+    kind: DictionaryKind
+    layers: Mapping[int, LayerWeights]
+    b_dec: Mapping[int, Tensor]
+    reads: Mapping[int, str] = field(default_factory=dict)
+    writes: Mapping[int, str] = field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+        if not self.layers or set(self.layers) != set(self.b_dec):
+            raise ValueError(
+                f"b_dec of the layers {sorted(self.layers)} is required, got {sorted(self.b_dec)}"
+            )
+        for sites in (self.reads, self.writes):
+            if sites and set(sites) != set(self.layers):
+                raise ValueError(
+                    f"sites of the layers {sorted(self.layers)} are required, got {sorted(sites)}"
+                )
+            for site in sites.values():
+                axes_of(site)
+
+    def later(self, layer: int) -> list[int]:
+        """The layers that features of a layer write to, in order, itself first. ValueError for no layer of it."""
+        self._layer(layer)
+        return [each for each in sorted(self.layers) if each >= layer]
+
+    def encode(self, layer: int, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
+        """The features of vectors of one layer; its encoder is read for it.
+
+        Args:
+            layer: one of `layers`.
+            x: [*n d], what this layer's site holds.
+
+        Raises:
+            ValueError: no such layer, a width that differs, or files that are damaged.
+        """
+        weights = {name: self._put(weight) for name, weight in self._layer(layer).encoder().items()}
+        if x.shape[-1] != len(weights["W_enc"]):
+            raise ValueError(
+                f"layer {layer} reads vectors of {len(weights['W_enc'])}, got shape {shape_text(x.shape)}"
+            )
+        z = x.to(weights["W_enc"]) @ weights["W_enc"] + weights["b_enc"]
+        return _activated(self.kind, z, weights)
+
+    def directions(self, layer: int, features: list[int]) -> Float[Tensor, "a l o"]:
+        """The directions of some features of a layer into it and each later one, in the order of `later`.
+
+        Args:
+            layer: one of `layers`.
+            features: their indices, of which no more is read from safetensors.
+
+        Raises:
+            ValueError: no such layer or feature, or files that are damaged.
+        """
+        weights = self._layer(layer)
+        if features and not 0 <= min(features) <= max(features) < weights.shape[1]:
+            raise ValueError(f"features of layer {layer} are 0 to {weights.shape[1] - 1}, got {features[:3]}")
+        return self._put(weights.directions(features))
+
+    def decode(
+        self, features: Mapping[int, Tensor], x: Mapping[int, Tensor] | None = None
+    ) -> dict[int, Tensor]:
+        """What features say about the output of every layer.
+
+        Args:
+            features: [*n s] by layer; those of layers that are left out count as 0.
+            x: [*n d] by layer, the inputs that were encoded; required of every layer where there is a skip.
+
+        Returns:
+            [*n o] by layer.
+
+        Raises:
+            ValueError: no features at all, no such layer, or inputs that are missing.
+        """
+        if not features:
+            raise ValueError("features of one layer at least are required, got none")
+        rows = next(iter(features.values())).shape[:-1]
+        found = {layer: self._put(bias).expand(*rows, -1) for layer, bias in self.b_dec.items()}
+        for layer, given in features.items():
+            for later, part in self._decoded(layer, given):
+                found[later] = found[later] + part
+        for layer, weights in self.layers.items():
+            if weights.skip is not None:
+                found[layer] = found[layer] + self._skipped(layer, weights.skip, x)
+        return found
+
+    def __call__(self, x: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """What it says that each layer writes, [*n o] by layer, of what every layer reads, [*n d] by layer."""
+        return self.decode({layer: self.encode(layer, given) for layer, given in x.items()}, x)
+
+    def fitted_to(self, model: Model) -> CrossLayerTranscoder:
+        """Itself, once it is checked that its sites exist in this model and have its widths.
+
+        Raises:
+            ValueError: a width that differs, and sites that are not known.
+            KeyError: a site that this model lacks.
+        """
+        config = as_network(model).config
+        for word, sites, place in (("reads", self.reads, 0), ("writes", self.writes, 2)):
+            if not sites:
+                raise ValueError(f"these files do not say which sites it {word}")
+            for layer, site in sites.items():
+                check_width(site, self.layers[layer].shape[place], config)
+        return self
+
+    def _layer(self, layer: int) -> LayerWeights:
+        if layer not in self.layers:
+            raise ValueError(f"layer must be one of {sorted(self.layers)}, got {layer}")
+        return self.layers[layer]
+
+    def _put(self, weight: Tensor) -> Tensor:
+        """A weight in the dtype and at the place of the computation; ValueError for NaN and infinite numbers."""
+        if not bool(weight.isfinite().all()):
+            raise ValueError("the weights hold NaN or infinite numbers")
+        return narrowed(weight, self.dtype or weight.dtype, "the weights").to(self.device)
+
+    def _decoded(self, layer: int, features: Float[Tensor, "*n s"]) -> Iterator[tuple[int, Tensor]]:
+        """What features of one layer, some after the other, add to it and to each later one."""
+        active = (features != 0).reshape(-1, features.shape[-1]).any(0).nonzero()[:, 0]
+        for some in active.split(AT_ONCE) if len(active) else ():
+            directions = self.directions(layer, some.tolist())
+            chosen = features[..., some].to(directions)
+            yield from zip(
+                self.later(layer), einsum(chosen, directions, "... a, a l o -> l ... o"), strict=True
+            )
+
+    def _skipped(
+        self, layer: int, skip: Callable[[], Tensor], x: Mapping[int, Tensor] | None
+    ) -> Float[Tensor, "*n o"]:
+        if x is None or layer not in x:
+            raise ValueError(f"decoding with a skip requires what layer {layer} reads")
+        weight = self._put(skip())
+        return x[layer].to(weight) @ weight
+
+
+@public()
+class Crosscoder(nn.Module):
+    """One set of features for several layers or models, which it reads together and reconstructs each, frozen.
+
+    z = the sum over sources l of (x_l - shift_l) scale_l W_enc_l, plus b_enc, f = act(z), and
+    y_l = (f W_dec_l + b_dec_l) / unscale_l + shift_l.
+
+    Args:
+        kind: the activation function. Of JumpReLU `threshold` may be one for each feature, or for each source too;
+            NormTopK takes the norms of each source's own directions. Where it depends on the source, so do features.
+        weights: by name, `W_enc` [l d s], `b_enc` [s], `W_dec` [l s d], `b_dec` [l d]; JumpReLU has `threshold` [s]
+            or [l s]. `shift` [l d], `scale` [l] and `unscale` [l] only where it was made for scaled activations.
+        reads: full names of the sites of its sources, in order, None for those not known.
+        metadata: what else its file says; no number depends on it.
+
+    Raises:
+        ValueError: weights that are missing, unknown, of a wrong shape or not finite, or of no source.
+        KeyError: a site that no model has.
+
+    Source:
+        Lindsey et al. 2024, "Sparse Crosscoders for Cross-Layer Features and Model Diffing"
+        (transformer-circuits.pub/2024/crosscoders). Minder et al. 2025 (arXiv:2504.02922) for two models.
+
+    See Also:
+        `CrossLayerTranscoder`: features of one layer each. `Dictionary`: of one source.
+
+    Example:
+        >>> eye = torch.eye(2).expand(2, 2, 2)
+        >>> weights = {"W_enc": eye, "b_enc": torch.zeros(2), "W_dec": eye, "b_dec": torch.zeros(2, 2)}
+        >>> both = Crosscoder(ReLU(), weights)
+        >>> both.encode(torch.tensor([[[1.0, -1.0], [2.0, 0.0]]])).tolist()
+        [[3.0, 0.0]]
+        >>> both.relative_decoder_norm(0, 1).tolist()
+        [0.5, 0.5]
+    """
+
+    W_enc: nn.Parameter
+    b_enc: nn.Parameter
+    W_dec: nn.Parameter
+    b_dec: nn.Parameter
+
+    def __init__(
+        self,
+        kind: DictionaryKind,
+        weights: Mapping[str, Tensor],
+        *,
+        reads: tuple[str | None, ...] = (),
+        metadata: Json | None = None,
+    ) -> None:
+        super().__init__()
+        _check_weights(kind, weights)
+        self.kind = kind
+        self.reads = reads or (None,) * len(weights["W_enc"])
+        if len(self.reads) != len(weights["W_enc"]):
+            raise ValueError(f"sites of {len(weights['W_enc'])} sources are required, got {len(reads)}")
+        for site in filter(None, self.reads):
+            axes_of(site)
+        self.metadata: Json = dict(metadata or {})
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+
+    @property
+    def n_sources(self) -> int:
+        """Number of layers or models that it reads and writes."""
+        return len(self.W_enc)
+
+    @property
+    def d_in(self) -> int:
+        """Width of the vectors of each source."""
+        return self.W_enc.shape[1]
+
+    @property
+    def d_sae(self) -> int:
+        """Number of features."""
+        return self.W_enc.shape[2]
+
+    @property
+    def by_source(self) -> bool:
+        """Whether each source has features of its own, as the rule looks at its own directions."""
+        threshold = self._parameters.get("threshold")
+        return isinstance(self.kind, NormTopK) or (threshold is not None and threshold.ndim == 2)
+
+    def before(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"]:
+        """Pre-activations: the sum over sources, plus b_enc. ValueError for vectors of other sources or widths."""
+        if x.shape[-2:] != self.W_enc.shape[:2]:
+            raise ValueError(
+                f"vectors of shape [.. {self.n_sources} {self.d_in}] are required, got {shape_text(x.shape)}"
+            )
+        x = x.to(self.W_enc)
+        if "shift" in self._parameters:
+            x = x - self.get_parameter("shift")
+        if "scale" in self._parameters:
+            x = x * self.get_parameter("scale")[:, None]
+        return einsum(x, self.W_enc, "... l d, l d s -> ... s") + self.b_enc
+
+    def encode(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"] | Float[Tensor, "*n l s"]:
+        """The features of what the sources hold: [*n s], and [*n l s] where they differ by source (`by_source`)."""
+        z = self.before(x)
+        threshold = self._parameters.get("threshold")
+        if not self.by_source:
+            return _activated(self.kind, z, {} if threshold is None else {"threshold": threshold})
+        each = [
+            {"norm": self.W_dec[source].norm(dim=-1)}
+            if threshold is None
+            else {"threshold": threshold[source]}
+            for source in range(self.n_sources)
+        ]
+        return torch.stack([_activated(self.kind, z, weights) for weights in each], -2)
+
+    def decode(self, features: Float[Tensor, "*m s"]) -> Float[Tensor, "*n l d"]:
+        """The reconstruction of every source.
+
+        Args:
+            features: [*n s], or [*n l s] where they differ by source.
+        """
+        pattern = "... l s, l s d -> ... l d" if self.by_source else "... s, l s d -> ... l d"
+        found = einsum(features.to(self.W_dec), self.W_dec, pattern) + self.b_dec
+        if "unscale" in self._parameters:
+            found = found / self.get_parameter("unscale")[:, None]
+        return found + self.get_parameter("shift") if "shift" in self._parameters else found
+
+    def forward(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n l d"]:
+        """The reconstruction of what the sources hold."""
+        return self.decode(self.encode(x))
+
+    def relative_decoder_norm(self, one: int, other: int) -> Float[Tensor, "s"]:
+        """Length of each feature's direction in one source's `other`, as a share of its length in both.
+
+        Near 0 it is of source `one` alone, near 1 of `other` alone, near 1/2 shared; 1/2 where both are 0. Lengths are
+        those of the file, of activations scaled as it was trained on.
+
+        Raises:
+            ValueError: no such source.
+
+        Caveats:
+            Crosscoders trained with L1 invent features of one model alone, whose direction in the other shrinks.
+        """
+        first, second = (self._directions(source).norm(dim=-1) for source in (one, other))
+        both = first + second
+        return torch.where(both > 0, second / both.where(both > 0, 1.0), 0.5)
+
+    def decoder_cosine(self, one: int, other: int) -> Float[Tensor, "s"]:
+        """Cosine between each feature's directions in two sources; 0 where one of them is 0. ValueError for none."""
+        return nn.functional.cosine_similarity(self._directions(one), self._directions(other), dim=-1)
+
+    def fitted_to(self, model: Model) -> Crosscoder:
+        """Itself, once it is checked that its sites exist in this model and have its width.
+
+        Raises:
+            ValueError: a width that differs, and sites that are not known.
+            KeyError: a site that this model lacks.
+        """
+        for site in self.reads:
+            if site is None:
+                raise ValueError("these files do not say which sites it reads")
+            check_width(site, self.d_in, as_network(model).config)
+        return self
+
+    def _directions(self, source: int) -> Float[Tensor, "s d"]:
+        if not 0 <= source < self.n_sources:
+            raise ValueError(f"a source is 0 to {self.n_sources - 1}, got {source}")
+        return self.W_dec[source]
+
+    def extra_repr(self) -> str:
+        """The kind, the widths and the sites, for `print`."""
+        sites = [f"reads={self.reads}"] if any(self.reads) else []
+        return ", ".join(
+            [f"{self.kind}, n_sources={self.n_sources}, d_in={self.d_in}, d_sae={self.d_sae}", *sites]
+        )
+
+
+def _activated(kind: DictionaryKind, z: Float[Tensor, "*n s"], weights: Mapping[str, Tensor]) -> Tensor:
+    """The features from pre-activations, with what their rule takes from the weights."""
+    match kind:
+        case JumpReLU(bandwidth, relu):
+            threshold = weights["threshold"]
+            return jump_relu(z, threshold.clamp_min(0.0) if relu else threshold, bandwidth)
+        case NormTopK():
+            return kind(z, weights["norm"])
+        case Gated() | MatchingPursuit():
+            raise AssertionError("kinds are checked when the record is made")
+        case _:
+            return kind(z)
+
+
+def _check_kind(kind: DictionaryKind) -> None:
+    """ValueError for kinds whose features are not those of one pre-activation each."""
+    if isinstance(kind, Gated | MatchingPursuit):
+        raise ValueError(f"a kind of one pre-activation is required, got {kind}")
+
+
+def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `weights` are those of a crosscoder of the kind, with matching shapes, and finite."""
+    _check_kind(kind)
+    shape = weights["W_enc"].shape if "W_enc" in weights else ()
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(f"W_enc must have shape [sources, d, s], got {shape_text(shape)}")
+    n, d, s = shape
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {
+        "W_enc": ((n, d, s),), "b_enc": ((s,),), "W_dec": ((n, s, d),), "b_dec": ((n, d),),
+        **({"threshold": ((s,), (n, s))} if isinstance(kind, JumpReLU) else {}),
+    }  # fmt: skip
+    scaling: dict[str, tuple[tuple[int, ...], ...]] = {
+        "shift": ((n, d),), "scale": ((n,),), "unscale": ((n,),),
+    }  # fmt: skip
+    shapes |= {name: allowed for name, allowed in scaling.items() if name in weights}
+    if set(weights) != set(shapes) or ("scale" in weights) != ("unscale" in weights):
+        raise ValueError(f"{kind} requires the weights {sorted(shapes)}, got {sorted(weights)}")
+    for name, weight in weights.items():
+        if tuple(weight.shape) not in shapes[name]:
+            wanted = " or ".join(shape_text(each) for each in shapes[name])
+            raise ValueError(f"{name} must have shape {wanted}, got {shape_text(weight.shape)}")
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"{name} holds NaN or infinite numbers")
