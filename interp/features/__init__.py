@@ -10,7 +10,9 @@ from interp.features.dictionary_metrics import (
     reconstruction,
     reconstruction_quality,
 )
+from interp.features.feature_cards import FeatureCards, feature_cards
 from interp.features.formats import load, save
+from interp.features.neuronpedia import neuronpedia_json
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
 from interp.features.training import train_dictionary
@@ -19,6 +21,7 @@ __all__ = [
     "AbsTopK",
     "Dictionary",
     "DictionaryQuality",
+    "FeatureCards",
     "Gated",
     "GroupMax",
     "JumpReLU",
@@ -30,7 +33,9 @@ __all__ = [
     "dictionary_match",
     "dictionary_quality",
     "examples_table",
+    "feature_cards",
     "load",
+    "neuronpedia_json",
     "probe",
     "probe_neurons",
     "reconstruction",

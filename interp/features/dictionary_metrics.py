@@ -490,6 +490,26 @@ def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch
     return Score(value, nan, nan, torch.tensor(n), torch.full_like(value, null), unit)
 
 
+def placed(dictionary: Dictionary, site: str | None, network: Transformer) -> tuple[Dictionary, str, str]:
+    """The dictionary fitted to a model, the site that it reads there and the one that it writes.
+
+    Args:
+        dictionary: the dictionary.
+        site: another site of one's own choice, for an SAE; None: those that the dictionary names.
+        network: the model.
+
+    Raises:
+        KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
+    """
+    if site is None:
+        fitted_one = dictionary.fitted_to(network)
+        assert fitted_one.reads is not None and fitted_one.writes is not None
+        return fitted_one, fitted_one.reads, fitted_one.writes
+    dictionary.check_autoencoder("a site of one's own choice")
+    chosen = as_site(site, network.config)
+    return dictionary, chosen, chosen
+
+
 @dataclass(frozen=True, eq=False)
 class _TextSums:
     """A function from the sites of a dictionary to the sums of every text over its vectors that count (`fitted`)."""
@@ -508,14 +528,8 @@ class _TextSums:
         Raises:
             KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
         """
-        dictionary, more = question.dictionary, (model.text.bos_id, question.skip_bos)
-        if question.site is None:
-            fitted_one = dictionary.fitted_to(model.transformer)
-            assert fitted_one.reads is not None and fitted_one.writes is not None
-            return cls(fitted_one, fitted_one.reads, fitted_one.writes, *more)
-        dictionary.check_autoencoder("a site of one's own choice")
-        site = as_site(question.site, model.transformer.config)
-        return cls(dictionary, site, site, *more)
+        located = placed(question.dictionary, question.site, model.transformer)
+        return cls(*located, model.text.bos_id, question.skip_bos)
 
     @property
     def needed(self) -> list[Read]:
