@@ -207,10 +207,9 @@ EDGES = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
 
 
 def _left_out(text: Text, skip_bos: bool) -> _LeftOut:
-    ends = {text.eos_id, text.turn_end, *text.end_ids} - {None, text.bos_id}
-    return _LeftOut(
-        skip_bos, text.bos_id, tuple(sorted(i for i in ends if i is not None)) if skip_bos else ()
-    )
+    """The rule for a tokenizer's tokens: with `skip_bos` BOS in front of a text, and ends of texts and turns."""
+    marks = (text.eos_id, text.turn_end, *text.end_ids) if skip_bos else ()
+    return _LeftOut(skip_bos, text.bos_id, tuple(sorted({i for i in marks if i is not None})))
 
 
 @dataclass(frozen=True)
@@ -632,7 +631,8 @@ def _attrs(question: FeatureCards, scan: _Scan, writes: str) -> dict[str, str | 
     """What the result is of, and its conventions."""
     skipped = "left out: BOS in front of a text, ends of texts and turns" if question.skip_bos else "count"
     return {
-        "site": scan.tokens.site, "writes": writes, "dictionary": question.dictionary.extra_repr(),
+        "site": scan.tokens.site, "writes": writes,
+        "dictionary": f"{question.dictionary.kind}, {question.dictionary.d_sae} features",
         "texts": scan.left_out["texts"], "tokens_counted": scan.left_out["counted"],
         "special": scan.left_out["special"], "huge": scan.left_out["huge"], "special_tokens": skipped,
         "features": "those named" if question.features is not None else "those active on most tokens",
