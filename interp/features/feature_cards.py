@@ -156,7 +156,7 @@ class FeatureCards(Question):
         null = _Random.of(dictionary, count, self.seed)
         tokens = _Tokens(dictionary, reads, _left_out(model.text, self.skip_bos), self.largest_norm)
         first = ByRow(
-            self.name, Reading([Read(reads)], partial(_ranges, tokens=tokens, null=null)), _range_reduction()
+            "ranges", Reading([Read(reads)], partial(_ranges, tokens=tokens, null=null)), _range_reduction()
         )
 
         def second(kept: Partial) -> ByRow:
