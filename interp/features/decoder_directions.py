@@ -36,11 +36,17 @@ class Listed(NamedTuple):
 def largest(values: Float[Tensor, "n m"], most: int, own: Int[Tensor, "n"] | None = None) -> Listed:
     """The `most` largest values of each row, or all there are; NaN comes last, and `own`, a place of each row, never.
 
+    Of values that are equal to 1e-9 of the row's largest size the first stands first: sums in another order change no
+    list.
+
     Example:
         >>> largest(torch.tensor([[0.5, 1.0, 0.2]]), 5, own=torch.tensor([1])).indices.tolist()
         [[0, 2]]
     """
-    ranked = torch.where(values.isnan(), torch.finfo(values.dtype).min, values)
+    there = values.double().nan_to_num(nan=0.0)
+    size = there.abs().amax(1, keepdim=True)
+    level = (there / size.where(size > 0, 1.0)).round(decimals=9)
+    ranked = torch.where(values.isnan(), -2.0, level)
     if own is not None:
         ranked = ranked.scatter(1, own[:, None], -torch.inf)
     count = min(most, values.shape[1] - (0 if own is None else 1))

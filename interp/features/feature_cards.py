@@ -466,8 +466,8 @@ def _finish(merged: Partial, question: FeatureCards, scan: _Scan, writes: str, m
         "edges": ((*OVER, "edge"), _split(scan.low[:, None] + (scan.high - scan.low)[:, None] * EDGES)),
         "vector": ((*OVER, "coordinate"), _split(rows)),
     }  # fmt: skip
-    relatives, notes = _relatives(scan, parts, rows)
-    written, more = _written(network, writes, rows)
+    relatives = _relatives(scan, parts, rows)
+    written, notes = _written(network, writes, rows)
     layer = decoder_directions.neuron_layer(writes) or 0
     values |= relatives | written
     result = scored(
@@ -480,7 +480,7 @@ def _finish(merged: Partial, question: FeatureCards, scan: _Scan, writes: str, m
         units=dict.fromkeys(("peak", "activation", "edges", "group_peak", "group_activation"), UNIT)
         | {"logit": "logits before the final norm", "logit_edges": "logits before the final norm"},
         attrs=_attrs(question, scan, writes) | ({"neuron_layer": layer} if "neuron" in values else {}),
-        notes=(*_huge_note(question, scan.left_out), *notes, *more),
+        notes=(*_huge_note(question, scan.left_out), *notes),
     )  # fmt: skip
     return _worded(result, model.text)
 
@@ -519,9 +519,7 @@ def _groups(lists: Sequence[Partial]) -> Variables:
     return found
 
 
-def _relatives(
-    scan: _Scan, parts: Mapping[str, Partial], rows: Float[Tensor, "w o"]
-) -> tuple[Variables, tuple[str, ...]]:
+def _relatives(scan: _Scan, parts: Mapping[str, Partial], rows: Float[Tensor, "w o"]) -> Variables:
     """The features with the nearest decoder rows, and those that correlate most over tokens."""
     W_dec = scan.tokens.dictionary.W_dec.detach().cpu().double()
     blocks = [parts[f"pairs{i}"] for i in range(0, len(W_dec), BLOCK)]
@@ -529,13 +527,11 @@ def _relatives(
     pairs, alike = (torch.cat([f(x) for x in known], 1) for f in (Covariance.correlation, _uncentred))
     near, partners = (_beside(x, scan.chosen) for x in (cosines(rows, W_dec), pairs))
     dims = (*OVER, "near")
-    dead = int(pairs[: len(scan.chosen)].isnan().all(1).sum())
-    notes = (f"{dead} of the features are active on no token, or alike on all: nothing correlates with them",)
     return {
         "neighbour": (dims, near.indices), "cosine": (dims, near.values),
         "partner": (dims, partners.indices), "correlation": (dims, partners.values),
         "partner_cosine": (dims, _split(alike).gather(2, partners.indices)),
-    }, notes if dead else ()  # fmt: skip
+    }  # fmt: skip
 
 
 def _uncentred(pairs: Covariance) -> Float[Tensor, "f g"]:
@@ -638,8 +634,7 @@ def _attrs(question: FeatureCards, scan: _Scan, writes: str) -> dict[str, str | 
         "features": "those named" if question.features is not None else "those active on most tokens",
         "groups": f"{GROUPS} of equal width from 0 to the largest activation; drawn at random, seed {question.seed}",
         "logits": "decoder row . W_U through the gain of the final norm at scale 1, centred over the vocabulary",
-        "null": "a random direction, written at the norm of the decoder row, read where its cosine with the vector is "
-        "so large that it is active as often",
+        "null": "a random direction of the decoder row's norm that is active as often",
         "interval": f"95 % over texts; of the density {if_at_least(FEWEST_TEXTS)}, of the mean {FEWEST_SUMS}",
     }  # fmt: skip
 

@@ -546,6 +546,8 @@ _FEATURES: dict[str, Case] = {
         | of("neuron", "alignment", over=f"{_SOURCE} neuron_rank") | of("alignment_total", over=_SOURCE)
         | of("neighbour", "cosine", "partner", "correlation", "partner_cosine", over=f"{_SOURCE} near"),
         needs_mlp=True,
+        # by the numbers of the rows
+        drawn_apart=lambda found: found.drop_vars([name for name in found if str(name).startswith("group_")]),
     ),
     "DictionaryQuality": Case(DictionaryQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
     **{
