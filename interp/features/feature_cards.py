@@ -283,13 +283,11 @@ class _Random:
     @classmethod
     def of(cls, dictionary: Dictionary, count: int, seed: int) -> _Random:
         """So many directions for a dictionary; one that gives back what it reads writes along what it reads."""
-        generator = torch.Generator().manual_seed(seed)
-        widths = (dictionary.d_in, dictionary.d_out)
+        # not torch's generator: a dictionary that was trained with the same seed began with those directions
+        rows = -1 - torch.arange(2 * count)
         read, written = (
-            torch.nn.functional.normalize(
-                torch.randn(count, width, generator=generator, dtype=torch.float64), dim=1
-            )
-            for width in widths
+            _unit_rows(mine, width, seed)
+            for mine, width in zip(rows.chunk(2), (dictionary.d_in, dictionary.d_out), strict=True)
         )
         autoencoder = not dictionary.transcodes and dictionary.d_in == dictionary.d_out
         b_dec = dictionary.b_dec.detach().double().cpu()
@@ -304,6 +302,12 @@ class _Random:
         norm = shifted.norm(dim=-1, keepdim=True)
         along = shifted @ to_device(self.read, x.device).mT
         return torch.where(norm > 0, along / norm, 0.0).clamp(-1.0, 1.0), norm
+
+
+def _unit_rows(rows: Int[Tensor, "n"], width: int, seed: int) -> Float[Tensor, "n d"]:
+    """A random direction for each row's number."""
+    normal = torch.special.ndtri(uniforms(rows, width, seed).clamp_min(2.0**-54)).mT
+    return torch.nn.functional.normalize(normal, dim=1)
 
 
 # --- the first pass ---------------------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def _tables(one: xr.Dataset, listed: set[int]) -> list[BarTable]:
     partners = _bars("feature", one.partner, one.correlation, listed)
     tables = [
         BarTable("Nearest decoder rows", "cosine", near),
-        BarTable("Active on the same tokens", "correlation", partners),
+        BarTable("Active together", "correlation", partners),
     ]
     if "neuron" in one:
         layer = one.attrs.get("neuron_layer", "")

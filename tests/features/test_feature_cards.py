@@ -15,7 +15,15 @@ from interp import HookedTransformer
 from interp.core.stats import uniforms
 from interp.data.sources import open_source
 from interp.data.stream import RowLayout, Stream
-from interp.features import AbsTopK, Dictionary, ReLU, TopK, feature_cards, neuronpedia_json
+from interp.features import (
+    AbsTopK,
+    Dictionary,
+    ReLU,
+    TopK,
+    feature_cards,
+    neuronpedia_json,
+    train_dictionary,
+)
 from interp.features.activations import DictionaryKind
 from interp.features.feature_cards import BINS, GROUPS, LISTED
 from interp.model import Read
@@ -154,6 +162,15 @@ def test_a_random_direction_is_active_as_often_as_its_feature() -> None:
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-12)
 
 
+def test_random_directions_are_not_those_that_training_with_the_same_seed_begins_with() -> None:
+    x = torch.cat([x[1:] for _, x in texts()])
+    trained, _ = train_dictionary(x, TopK(2), 20, steps=1, batch_size=16, seed=0, dtype=torch.float64)
+    found = feature_cards(model(), stream(), trained, RESID, features=range(20), seed=0)
+    random = found.vector.sel(source="random").values
+    alike = [cosine(a, b) for a, b in zip(random, trained.W_dec.numpy(), strict=True)]
+    assert np.abs(alike).max() < 0.8 and abs(np.mean(alike)) < 4 / (20 * random.shape[1]) ** 0.5
+
+
 def test_relatives_are_those_of_all_pairs_by_hand() -> None:
     of, found = dictionary(), cards()
     flat = torch.cat([of.encode(x[1:]) for _, x in texts()]).numpy()
@@ -180,6 +197,8 @@ def test_relatives_are_those_of_all_pairs_by_hand() -> None:
             np.corrcoef(random[:, i], flat[:, j])[0, 1] for j in range(of.d_sae) if flat[:, j].std() > 0
         )
         assert float(beside.correlation[0]) == pytest.approx(strongest, rel=1e-9)
+        nearest = max(cosine(beside.vector.values, row) for row in W_dec)
+        assert float(beside.cosine[0]) == pytest.approx(nearest, rel=1e-9)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

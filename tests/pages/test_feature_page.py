@@ -65,7 +65,7 @@ def test_a_card_has_the_numbers_of_its_feature(feature: int) -> None:
         for i, value in zip(one[name].values, one[tip].values, strict=True):
             shown = f"{value:.2g}".replace("-", "−")
             if value != value:
-                assert f">{label}{i}<" not in card.split("Active on the same tokens")[1].split("<h4>")[0]
+                assert f">{label}{i}<" not in card.split("Active together")[1].split("<h4>")[0]
                 continue
             assert re.search(rf">{label}{i}</(span|a)><b>{re.escape(shown)}</b>", card), (name, i)
 
