@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LARGEST = 5
 """Number of values that the text of a result lists."""
+FIRST_NAMES, MOST_NAMES = 6, 16
+"""Of more variables than `MOST_NAMES` the text of a result names the first ones only."""
 NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "prompt_text")
 """Coordinates that name the object of a value, shown first in the text of a result."""
 COUNTED = ("layer", "head")
@@ -95,7 +97,8 @@ class Result:
         lines += [f"  {name}: {text}" for name, text in facts.items()]
         names = [str(name) for name in self._dataset.data_vars]
         shown = [name for name in names if name == "value" or name not in results.ESTIMATE]
-        lines.append(f"  values{dtype}: {', '.join(shown)}")
+        more = f" and {len(shown) - FIRST_NAMES} others" if len(shown) > MOST_NAMES else ""
+        lines.append(f"  values{dtype}: {', '.join(shown[: FIRST_NAMES if more else None])}{more}")
         return "\n".join([viewer.fitted(lines), *self._value_lines()])
 
     def _value_lines(self) -> list[str]:

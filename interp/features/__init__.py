@@ -20,8 +20,10 @@ from interp.features.dictionary_metrics import (
     reconstruction,
     reconstruction_quality,
 )
+from interp.features.feature_cards import FeatureCards, feature_cards
 from interp.features.fitting_sites import FittingSites, fitting_sites
 from interp.features.formats import load, save
+from interp.features.neuronpedia import neuronpedia_json
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
 from interp.features.training import train_dictionary
@@ -32,6 +34,7 @@ __all__ = [
     "Crosscoder",
     "Dictionary",
     "DictionaryQuality",
+    "FeatureCards",
     "FittingSites",
     "Gated",
     "GroupMax",
@@ -47,8 +50,10 @@ __all__ = [
     "dictionary_match",
     "dictionary_quality",
     "examples_table",
+    "feature_cards",
     "fitting_sites",
     "load",
+    "neuronpedia_json",
     "probe",
     "probe_neurons",
     "reconstruction",

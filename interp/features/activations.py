@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from interp.core.boundary import public
-from interp.core.kinds import Positive, PositiveCount
+from interp.core.kinds import Finite, Positive, PositiveCount
 
 
 @dataclass(frozen=True)

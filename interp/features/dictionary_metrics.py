@@ -488,6 +488,23 @@ def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch
     return Score(value, nan, nan, torch.tensor(n), torch.full_like(value, null), unit)
 
 
+def placed(dictionary: Dictionary, site: str | None, network: Transformer) -> Dictionary:
+    """The dictionary fitted to a model, where it names its sites.
+
+    Args:
+        dictionary: the dictionary.
+        site: another site of one's own choice, for an SAE; None: those that the dictionary names.
+        network: the model.
+
+    Raises:
+        KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
+    """
+    if site is not None:
+        dictionary.check_autoencoder("a site of one's own choice")
+        dictionary = dictionary.moved(as_site(site, network.config))
+    return dictionary.fitted_to(network)
+
+
 @dataclass(frozen=True, eq=False)
 class TextSums:
     """A function from the sites of a dictionary to the sums of every text over its vectors that count (`fitted`)."""
@@ -504,11 +521,8 @@ class TextSums:
         Raises:
             KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
         """
-        dictionary, network = question.dictionary, model.transformer
-        if question.site is not None:
-            dictionary.check_autoencoder("a site of one's own choice")
-            dictionary = dictionary.moved(as_site(question.site, network.config))
-        return cls(dictionary.fitted_to(network), question.skip_bos, model.text.bos_id)
+        dictionary = placed(question.dictionary, question.site, model.transformer)
+        return cls(dictionary, question.skip_bos, model.text.bos_id)
 
     @property
     def reads(self) -> str:

@@ -1,5 +1,6 @@
 """Results as one self-contained HTML page that opens from disk, with every number also in a table."""
 
+from interp.pages.feature_page import feature_page
 from interp.pages.findings import Finding, PageCell, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
@@ -28,6 +29,7 @@ __all__ = [
     "ReportPage",
     "ReportQuestion",
     "TokenContrast",
+    "feature_page",
     "findings",
     "fitting_repeats",
     "graph_page",

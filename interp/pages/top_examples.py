@@ -112,11 +112,21 @@ def _cell(one: xr.Dataset, dim: str) -> TopCell:
 
 
 def _entry(one: xr.Dataset, largest: float) -> TopEntry:
-    columns = (one[name].to_numpy().tolist() for name in ("piece", "activation", "offset", "tokens"))
-    tokens = [_token(piece, value, largest, offset == 0)
-              for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
     key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
-    return TopEntry(short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+    return TopEntry(
+        short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", marked(one, largest), key
+    )
+
+
+def marked(one: xr.Dataset, largest: float, prefix: str = "") -> list[TokenMark]:
+    """The tokens of the context of one entry, shaded up to `largest`; prefix: of the names of its variables."""
+    named = (one[f"{prefix}{name}"] for name in ("piece", "activation", "tokens"))
+    columns = (x.to_numpy().tolist() for x in (*named, one.offset))
+    return [
+        _token(piece, value, largest, offset == 0)
+        for piece, value, token, offset in zip(*columns, strict=True)
+        if token >= 0
+    ]
 
 
 def _token(piece: str, value: float, largest: float, chosen: bool) -> TokenMark:

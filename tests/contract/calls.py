@@ -480,6 +480,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "runs.store_activations": {"data": lambda: TOKENS,
                           "sites": lambda: ["blocks.0.hook_resid_post"],
                           "folder": lambda: OWN},
+    **{f"features.{name}": {"features": lambda: [0, 1], "site": lambda: "blocks.0.hook_resid_post"}
+       for name in ("feature_cards", "FeatureCards")},
     "features.top_examples": {"top": lambda: 2},
     "features.train_dictionary": {"activations": lambda: numbers(16, 6).float(),
                   "kind": lambda: interp.features.TopK(2),
@@ -533,6 +535,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.dictionary_match": {"W_dec": lambda: numbers(3, 4), "truth": lambda: numbers(2, 4)},
     "features.examples_table": {
         "result": lambda: interp.features.top_examples(model(), TOKENS, "blocks.0.hook_resid_post", top=2)},
+    "features.neuronpedia_json": {"result": lambda: interp.features.feature_cards(
+        model(), TOKENS, sae(), "blocks.0.hook_resid_post", features=[0, 1], top=2)},
     "features.reconstruction_quality": {"activations": lambda: numbers(4, 24)},
     "lenses.by_depth": {"result": lambda: interp.logit_lens(model(), TOKENS, top=2)},
     "model.mean_next_token_loss": {"logits": lambda: numbers(2, LENGTH, 10), "tokens": lambda: TOKENS},

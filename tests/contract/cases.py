@@ -51,7 +51,15 @@ from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.dynamics import InContext, OneTokenLosses
 from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
-from interp.features import Dictionary, DictionaryQuality, ProbeNeurons, Reconstruction, TopExamples, TopK
+from interp.features import (
+    Dictionary,
+    DictionaryQuality,
+    FeatureCards,
+    ProbeNeurons,
+    Reconstruction,
+    TopExamples,
+    TopK,
+)
 from interp.lab.depth import Consensus, RankCollapse, Refinement, Splitting
 from interp.lenses import (
     BackwardLens,
@@ -529,6 +537,7 @@ _CIRCUITS: dict[str, Case] = {
     ),
 }  # fmt: skip
 _VECTORS = of(*_SCORE, over="score") | of("density", over="feature") | of("mean", over="coordinate")
+_SOURCE = "source feature"
 _FEATURES: dict[str, Case] = {
     "ProbeNeurons": Case(
         lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
@@ -537,6 +546,21 @@ _FEATURES: dict[str, Case] = {
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
+    "FeatureCards": Case(
+        FeatureCards(autoencoder(), "L1.resid", features=(3, 0), top=3, per_group=2, context=(2, 1)),
+        of(*_SCORE, over="feature score")
+        | of("peak", "row", "pos", over=f"{_SOURCE} rank") | of("vector", over=f"{_SOURCE} coordinate")
+        | of("tokens", "activation", "piece", over=f"{_SOURCE} rank offset")
+        | of("group_row", "group_pos", over=f"{_SOURCE} group place")
+        | of("group_tokens", "group_activation", "group_piece", over=f"{_SOURCE} group place offset")
+        | of("counts", "logit_counts", over=f"{_SOURCE} bin") | of("edges", "logit_edges", over=f"{_SOURCE} edge")
+        | of("logit", "logit_token", "logit_word", over=f"{_SOURCE} end logit_rank")
+        | of("neuron", "alignment", over=f"{_SOURCE} neuron_rank") | of("alignment_total", over=_SOURCE)
+        | of("neighbour", "cosine", "partner", "correlation", "partner_cosine", over=f"{_SOURCE} near"),
+        needs_mlp=True,
+        # by the numbers of the rows
+        drawn_apart=lambda found: found.drop_vars([name for name in found if str(name).startswith("group_")]),
+    ),
     "DictionaryQuality": Case(DictionaryQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
     **{
         f"TopExamples {site}": Case(

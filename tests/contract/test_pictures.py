@@ -16,7 +16,7 @@ WITHOUT_PLOT = {
     "activation_difference", "attention_kernel", "attention_paths", "bigram_table", "changed_tokens", "compare_methods",
     "cost",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
-    "evidence", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
+    "evidence", "feature_cards", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
     "interchange_accuracy", "layer_mixing", "leave_out", "missed_effects", "name_attention", "neurons",
     "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",

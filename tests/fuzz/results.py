@@ -26,6 +26,7 @@ ONLY: Mapping[str, Mapping[str, Shown]] = {
     "causal.recall": {"recall_map": interp.plot.recall_map},
     "causal.steering_curve": {"page": interp.pages.steering_page},
     "dynamics.influence": {"page": lambda result: interp.pages.influence_page(result, model(), examples(), examples())},
+    "features.feature_cards": {"page": interp.pages.feature_page, "json": interp.features.neuronpedia_json},
     "features.top_examples": {"page": interp.pages.top_examples_page},
     "heads": {"head_labels": interp.plot.head_labels},
     "lab.depth.trajectories": {"particles": interp.plot.particles},

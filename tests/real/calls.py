@@ -330,6 +330,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # features
     "features.examples_table": {"result": lambda: interp.features.top_examples(
         model(), list(TEXTS), f"blocks.{MIDDLE}.mlp.hook_post", cells=[3, 4])},
+    "features.feature_cards": {"site": lambda: f"blocks.{MIDDLE}.hook_resid_post"},
+    "features.neuronpedia_json": {"result": lambda: interp.features.feature_cards(
+        model(), list(TEXTS), sae(), f"blocks.{MIDDLE}.hook_resid_post", most=3)},
     "features.load": {"path": sae_folder}, "features.save": {"folder": lambda: new_folder() / "sae"},
     "features.probe": {"activations": lambda: activations()[:40], "labels": lambda: [True, False] * 20},
     "features.probe_neurons": {"data": texts(*TEXTS * 3), "labels": lambda: list(LABELS * 3)},
