@@ -11,17 +11,20 @@ from interp.features.dictionary_metrics import (
     reconstruction_quality,
 )
 from interp.features.formats import load, save
+from interp.features.objectives import BatchTopK, Matryoshka
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
 from interp.features.training import train_dictionary
 
 __all__ = [
     "AbsTopK",
+    "BatchTopK",
     "Dictionary",
     "DictionaryQuality",
     "Gated",
     "GroupMax",
     "JumpReLU",
+    "Matryoshka",
     "ProbeNeurons",
     "ReLU",
     "Reconstruction",
