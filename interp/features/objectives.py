@@ -222,7 +222,7 @@ class _ChosenPreActivations(torch.autograd.Function):
         z: Tensor,
         chosen: _Chosen,
     ) -> Float[Tensor, "m"]:
-        ctx.save_for_backward(x, centre, W_enc, chosen.feature, chosen.vector)
+        ctx.save_for_backward(x, centre, W_enc, chosen.feature, chosen.vector)  # type: ignore[arg-type]
         return z[chosen.vector, chosen.feature]
 
     @staticmethod

@@ -169,7 +169,13 @@ def train_dictionary(
     settings: Json = {
         "kind": repr(kind), "sparsity": sparsity or 0.0, "lr": lr, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
-    more = {"d_sae": d_sae, "steps": steps, "dead_after": dead_after, "dtype": str(dtype), **sites._asdict()}
+    more: Json = {
+        "d_sae": d_sae,
+        "steps": steps,
+        "dead_after": dead_after,
+        "dtype": str(dtype),
+        **sites._asdict(),
+    }
     drawn = checksum({str(i): each for i, each in enumerate(sample)}, {}) if out is not None else ""
     with kept(out, {**settings, **more, "activations": drawn}, state, resume=resume) as keep:
         todo = islice(chain(first, batches), len(state.history), steps)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], told: Json) -> None:
     write_atomically(path, lambda file: save_file(whole, file, metadata={"run": run}))
 
 
-def read_state(path: Path) -> tuple[dict[str, Tensor], Json]:
+def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_state` wrote to a file: the tensors, on the CPU, and the entries.
 
     Raises:

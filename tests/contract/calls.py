@@ -361,6 +361,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
     "features.TopK": {"k": lambda: 2}, "features.AbsTopK": {"k": lambda: 2}, "features.GroupMax": {"k": lambda: 2},
+    "features.BatchTopK": {"k": lambda: 2}, "features.Matryoshka": {"k": lambda: 2, "sizes": lambda: (2, 8)},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
