@@ -166,7 +166,7 @@ def train_dictionary(
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     sample, scales = _sample(first, device, dtype)
     state = _fresh(sample, scales, kind, d_sae, seed, sites, lr)
-    settings: Json = {
+    settings: dict[str, str | float | int] = {
         "kind": repr(kind), "sparsity": sparsity or 0.0, "lr": lr, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
     more: Json = {
