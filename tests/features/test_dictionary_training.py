@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from interp.features import (
+    BatchTopK,
     Dictionary,
     JumpReLU,
+    Matryoshka,
     ReLU,
     TopK,
     dictionary_match,
@@ -46,7 +48,7 @@ def quick(
     activations: Tensor | list[Tensor] | Iterator[Tensor], kind: TrainedKind = KINDS[0], **more: object
 ) -> Dictionary:
     settings = {"steps": 12, "batch_size": 100, "dtype": torch.float64, "dead_after": 3}
-    settings |= {} if isinstance(kind, TopK) else {"sparsity": 0.5}
+    settings |= {"sparsity": 0.5} if isinstance(kind, ReLU | JumpReLU) else {}
     return train_dictionary(activations, kind, 12, **(settings | more))[0]  # type: ignore[arg-type]
 
 
@@ -56,8 +58,14 @@ def same(one: Dictionary, other: Dictionary) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "sparsity"),
-    [(ReLU(), 3.5), (TopK(2), None), (JumpReLU(1.0), 1.5)],
-    ids=["ReLU", "TopK", "JumpReLU"],
+    [
+        (ReLU(), 3.5),
+        (TopK(2), None),
+        (JumpReLU(1.0), 1.5),
+        (BatchTopK(2), None),
+        (Matryoshka(2, (32, 48)), None),
+    ],
+    ids=["ReLU", "TopK", "JumpReLU", "BatchTopK", "Matryoshka"],
 )
 @pytest.mark.slow
 def test_it_finds_the_dictionary_that_the_data_were_made_of(

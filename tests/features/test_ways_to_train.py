@@ -36,12 +36,12 @@ DICTIONARIES = {
 
 def slow_features(dictionary: Dictionary, x: Tensor, k: int) -> Tensor:
     """The k n largest pre-activations of the batch, by sorting all of them, and 0 for the others."""
-    z = dictionary.before(x)
+    z = dictionary.before(x).detach()
     ranked = sorted(((float(z[i, j]), i, j) for i in range(len(z)) for j in range(z.shape[1])), reverse=True)
     chosen = torch.zeros_like(z)
     for _, i, j in ranked[: k * len(x)]:
         chosen[i, j] = 1.0
-    return z.relu() * chosen
+    return dictionary.before(x).relu() * chosen
 
 
 @pytest.mark.parametrize("which", DICTIONARIES)
@@ -105,7 +105,10 @@ def test_the_metadata_and_the_threshold_come_back_from_a_file(tmp_path: object) 
 
 
 def hierarchy(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """8 parents [8 d], each active on 15 %, 24 children [24 d], one of which or none comes with its parent, and [n d]."""
+    """Directions of 8 parents [8 d] and of 24 children [24 d], and vectors [n d].
+
+    A parent is active on 15 % of the vectors, and with it one of its three children, or none.
+    """
     fixed = torch.Generator().manual_seed(0)
     directions = torch.randn(32, 32, generator=fixed)
     directions = directions / directions.norm(dim=1, keepdim=True)
