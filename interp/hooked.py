@@ -39,6 +39,7 @@ from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenize
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.loss import mean_next_token_loss, next_token_loss
+from interp.model.mounted import Mountable
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -231,6 +232,37 @@ class HookedTransformer(Shown):
         """
         found = copy.copy(self)
         found._transformer = self.transformer.edited([edits] if isinstance(edits, Edit) else list(edits))
+        return found
+
+    @public()
+    def with_dictionaries(self, dictionaries: Sequence[Mountable]) -> HookedTransformer:
+        """The model with dictionaries in its blocks, as another model of the same parameters.
+
+        Their features are parts like any other: `L5F123` is feature 123 of the dictionary in block 5, `L5.error` what
+        the dictionary leaves unexplained of what it writes. Edits, reads, patching and ablation take them, and so do
+        the sites `blocks.5.hook_features` and `blocks.5.hook_error`. A pass in which none of them is read or edited is
+        bit for bit that of the model without dictionaries.
+
+        Args:
+            dictionaries: one for a block at most, each of which names its sites; on the device of the model. The gain
+                of a norm that one reads without is put into its weights (`Dictionary.fitted_to`).
+
+        Raises:
+            ValueError: two for one block, one that does not name its sites, and a width that differs.
+            KeyError: a site that the model lacks.
+
+        Example:
+            >>> eye, zero = torch.eye(24), torch.zeros(24)
+            >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+            >>> sae = interp.features.Dictionary(interp.features.ReLU(), weights, reads="blocks.1.hook_resid_post")
+            >>> split = model.with_dictionaries([sae])
+            >>> silenced = split.edited(Edit("L1F7", interp.edits.Zero()))
+            >>> silenced(tokens).shape == model(tokens).shape
+            True
+        """
+        found = copy.copy(self)
+        fitted = [dictionary.fitted_to(self._transformer) for dictionary in dictionaries]
+        found._transformer = self._transformer.with_dictionaries(fitted)
         return found
 
     @property

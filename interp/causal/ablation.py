@@ -57,7 +57,9 @@ from interp.runs.functions import of_data
 if TYPE_CHECKING:
     pass
 
-AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
+AblatedKind = Literal[
+    "head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid", "feature"
+]
 """Parts that can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
 
 
@@ -264,12 +266,16 @@ def _grid_of_kind(
     kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None
 ) -> Grid:
     """One cell per part of a kind, dims in the order of its site's axes."""
-    axis, which = KINDS[kind].axis, chosen_layers(layers, config.n_layers)
-    sites.find(f"blocks.{which[0]}.{KINDS[kind].site}", config)
+    axis = KINDS[kind].axis
+    which = (
+        _layers_with(str(KINDS[kind].site), config)
+        if layers is None
+        else chosen_layers(layers, config.n_layers)
+    )
     unit = kind.removesuffix("_before").removeprefix("cross_")
     possible = {"layer": which, "pos": []}
     if axis is not None:
-        possible[unit] = list(range(axis_size(axis, config)))
+        possible[unit] = list(range(min(axis_size(axis, config.at_layer(layer)) for layer in which)))
     dims = _dims(possible, by)
     coords: dict[str, object] = {dim: possible[dim] for dim in dims if dim != "pos"}
     groups = []
@@ -279,6 +285,13 @@ def _grid_of_kind(
         groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in cell_layers))
     coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
     return Grid(dims, coords, tuple(groups))
+
+
+def _layers_with(site: str, config: ModelConfig) -> list[int]:
+    """The layers that have a site; KeyError where none has."""
+    if not (names := sites.of_layers(site, config)):
+        sites.find(f"blocks.0.{site}", config)  # which says what the model has
+    return [int(name.split(".")[1]) for name in names]
 
 
 def _part(kind: str, layer: int, index: int | None) -> Part:

@@ -101,15 +101,16 @@ class Contrast:
 
 
 def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
-    """The full names of a site in every layer, or the one name of a site outside the blocks.
+    """The full names of a site in every layer that has it, or the one name of a site outside the blocks.
 
-    A full name with a layer stands for that layer alone. KeyError for unknown sites; ValueError for those after the
-    final stream.
+    A full name with a layer stands for that layer alone. KeyError for sites that no layer has; ValueError for those
+    after the final stream.
     """
     name = site if "hook_" in site else sites.full_name(site)
     if sites.is_of_block(name):
-        names = tuple(f"blocks.{layer}.{name}" for layer in range(config.n_layers))
-        sites.find(names[0], config)
+        names = sites.of_layers(name, config)
+        if not names:
+            sites.find(f"blocks.0.{name}", config)  # which says what the model has
         return names
     if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
         raise ValueError(f"a site before the final norm is required, {name!r} comes after it")

@@ -491,7 +491,15 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
     if not kinds:
         return {}
     kind = kinds[-1 if config.kv_heads < config.n_heads else 0]  # keys and values that heads share: by group
-    indices = range(axis_size(part_axes[0], config))
+    sizes = {
+        axis_size(part_axes[0], config if p.layer is None else config.at_layer(p.layer)) for p in site_parts
+    }
+    if len(sizes) > 1:
+        raise ValueError(
+            f"as many {DIMS[part_axes[0]]}s in every layer are required, got {sorted(sizes)}: name the site of one "
+            f"layer, {names[0]!r}"
+        )
+    indices = range(*sizes)
     return {
         "part": (
             ("layer", DIMS[part_axes[0]]),

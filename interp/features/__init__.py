@@ -10,6 +10,7 @@ from interp.features.dictionary_metrics import (
     reconstruction,
     reconstruction_quality,
 )
+from interp.features.fitting_sites import FittingSites, fitting_sites
 from interp.features.formats import load, save
 from interp.features.objectives import BatchTopK, Matryoshka
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
@@ -21,6 +22,7 @@ __all__ = [
     "BatchTopK",
     "Dictionary",
     "DictionaryQuality",
+    "FittingSites",
     "Gated",
     "GroupMax",
     "JumpReLU",
@@ -33,6 +35,7 @@ __all__ = [
     "dictionary_match",
     "dictionary_quality",
     "examples_table",
+    "fitting_sites",
     "load",
     "probe",
     "probe_neurons",

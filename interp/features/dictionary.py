@@ -8,6 +8,7 @@ transcoder reads what a layer reads and gives what the layer writes. What `act` 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from interp.core.boundary import public
 from interp.features.activations import AbsTopK, DictionaryKind, Gated, GroupMax, JumpReLU, TopK, jump_relu
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
+from interp.model.mounted import ERROR, FEATURES, Visit
 from interp.model.norm import Normalize
 from interp.model.parts import axis_size
 from interp.model.sites import axes_of, find
@@ -256,6 +258,13 @@ class Dictionary(nn.Module):
             metadata=self.metadata,
         )
 
+    def moved(self, reads: str, writes: str | None = None, *, before_gain: bool = False) -> Dictionary:
+        """The same dictionary, with the same weights in memory, at other sites; arguments as of `Dictionary`."""
+        other = copy.copy(self)
+        other.reads, other.writes = reads, reads if writes is None else writes
+        other.before_gain = before_gain
+        return other
+
     def fitted_to(self, model: Model) -> Dictionary:
         """The dictionary for this model: its sites exist and have its widths, the gain of a norm is in its weights.
 
@@ -366,6 +375,26 @@ class Dictionary(nn.Module):
         """
         reads, writes = self._site("reads", self.reads), self._site("writes", self.writes)
         return across(reads, writes, partial(_changed, self, change, error), at=at, rows=rows)
+
+    def splits(self, visit: Visit) -> list[Edit]:
+        """The edits by which a model's features and errors are sites (`Transformer.with_dictionaries`).
+
+        With y the value at the site that is written and f its features, it becomes y + decode(f') - decode(f) + e' - e
+        where f' and e' are what features and error are after `visit`; y itself where they are the same tensors.
+        """
+
+        def split(read: Tensor, written: Tensor) -> Tensor:
+            x = self.vectors(read)
+            features = self.encode(x)
+            given = self.decode(features, x)
+            error = written.reshape(given.shape) - given
+            seen, rest = visit(FEATURES, features), visit(ERROR, error)
+            if seen is features and rest is error:
+                return written
+            changed = written.reshape(given.shape) + (self.decode(seen, x) - given) + (rest - error)
+            return changed.view_as(written).to(written.dtype)
+
+        return across(self._site("reads", self.reads), self._site("writes", self.writes), split)
 
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """The change of an `Edit` of any site by way of the features that an SAE finds there; arguments as `edits`.

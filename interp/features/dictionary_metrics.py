@@ -93,7 +93,7 @@ class Reconstruction(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """A read of the site, reduced to sums over the vectors of every text."""
-        sums = _TextSums.of(self, model)
+        sums = TextSums.of(self, model)
         return ByRow(self.name, Reading(sums.needed, sums), Fit, partial(_finish, name=self.name))
 
 
@@ -178,7 +178,7 @@ class DictionaryQuality(Question):
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss a dictionary costs requires a causal model with an unembedding")
-        sums = _TextSums.of(self, model)
+        sums = TextSums.of(self, model)
         metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric, model.text)
         bound = partial(self._question, model.text, sums, metric)
         if self.reference is None:
@@ -192,9 +192,7 @@ class DictionaryQuality(Question):
 
         return Staged.after(self.name, Ask(reference, source), with_mean)
 
-    def _question(
-        self, text: Text, sums: _TextSums, metric: Metric, mean: Float[Tensor, "d"] | None
-    ) -> ByRow:
+    def _question(self, text: Text, sums: TextSums, metric: Metric, mean: Float[Tensor, "d"] | None) -> ByRow:
         """The bound question; `mean` replaces the site's value in the run `ce_mean`, which None leaves out."""
         runs = RUNS if mean is not None else RUNS[:3]
         return ByRow(
@@ -489,31 +487,38 @@ def _bare_score(value: Float[Tensor, ""], n: int, unit: str, null: float = torch
 
 
 @dataclass(frozen=True, eq=False)
-class _TextSums:
+class TextSums:
     """A function from the sites of a dictionary to the sums of every text over its vectors that count (`fitted`)."""
 
     dictionary: Dictionary
-    """The dictionary, fitted to the model, and its sites."""
-    reads: str
-    writes: str
-    bos_id: int | None
+    """The dictionary, fitted to the model."""
     skip_bos: bool
+    bos_id: int | None
 
     @classmethod
-    def of(cls, question: Reconstruction | DictionaryQuality, model: Subject) -> _TextSums:
+    def of(cls, question: Reconstruction | DictionaryQuality, model: Subject) -> TextSums:
         """The sums for a question.
 
         Raises:
             KeyError, ValueError: as `as_site` and `Dictionary.fitted_to`.
         """
-        dictionary, more = question.dictionary, (model.text.bos_id, question.skip_bos)
-        if question.site is None:
-            fitted_one = dictionary.fitted_to(model.transformer)
-            assert fitted_one.reads is not None and fitted_one.writes is not None
-            return cls(fitted_one, fitted_one.reads, fitted_one.writes, *more)
-        dictionary.check_autoencoder("a site of one's own choice")
-        site = as_site(question.site, model.transformer.config)
-        return cls(dictionary, site, site, *more)
+        dictionary, network = question.dictionary, model.transformer
+        if question.site is not None:
+            dictionary.check_autoencoder("a site of one's own choice")
+            dictionary = dictionary.moved(as_site(question.site, network.config))
+        return cls(dictionary.fitted_to(network), question.skip_bos, model.text.bos_id)
+
+    @property
+    def reads(self) -> str:
+        """The site that the dictionary reads."""
+        assert self.dictionary.reads is not None
+        return self.dictionary.reads
+
+    @property
+    def writes(self) -> str:
+        """The site that it should reconstruct."""
+        assert self.dictionary.writes is not None
+        return self.dictionary.writes
 
     @property
     def needed(self) -> list[Read]:
@@ -521,6 +526,7 @@ class _TextSums:
         return [Read(site) for site in dict.fromkeys((self.reads, self.writes))]
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        """The sums of every text of the batch."""
         vectors, home = self.dictionary.vectors(trace[Read(self.reads)]), batch.host()
         counted, text = counted_tokens(home, self.bos_id, self.skip_bos), home.text_numbers
         row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.dictionary.d_in)
@@ -544,7 +550,7 @@ class _SumsAndLosses:
     `losses` `[text run + 2]`: the metric of each run, the number of predicted tokens, and the number of skipped BOS.
     """
 
-    sums: _TextSums
+    sums: TextSums
     mean: Float[Tensor, "d"] | None
     metric: Metric
 

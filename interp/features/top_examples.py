@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-CELLS = {"m": "neuron", "d": "coordinate", "h": "head", "g": "kv_head", "x": "expert", "v": "logit"}
+CELLS = {
+    "m": "neuron",
+    "d": "coordinate",
+    "h": "head",
+    "g": "kv_head",
+    "x": "expert",
+    "v": "logit",
+    "y": "feature",
+}
 """Names of the cells of a site, by the letter of their axis."""
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 RELATIVE_ERROR = 0.05
@@ -264,7 +272,7 @@ def _cell_dim(site: str, axes: str, dictionary: Dictionary | None) -> str:
         return "feature"
     if re.fullmatch(r"b h q k", axes) and site.endswith("hook_pattern"):
         return "head"
-    match = re.fullmatch(r"b p ([mdhgxv])( [ed])?", axes)
+    match = re.fullmatch(r"b p ([mdhgxvy])( [ed])?", axes)
     if match is None:
         raise ValueError(
             f"a site with neurons, coordinates, heads or experts at every token is required, {site!r} has axes [{axes}]"

@@ -10,6 +10,7 @@ from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
 from interp.model.latent import Latent
 from interp.model.mamba2 import Mamba2
+from interp.model.mounted import FeatureSites
 from interp.model.norm import LayerNorm, NoNorm, Norm, NormedHeads, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
@@ -165,6 +166,10 @@ class ModelConfig(ConfigRecord):
     """Factor on the logits."""
     logit_softcap: float | None = None
     """Soft cap of the logits, which become cap tanh(logit / cap) (Gemma 2)."""
+    features: FeatureSites | None = None
+    """The dictionaries that stand in the blocks (`Transformer.with_dictionaries`); no part of the arithmetic, and not
+    written to files.
+    """
 
     EARLIER = ("macaron",)
     """Fields of earlier versions, which files may still have."""
@@ -279,8 +284,8 @@ class ModelConfig(ConfigRecord):
     @property
     def records(self) -> tuple[ConfigRecord, ...]:
         """The records that say something of a block or the output: its form, its mixers, its MLP, the output layer."""
-        mlp = () if self.mlp is None else (self.mlp,)
-        return (self.block, *self._mixer_choices, *mlp, self.output)
+        more = [record for record in (self.mlp, self.features) if record is not None]
+        return (self.block, *self._mixer_choices, *more, self.output)
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -296,9 +301,10 @@ class ModelConfig(ConfigRecord):
     def at_layer(self, layer: int) -> ModelConfig:
         """This config with the mixer and the MLP of one layer in all layers; itself where they do not differ."""
         mlp = None if self.mlp is None else self.mlp.at_layer(layer)
-        if isinstance(self.mixer, Mixer) and mlp is self.mlp:
+        if isinstance(self.mixer, Mixer) and mlp is self.mlp and self.features is None:
             return self
-        return dataclasses.replace(self, mixer=(self.mixers[layer],), mlp=mlp)
+        features = None if self.features is None else self.features.at_layer(layer)
+        return dataclasses.replace(self, mixer=(self.mixers[layer],), mlp=mlp, features=features)
 
     @property
     def stateful(self) -> bool:
@@ -403,7 +409,7 @@ class ModelConfig(ConfigRecord):
 
     def to_dict(self) -> Json:
         """A JSON-ready dict; nested records carry their class name under `kind`."""
-        return fields_as_json(self)
+        return {name: value for name, value in fields_as_json(self).items() if name != "features"}
 
     @classmethod
     def from_dict(cls, values: Json) -> ModelConfig:

@@ -44,6 +44,7 @@ KINDS: Mapping[str, PartKind] = MappingProxyType(
         "cross_head": PartKind("L{layer}X{index}", "cross_attn.hook_z", "h"),
         "neuron": PartKind("L{layer}N{index}", "mlp.hook_post", "m", ("m{layer}.n{index}",)),
         "neuron_before": PartKind("L{layer}B{index}", "mlp_before.hook_post", "m", ("b{layer}.n{index}",)),
+        "feature": PartKind("L{layer}F{index}", "hook_features", "y"),
         "expert": PartKind("L{layer}E{index}", "mlp.hook_expert_out", "x"),
         "attn": PartKind("L{layer}.attn", "hook_attn_out", None, ("a{layer}", "{layer}_attn_out")),
         "cross_attn": PartKind("L{layer}.cross_attn", "hook_cross_attn_out", None, ("{layer}_cross_attn_out",)),
@@ -52,6 +53,7 @@ KINDS: Mapping[str, PartKind] = MappingProxyType(
             "L{layer}.mlp_before", "hook_mlp_before_out", None, ("b{layer}", "{layer}_mlp_before_out")
         ),
         "more": PartKind("L{layer}.more", "hook_more_out"),
+        "error": PartKind("L{layer}.error", "hook_error"),
         "resid": PartKind("L{layer}.resid", "hook_resid_pre", None, ("r{layer}", "L{layer}.resid_pre", "input")),
         "query": PartKind("L{layer}H{index}.q", "hook_q_input", "h", ("a{layer}.h{index}<q>",)),
         "key": PartKind("L{layer}H{index}.k", "hook_k_input", "g", ("a{layer}.h{index}<k>",)),
@@ -175,7 +177,7 @@ class Part:
             return Part(self.kind.removeprefix("group_"), self.layer, self.index).within(config)
         sites.find(self.site, config)
         if self.axis is not None and self.index is not None:
-            size = axis_size(self.axis, config)
+            size = axis_size(self.axis, config if self.layer is None else config.at_layer(self.layer))
             if not 0 <= self.index < size:
                 raise IndexError(f"{self}: the index of a {self.kind} is 0 to {size - 1} in this model")
         return self
@@ -325,6 +327,7 @@ def axis_size(axis: str, config: ModelConfig) -> int:
         "g": config.kv_heads,
         "m": getattr(mlp, "d_mlp", 0),
         "x": getattr(mlp, "n_experts", 0),
+        "y": 0 if config.features is None else max(config.features.by_layer),
     }
     return sizes[axis]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DIMS = {
     "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
-    "n": "value_head", "j": "key_head",
+    "n": "value_head", "j": "key_head", "y": "feature",
 }  # fmt: skip
 """Word for each axis along which cells of a site are told apart; the others hold vectors."""
 WORDS = {
@@ -324,6 +324,15 @@ def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
         if on_demand or not site.on_demand
     ]
     return (*first, *blocks, *(n for n in outside if n not in EMBEDDING_SITES))
+
+
+def of_layers(short: str, config: ModelConfig) -> tuple[str, ...]:
+    """The full names of a block's site in every layer that has it."""
+    return tuple(
+        f"blocks.{layer}.{short}"
+        for layer in range(config.n_layers)
+        if _row_named(block_rows(config.at_layer(layer)), short) is not None
+    )
 
 
 def embedding_parts(config: ModelConfig) -> tuple[str, ...]:

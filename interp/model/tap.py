@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from interp.model import sites
 from interp.model.cells import Span, edited, tokens_of
 from interp.model.edits import ANSWERS, COLUMNS, Edit as Edit
 from interp.model.layout import PerRow, several
+from interp.model.mounted import ERROR, FEATURES, Mountable
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -194,6 +196,7 @@ class Tap:
         home: torch.device | None = None,
         *,
         standing: Sequence[Edit] = (),
+        dictionaries: Mapping[int, Mountable] = MappingProxyType({}),
         span: Span | None = None,
     ) -> None:
         """Check every site against the model and the layers that will run; refuse what could not be answered.
@@ -201,6 +204,8 @@ class Tap:
         Args:
             home: where the answers go, if layers are spread over devices.
             standing: the model's own edits, which run first; those of layers that do not run are left out.
+            dictionaries: those of the blocks; where their features or errors are read or edited, after the other edits
+                of the sites that they write.
             span: which columns the pass computes, and the tokens they hold.
         """
         self._home = home
@@ -226,6 +231,11 @@ class Tap:
                 )
             prefix = "" if layer is None else f"blocks.{layer}."
             self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
+        for layer, dictionary in dictionaries.items():
+            scope = self._scopes.get(layer)
+            if scope is not None and scope.wants(FEATURES, ERROR):
+                for split in dictionary.splits(scope.visit):
+                    scope.add(split)
         if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
@@ -29,6 +30,7 @@ from interp.model.edits import Edit
 from interp.model.kv_cache import KVCache, Past
 from interp.model.layout import Layout
 from interp.model.mapped import MappedFile
+from interp.model.mounted import FeatureSites, Mountable, mounted
 from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids, table
@@ -204,6 +206,8 @@ class Transformer(nn.Module):
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
         """Edits of every pass of this model, set by `edited`; empty otherwise."""
+        self.dictionaries: Mapping[int, Mountable] = {}
+        """The dictionary of each block that has one, set by `with_dictionaries`."""
         self.files: tuple[MappedFile, ...] = ()
         """Files of which parameters are views."""
         initialise(self)
@@ -246,6 +250,20 @@ class Transformer(nn.Module):
                 )
         return self._with_edits((*self.edits, *added))
 
+    @public()
+    def with_dictionaries(self, dictionaries: Sequence[Mountable]) -> Transformer:
+        """The model with dictionaries in its blocks, in place of any that it has, and of the same parameters.
+
+        Raises:
+            KeyError, ValueError: as `interp.model.mounted.mounted`.
+        """
+        network = copy.copy(self)
+        found = mounted(dictionaries, self.config)
+        counts = tuple(found[layer].d_sae if layer in found else 0 for layer in range(self.config.n_layers))
+        network.config = replace(self.config, features=FeatureSites(counts) if found else None)
+        network.dictionaries = found
+        return network
+
     @property
     def unedited(self) -> Transformer:
         """The model without interventions."""
@@ -264,7 +282,13 @@ class Transformer(nn.Module):
         Raises:
             AttributeError: a parameter that the model lacks.
         """
-        shared: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
+        shared: list[object] = [
+            self.config,
+            self.edits,
+            self.dictionaries,
+            *self.parameters(),
+            *self.buffers(),
+        ]
         memo = {id(each): each for each in shared}
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)
@@ -338,7 +362,15 @@ class Transformer(nn.Module):
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
         if tap is not None:
             span = Span(past, layout, _memory_layout(memory), logits_at, past + tokens.shape[1])
-            tap.open(self.config, start, stop, self._device_of_answers, standing=self.edits, span=span)
+            tap.open(
+                self.config,
+                start,
+                stop,
+                self._device_of_answers,
+                standing=self.edits,
+                dictionaries=self.dictionaries,
+                span=span,
+            )
         outside = None if tap is None else tap.scope()
         positions = layout.positions(tokens.shape[1], past, tokens.device)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)

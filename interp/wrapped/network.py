@@ -367,7 +367,7 @@ class Wrapped(Transformer):
             past, (rows, n) = 0 if cache is None else cache.length, tokens.shape[:2]
             layout = Layout(keep if cache is None else cache.extended_keep(keep, rows, n), documents)
             span = Span(past, layout, only=logits_at, width=past + n)
-            tap.open(config, start, stop, standing=self.edits, span=span)
+            tap.open(config, start, stop, standing=self.edits, dictionaries=self.dictionaries, span=span)
         inputs = self._inputs(tokens, start, keep, cache, documents)
         if tap is None and start == 0 and stop is None:
             return self._logits(inputs, cache, tokens.shape[1], logits_at)

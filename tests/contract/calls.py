@@ -116,6 +116,7 @@ def sae() -> interp.features.Dictionary:
     return interp.features.Dictionary(
         interp.features.TopK(2),
         {name: torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()},
+        reads="blocks.1.hook_resid_post",
     )
 
 

@@ -120,6 +120,7 @@ def sae() -> interp.features.Dictionary:
     return interp.features.Dictionary(
         interp.features.TopK(32),
         {name: torch.randn(shape, generator=draw) / d**0.5 for name, shape in shapes.items()},
+        reads=f"blocks.{MIDDLE}.hook_resid_post",
     )
 
 
@@ -333,6 +334,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.probe_neurons": {"data": texts(*TEXTS * 3), "labels": lambda: list(LABELS * 3)},
     "features.reconstruction_quality": {"activations": activations},
     "features.dictionary_quality": {"reference": texts(*TEXTS[:3])}, "features.reconstruction": {},
+    "features.fitting_sites": {},
     "features.top_examples": LONG | {"site": lambda: f"blocks.{MIDDLE}.mlp.hook_post", "cells": lambda: [3, 4]},
     "features.train_dictionary": {"activations": activations, "kind": lambda: interp.features.TopK(32),
                            "d_sae": lambda: 2304, "steps": lambda: 5, "batch_size": lambda: 64},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.model.cells import Span
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
+from interp.model.mounted import Mountable
 from interp.model.tap import Read, Scope, Tap
 
 
@@ -105,10 +107,13 @@ class HookTap(Tap):
         home: torch.device | None = None,
         *,
         standing: Sequence[Edit] = (),
+        dictionaries: Mapping[int, Mountable] = MappingProxyType({}),
         span: Span | None = None,
     ) -> None:
         """Sort points and reads by layer."""
-        assert not standing, "the engine runs models without edits of their own"
+        assert not standing and not dictionaries, (
+            "the engine runs models without edits and dictionaries of their own"
+        )
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
         layers = {None, *self._hooked, *(layer_of(read.site) for read in self.reads)}

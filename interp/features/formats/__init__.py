@@ -12,7 +12,9 @@ import torch
 from interp.core.boundary import public
 from interp.core.kinds import Device, require_device
 from interp.core.stats import narrowed
+from interp.data.sources import Data
 from interp.features.dictionary import Dictionary
+from interp.features.fitting_sites import fitting_sites
 from interp.features.formats import saelens
 from interp.features.formats.files import Facts, Files, Layout, Stored
 from interp.features.formats.saelens import save as save
@@ -27,6 +29,7 @@ def load(
     path: Path | str,
     *,
     model: Model | None = None,
+    data: Data | None = None,
     layer: int | None = None,
     k: int | None = None,
     norm_scaling_factor: float | None = None,
@@ -43,6 +46,8 @@ def load(
         path: a folder or file of one dictionary.
         model: the model that it belongs to: its sites and widths are checked, and the gain of a norm that it reads
             without is put into its weights (`Dictionary.fitted_to`); None: neither.
+        data: some text, at which the dictionary is tried in the model (`fitting_sites`): a `Note` says where another
+            site fits and the named one does not; None: not tried.
         layer: the layer, where neither names nor configs say it.
         k: number of active features, where neither names nor configs say it.
         norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; None: no scaling. Files that were made
@@ -70,14 +75,19 @@ def load(
         TopK(k=2, relu=True)
     """
     require_device(device)
+    if data is not None and model is None:
+        raise ValueError("data requires the model in which the dictionary is tried, got none")
     files = Files(Path(path))
     layout = _layout_of(files)
     try:
         stored = layout.read(files, Facts(layer, k, norm_scaling_factor))
         found = _dictionary(stored, layout, dtype).to(device)
-        return found if model is None else found.fitted_to(model)
+        fitted = found if model is None else found.fitted_to(model)
     except ValueError as cause:
         raise ValueError(f"{path} ({layout.name}): {cause}") from cause
+    if data is not None and model is not None:
+        fitting_sites(model, data, found)
+    return fitted
 
 
 def _layout_of(files: Files) -> Layout:
