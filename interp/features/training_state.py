@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.features.dictionary import Dictionary
 from interp.model.config import Json
-from interp.runs.folder import FolderKind
+from interp.runs.folder import FolderKind, clear
 from interp.runs.state_file import optimiser_tensors, read_state, restore_optimiser, write_state
 
 TRAINING = FolderKind("training of a dictionary", "training.json", "interp dictionary training, 1")
@@ -91,6 +91,7 @@ def kept(
 
     with lock:
         TRAINING.agree(path, there, asked)
+        clear(path)
         if (path / STATE).is_file():
             state.restore(read_state(path / STATE)[0])
         yield keep

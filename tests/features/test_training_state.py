@@ -122,7 +122,9 @@ def test_without_a_kept_state_it_begins_anew(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt):
             trained(TopK(3), noise(), tmp_path)
     assert not (tmp_path / STATE).exists()
+    (half := tmp_path / f".{STATE}.1a2b3c4d.safetensors").write_bytes(b"half")
     same(trained(TopK(3), noise(), tmp_path, resume=True), trained(TopK(3), noise()))
+    assert not half.exists()
 
 
 def test_a_folder_is_for_one_training(tmp_path: Path) -> None:

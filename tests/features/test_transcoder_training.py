@@ -152,7 +152,7 @@ def test_a_dead_feature_restarts_at_what_is_read_and_writes_what_is_missed() -> 
     read = x[7] - x.mean(0)
     assert_close(coder.W_enc[:, 3].detach() / coder.W_enc[:, 3].detach().norm(), read / read.norm())
     assert_close(coder.W_dec[3].detach(), torch.eye(6).double()[2])
-    assert float(coder.before(x.mean(0, keepdim=True))[0, 3]) == pytest.approx(0, abs=1e-9)
+    assert float(coder.before(x.mean(0, keepdim=True))[0, 3].detach()) == pytest.approx(0, abs=1e-9)
 
 
 def test_what_is_no_transcoder_is_refused() -> None:
