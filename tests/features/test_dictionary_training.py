@@ -63,7 +63,7 @@ def same(one: Dictionary, other: Dictionary) -> bool:
         (TopK(2), None),
         (JumpReLU(1.0), 1.5),
         (BatchTopK(2), None),
-        (Matryoshka(2, (32, 48)), None),
+        (Matryoshka(2, (40, 48)), None),
     ],
     ids=["ReLU", "TopK", "JumpReLU", "BatchTopK", "Matryoshka"],
 )
