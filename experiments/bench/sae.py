@@ -14,7 +14,8 @@ from measure import cpu_seconds, report, timing, work
 from torch import Tensor
 
 from interp.features import ReLU, TopK, train_dictionary
-from interp.features.training import TrainedKind, _initial, objective
+from interp.features.objectives import TrainedKind, objective
+from interp.features.training import _initial
 
 CLAIM = 1.05
 N, D_IN, D_SAE, K, BATCH = 8192, 512, 4096, 32, 1024
@@ -56,14 +57,14 @@ def main(repeats: int = 5, steps: int = 24) -> None:
 
 def step(x: Tensor, share: float) -> None:
     """Forward and backward of one batch where so many features are dead."""
-    sae = _initial(x[:BATCH], TopK(K), D_SAE, 0).requires_grad_(True)
-    objective(sae, x[:BATCH], 0.0, torch.arange(D_SAE) < share * D_SAE).loss.backward()
+    sae = _initial((x[:BATCH],), TopK(K), D_SAE, 0).requires_grad_(True)
+    objective(TopK(K), sae, x[:BATCH], x[:BATCH], 0.0, torch.arange(D_SAE) < share * D_SAE).loss.backward()
 
 
 def plain(x: Tensor, kind: TrainedKind, steps: int) -> list[float]:
     """The loop of a notebook."""
     generator = torch.Generator().manual_seed(0)
-    start = _initial(x[: 4 * BATCH], kind, D_SAE, 0)
+    start = _initial((x[: 4 * BATCH],), kind, D_SAE, 0)
     enc, b_enc, dec, b_dec = (p.detach().clone().requires_grad_(True) for p in start.parameters())
     optimiser = torch.optim.Adam([enc, b_enc, dec, b_dec], 1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: min(1.0, (n + 1) / 3))

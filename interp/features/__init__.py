@@ -24,12 +24,14 @@ from interp.features.feature_cards import FeatureCards, feature_cards
 from interp.features.fitting_sites import FittingSites, fitting_sites
 from interp.features.formats import load, save
 from interp.features.neuronpedia import neuronpedia_json
+from interp.features.objectives import BatchTopK, Matryoshka
 from interp.features.probing import ProbeNeurons, probe, probe_neurons
 from interp.features.top_examples import TopExamples, examples_table, top_examples
 from interp.features.training import train_dictionary
 
 __all__ = [
     "AbsTopK",
+    "BatchTopK",
     "CrossLayerTranscoder",
     "Crosscoder",
     "Dictionary",
@@ -41,6 +43,7 @@ __all__ = [
     "JumpReLU",
     "LayerWeights",
     "MatchingPursuit",
+    "Matryoshka",
     "NormTopK",
     "ProbeNeurons",
     "ReLU",

@@ -45,6 +45,8 @@ from interp.model.tap import Read
 from interp.passes.observe import Model, as_network
 
 Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
+Vectors = Tensor | tuple[Tensor, Tensor]
+"""Vectors [n d] that a dictionary reads; of a transcoder with those [n o] that it should write."""
 FeatureChange = Callable[[Tensor], Tensor]
 """A function from features `[.. s]` to features of that shape; it gets a tensor of its own and may write into it."""
 LAYER_NORM_EPS = 1e-5
@@ -167,6 +169,11 @@ class Dictionary(nn.Module):
         return self.W_dec.shape[1]
 
     @property
+    def skip(self) -> Float[Tensor, "d o"] | None:
+        """The matrix `W_skip` of a dictionary that has one."""
+        return self._parameters.get("W_skip")
+
+    @property
     def transcodes(self) -> bool:
         """Whether it writes at another site than the one that it reads."""
         return self.writes != self.reads
@@ -231,7 +238,7 @@ class Dictionary(nn.Module):
         """
         self._check_input("features", features, self.d_sae)
         directions = features @ self.W_dec + self.b_dec
-        skip = self._parameters.get("W_skip")
+        skip = self.skip
         if self.normalize_activations == "none" and skip is None:
             return directions
         if x is None:

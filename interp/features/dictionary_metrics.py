@@ -27,7 +27,7 @@ from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.features.dictionary import Dictionary, across
+from interp.features.dictionary import Dictionary, Vectors, across
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import as_site
@@ -43,8 +43,6 @@ from interp.runs.functions import of_data
 if TYPE_CHECKING:
     import xarray as xr
 
-Vectors = Tensor | tuple[Tensor, Tensor]
-"""Vectors [n d] that a dictionary reads; of a transcoder with those [n o] that it should write."""
 RUNS = ("clean", "dictionary", "zero", "mean")
 """The runs by what the site holds: its own value, its reconstruction, 0, or its mean over the reference data."""
 FEWEST_TEXTS = 128

@@ -385,6 +385,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "b_dec": lambda: {0: torch.zeros(3)}},
     "features.TopK": {"k": lambda: 2}, "features.AbsTopK": {"k": lambda: 2}, "features.GroupMax": {"k": lambda: 2},
     "data.Spellings": {"texts": lambda: [3, (4, 5)]},
+    "features.BatchTopK": {"k": lambda: 2}, "features.Matryoshka": {"k": lambda: 2, "sizes": lambda: (2, 8)},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from interp.features import (
+    BatchTopK,
     Dictionary,
     JumpReLU,
+    Matryoshka,
     ReLU,
     TopK,
     dictionary_match,
@@ -18,7 +20,9 @@ from interp.features import (
     train_dictionary,
     training,
 )
-from interp.features.training import TrainedKind, dead_error, geometric_median, objective
+from interp.features.objectives import TrainedKind, dead_error, objective
+from interp.features.training import geometric_median
+from interp.features.training_state import DictionaryState
 from tests.features.dictionary_cases import KINDS, random_sae
 from tests.tolerances import assert_close
 
@@ -44,7 +48,7 @@ def quick(
     activations: Tensor | list[Tensor] | Iterator[Tensor], kind: TrainedKind = KINDS[0], **more: object
 ) -> Dictionary:
     settings = {"steps": 12, "batch_size": 100, "dtype": torch.float64, "dead_after": 3}
-    settings |= {} if isinstance(kind, TopK) else {"sparsity": 0.5}
+    settings |= {"sparsity": 0.5} if isinstance(kind, ReLU | JumpReLU) else {}
     return train_dictionary(activations, kind, 12, **(settings | more))[0]  # type: ignore[arg-type]
 
 
@@ -54,8 +58,14 @@ def same(one: Dictionary, other: Dictionary) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "sparsity"),
-    [(ReLU(), 3.5), (TopK(2), None), (JumpReLU(1.0), 1.5)],
-    ids=["ReLU", "TopK", "JumpReLU"],
+    [
+        (ReLU(), 3.5),
+        (TopK(2), None),
+        (JumpReLU(1.0), 1.5),
+        (BatchTopK(2), None),
+        (Matryoshka(2, (40, 48)), None),
+    ],
+    ids=["ReLU", "TopK", "JumpReLU", "BatchTopK", "Matryoshka"],
 )
 @pytest.mark.slow
 def test_it_finds_the_dictionary_that_the_data_were_made_of(
@@ -114,7 +124,7 @@ def test_few_rows_that_come_round_for_a_large_batch_are_joined_once(monkeypatch:
     joined: list[int] = []
     cat = torch.cat
     monkeypatch.setattr(torch, "cat", lambda parts: joined.append(len(parts)) or cat(parts))
-    batch = next(training._batches(torch.arange(10.0)[:, None], 1000, 0))
+    (batch,) = next(training._batches(torch.arange(10.0)[:, None], 1000, 0))
     assert joined == [100] and torch.equal(batch.flatten().long().bincount(), torch.full((10,), 100))
 
 
@@ -122,7 +132,7 @@ def test_every_vector_of_an_epoch_comes_once_in_batches_of_one_size() -> None:
     rows = torch.arange(60.0)[:, None]
     for source in (rows, list(rows.split(13))):
         batches = training._batches(source, 20, 0)
-        epochs = [torch.cat([next(batches) for _ in range(3)]).flatten() for _ in range(2)]
+        epochs = [torch.cat([next(batches)[0] for _ in range(3)]).flatten() for _ in range(2)]
         for epoch in epochs:
             assert torch.equal(epoch.sort().values, rows.flatten())
         assert not torch.equal(*epochs)
@@ -145,7 +155,7 @@ def test_a_batch_costs_what_the_formula_says(kind: TrainedKind) -> None:
     dead = torch.arange(12) >= 9
     features = sae.encode(x)
     error = sum(float((row - sae(row)).square().sum()) for row in x) / 5
-    terms = objective(sae, x, 0.7, dead)
+    terms = objective(kind, sae, x, x, 0.7, dead)
     match kind:
         case ReLU():
             penalty, weight = float(features.sum()) / 5, 0.7
@@ -185,7 +195,7 @@ def test_gradients_through_k_rows_are_those_through_all(k: int, count: int) -> N
     missed = (residual.detach() - guess).square().sum(1).mean() * dead.any()
     parameters = list(sae.parameters())
     expected = torch.autograd.grad(error + missed / 32, parameters)
-    terms = objective(sae, x, 0.0, dead)
+    terms = objective(sae.kind, sae, x, x, 0.0, dead)
     for one, other in zip(torch.autograd.grad(terms.loss, parameters), expected, strict=True):
         assert_close(one, other)
     assert torch.equal(terms.fired, (features > 0).any(0))
@@ -196,7 +206,7 @@ def test_a_step_of_topk_multiplies_densely_only_to_choose() -> None:
     """2 n d s FLOPs for z of every feature; the dense step takes six times as many, and three more for dead ones."""
     sae, x = random_sae(TopK(3), 8, 12).requires_grad_(True), noise(7)
     with FlopCounterMode(display=False) as flops:
-        objective(sae, x, 0.0, torch.zeros(12, dtype=torch.bool)).loss.backward()
+        objective(TopK(3), sae, x, x, 0.0, torch.zeros(12, dtype=torch.bool)).loss.backward()
     assert flops.get_total_flops() == 2 * 7 * 8 * 12
 
 
@@ -239,8 +249,9 @@ def test_dead_features_restart_at_inputs_that_are_badly_explained() -> None:
     x += (sae.b_dec - before["b_dec"]).detach()
     x[torch.arange(50) != 7] = sae.b_dec.detach() + 1e-9
     idle = torch.tensor([9, 0, 0, 5] + [0] * 8)
-    after = training._resample(sae, optimiser, x, idle, 5, torch.Generator().manual_seed(0))
-    assert after.tolist() == [0] * 12
+    state = DictionaryState(sae, optimiser, torch.Generator().manual_seed(0), idle)
+    training._resample(state, (x,), 5)
+    assert state.idle.tolist() == [0] * 12
     direction = x[7] - sae.b_dec.detach()
     direction = direction / direction.norm()
     living = [1, 2, *range(4, 12)]
@@ -258,8 +269,8 @@ def test_dead_features_restart_at_inputs_that_are_badly_explained() -> None:
 def test_a_feature_that_never_fires_comes_back_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     start = training._initial
 
-    def silenced(sample: Tensor, kind: TrainedKind, d_sae: int, seed: int) -> Dictionary:
-        sae = start(sample, kind, d_sae, seed)
+    def silenced(*arguments: object) -> Dictionary:
+        sae = start(*arguments)  # type: ignore[arg-type]
         sae.b_enc.data[:6] = -1e3
         return sae
 

@@ -11,10 +11,8 @@ The state is one file, replaced in one rename. Data and what dropout drops are f
 nothing else has to be kept.
 """
 
-import hashlib
 import json
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +25,7 @@ from interp.families.convert import AnyModel
 from interp.families.load import save
 from interp.model.config import Json
 from interp.runs.folder import FolderKind, clear
-from interp.runs.provenance import bytes_of
+from interp.runs.state_file import optimiser_tensors, read_state, restore_optimiser, write_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,46 +84,23 @@ class TrainingFolder:
         Raises:
             ValueError: a file whose bytes are not those that were written.
         """
-        from safetensors import SafetensorError, safe_open
-
         if not (self.path / STATE).is_file():
             return
-        damaged = f"{self.path / STATE} is damaged, its bytes are not those that were written: train in a new folder"
-        try:
-            with safe_open(self.path / STATE, framework="pt") as file:
-                told = json.loads(file.metadata()["run"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as cause:
-            raise ValueError(damaged) from cause
-        if told.pop("sha256", None) != _checksum(tensors, told):
-            raise ValueError(damaged)
-        moments: dict[int, dict[str, torch.Tensor]] = {}
+        tensors, told = read_state(self.path / STATE)
         with torch.no_grad():
             for name, parameter in state.model.named_parameters():
                 parameter.copy_(tensors[f"model.{name}"])
-        for name, value in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind == "adam":
-                number, _, moment = rest.partition(".")
-                moments.setdefault(int(number), {})[moment] = value.clone()
-        groups = state.adam.state_dict()["param_groups"]
-        state.adam.load_state_dict({"state": moments, "param_groups": groups})
+        restore_optimiser(state.adam, tensors)
         state.step, state.log = told["step"], told["log"]
 
     def keep(self, state: TrainingState, *, last: bool) -> None:
         """Write the state and the log, unless that was done a moment ago."""
         if not last and time.monotonic() - self._written < self.keep_seconds:
             return
-        from safetensors.torch import save_file
-
-        tensors = {f"model.{name}": each.detach() for name, each in state.model.named_parameters()}
-        for number, moments in state.adam.state_dict()["state"].items():
-            tensors |= {f"adam.{number}.{name}": each for name, each in moments.items()}
-        whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
-        told: Json = {"step": state.step, "log": state.log}
-        run = json.dumps({**told, "sha256": _checksum(whole, told)})
+        weights = {f"model.{name}": each for name, each in state.model.named_parameters()}
         write_atomically(self.path / LOG, lambda path: log_table(state.log).to_csv(path, index=False))
-        write_atomically(self.path / STATE, lambda path: save_file(whole, path, metadata={"run": run}))
+        told: Json = {"step": state.step, "log": state.log}
+        write_state(self.path / STATE, weights | optimiser_tensors(state.adam), told)
         self._written = time.monotonic()
 
     def checkpoint(self, model: AnyModel, step: int) -> None:
@@ -141,15 +116,6 @@ class TrainingFolder:
         if self.tokenizer is not None:
             text = self.tokenizer
             write_atomically(folder / "tokenizer.json", lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def _checksum(tensors: Mapping[str, torch.Tensor], told: Json) -> str:
-    """SHA-256 of the tensors, by name, and of the entries stored with them."""
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(bytes_of(value))
-    return digest.hexdigest()
 
 
 def log_table(log: list[LogRow]) -> "pd.DataFrame":

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 import interp
-import interp.lab.training.state as training_state
 from interp.core.files import write_atomically
 from interp.data.batch import Batch
 from interp.families import any_from_folder
@@ -30,6 +29,7 @@ from interp.lab.training.state import STATE
 from interp.lab.training.vocabulary import Vocabulary
 from interp.model import MLP, EncoderDecoder, Learned, ModelConfig, Transformer
 from interp.passes.question import NotFiniteError
+from interp.runs import state_file
 from interp.tasks import IndirectObjects, RepeatedSequences, SequencePairs
 from interp.tasks.examples import Examples, Place
 from interp.zoo.demos import WEIGHTS
@@ -198,7 +198,7 @@ def test_full_disk_is_said_with_advice_and_training_goes_on_from_the_kept(
 
     train(CONFIG, data, PLAN, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(training_state, "write_atomically", full)
+        patch.setattr(state_file, "write_atomically", full)
         with pytest.raises(
             OSError, match=r"No space left on device: make room .*, or resume.*state\.safetensors"
         ):
