@@ -257,6 +257,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"sae_weights\.safetensors is not readable"):
         load(tmp_path)
+    folder(tmp_path, config("standard"), random_weights(ReLU(), D_IN, D_SAE))
     (tmp_path / "cfg.json").write_text("{")
     with pytest.raises(ValueError, match=r"cfg\.json is not readable JSON"):
         load(tmp_path)
