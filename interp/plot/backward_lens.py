@@ -207,7 +207,7 @@ def backward_lens_curves(
     for name, places in (segments or _SEGMENTS).items():
         rows = np.stack([_mean_of(row, places, int(n)) for row, n in zip(numbers_bld, lengths, strict=True)])
         if np.isnan(rows).all():
-            raise ValueError(f"no prompt has an update in the segment {name!r}")
+            raise ValueError(f"no prompt has an update in the segment {name!r}: all are NaN")
         (drawn,) = ax.plot(layers, _mean_of_known(rows, 0), "o-", markersize=3, label=name)
         if 1 < len(rows) <= _FEW:
             ax.plot(layers, rows.T, color=drawn.get_color(), linewidth=0.6, alpha=0.3)

@@ -337,6 +337,7 @@ LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
 CALLS: Mapping[str, Mapping[str, Made]] = {
+    "copying": {"previous": lambda: interp.heads(model(), TOKENS, sentences=None).value.sel(score="previous_token")},
     # records that are no questions
     "features.Dictionary": {"kind": lambda: interp.features.TopK(2), "weights": lambda: dict(sae().named_parameters())},
     "Batch": {"tokens": lambda: TOKENS},

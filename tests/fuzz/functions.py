@@ -7,6 +7,7 @@ import inspect
 import math
 import random
 import re
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -115,7 +116,7 @@ MADE_BY_US: Mapping[str, str] = {
     "changes what is imported": "compat.install compat.uninstall",
 }  # fmt: skip
 """Public classes that are given nothing of a user's here, and why; pictures and pages are those of `results`."""
-WRITTEN = {"path": lambda: "written"}
+WRITTEN = {"path": lambda: Path(tempfile.mkdtemp()) / "written"}
 SCALES = {"z": lambda: torch.ones_like(singular_values().sigma)}
 VALUES = {"value": lambda: numbers(2, 3, sae().d_in).float()}
 WORD_PAIRS = {"pairs": lambda: [(chr(97 + i), chr(98 + i)) for i in range(20)], "part": lambda: "mean"}

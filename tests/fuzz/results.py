@@ -81,5 +81,5 @@ def _words(name: str) -> list[str]:
         rf"\b{re.escape(name)}\b", "must be a whole result, got one without", "is not a result of interp", r"\bNaN\b",
         "with variables is required", "without that dim", "two or three dimensions", "select from the others",
         "over one or two dims", "no part .0.", "rows and queries", "matrices of layers",
-        "no score .matching.", "this prompt has 0 tokens",
+        "this prompt has 0 tokens",
     ]  # fmt: skip
