@@ -19,6 +19,7 @@ AXES: dict[str, str] = {
     "c": "component",
     "s": "source position",
     "x": "expert",
+    "y": "feature",
     "n": "memory",
     "j": "query/key head of memories",
     "f": "width of a value",

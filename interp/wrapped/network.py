@@ -269,6 +269,7 @@ class Wrapped(Transformer):
         self.config, self.plan, self.original = config, plan, trees.original
         self.wrapped, self.watched = trees.plain, trees.watched
         self.edits, self.files, self.devices = (), (), None
+        self.dictionaries = {}
         self.leaking: list[int] | None = None
         """During the proof: the layers whose scores are used by more than the softmax; None afterwards."""
         self.output, self.type_embed, self.score_bias = None, None, None
@@ -397,7 +398,9 @@ class Wrapped(Transformer):
 
     def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
         """As `Transformer.with_parameters`; what modules keep of their last pass is copied."""
-        memo: dict[int, object] = {id(shared): shared for shared in (self.config, self.edits)}
+        memo: dict[int, object] = {
+            id(shared): shared for shared in (self.config, self.edits, self.dictionaries)
+        }
         memo |= kept(self) | own_tensors(self)
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)

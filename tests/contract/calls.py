@@ -485,6 +485,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     **{f"features.{name}": {"features": lambda: [0, 1], "site": lambda: "blocks.0.hook_resid_post"}
        for name in ("feature_cards", "FeatureCards")},
     "features.top_examples": {"top": lambda: 2},
+    "HookedTransformer.with_dictionaries": {"dictionaries": lambda: [sae()]},
     "features.train_dictionary": {"activations": lambda: numbers(16, 6).float(),
                   "kind": lambda: interp.features.TopK(2),
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},

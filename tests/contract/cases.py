@@ -55,6 +55,7 @@ from interp.features import (
     Dictionary,
     DictionaryQuality,
     FeatureCards,
+    FittingSites,
     ProbeNeurons,
     Reconstruction,
     TopExamples,
@@ -546,6 +547,9 @@ _FEATURES: dict[str, Case] = {
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
+    "FittingSites": Case(
+        FittingSites(autoencoder().moved("blocks.1.hook_resid_post")), of(*_SCORE, over="site score")
+    ),
     "FeatureCards": Case(
         FeatureCards(autoencoder(), "L1.resid", features=(3, 0), top=3, per_group=2, context=(2, 1)),
         of(*_SCORE, over="feature score")

@@ -18,7 +18,7 @@ def test_shapes_are_written_the_same_whatever_they_came_in() -> None:
 def test_axes_are_described_in_words() -> None:
     assert describe("b h q k") == "[batch row, query head, query position, key position]"
     with pytest.raises(KeyError):
-        describe("b y")
+        describe("b z")
 
 
 def test_every_site_uses_the_alphabet() -> None:

@@ -255,9 +255,12 @@ def test_a_transcoder_neither_normalises_nor_subtracts_its_bias() -> None:
         with pytest.raises(ValueError, match="belong to an SAE"):
             Dictionary(ReLU(), weights, reads=READS, writes=WRITES, **more)  # type: ignore[arg-type]
     coder = Dictionary(ReLU(), weights, reads=READS, writes=WRITES)
-    for call in (coder.reconstruct, coder.on_features):
+    for call in (
+        lambda: coder.reconstruct(torch.zeros(1, 6).double()),
+        lambda: coder.on_features(torch.relu),
+    ):
         with pytest.raises(ValueError, match="requires an SAE"):
-            call(torch.zeros(1, 6).double())  # type: ignore[operator,arg-type]
+            call()
 
 
 def test_the_quality_of_a_transcoder_is_that_of_a_loop_over_texts() -> None:

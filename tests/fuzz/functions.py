@@ -169,6 +169,8 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "editing.Dispatch.with_question": {"prompts": lambda: [TEXT]},
     "editing.Dispatch.probabilities": {"prompts": lambda: [TEXT]},
     "features.Dictionary.on_features": {"change": lambda: torch.zeros_like},
+    **{f"{owner}.with_dictionaries": {"dictionaries": lambda: [sae()]}
+       for owner in ("HookedTransformer", "model.Transformer")},
     "features.Dictionary.edits": {"change": lambda: torch.zeros_like},
     "features.Dictionary.prefix": {"n": lambda: 3}, "features.Dictionary.fitted_to": {"model": model},
     "features.Dictionary.moved": {"reads": lambda: "blocks.0.hook_resid_post"},

@@ -34,7 +34,9 @@ def test_json_round_trip_gives_the_same_config(name: str) -> None:
 
 
 def test_the_written_config_has_every_field() -> None:
-    assert set(CONFIGS["gpt2"].to_dict()) == {field.name for field in dataclasses.fields(ModelConfig)}
+    """But for the dictionaries, which are no part of the arithmetic."""
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert set(CONFIGS["gpt2"].to_dict()) == fields - {"features"}
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,6 @@ def test_answers_that_cannot_be_asked_are_refused() -> None:
         ask(subject("gpt2"), [()])
     with pytest.raises(ValueError, match="must be in"):
         ask(subject("gpt2"), [(4, 1000)])
-    with pytest.raises(ValueError, match="single token"):
-        interp.lenses.late_layers(hooked(), "The cat", answer=" Mary and John", frequencies=torch.ones(1))
 
 
 def test_a_text_of_several_tokens_is_its_tokens() -> None:

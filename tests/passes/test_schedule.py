@@ -111,7 +111,7 @@ class Counted:
         self.passes = self.back = self.sweeps = self.ruled = 0
         forward, run, backward, ruled = (
             Transformer.forward,
-            Sweep.run,
+            Sweep._run_together,
             torch.autograd.grad,
             Transformer.ruled,
         )
@@ -135,7 +135,7 @@ class Counted:
         monkeypatch.setattr(torch.autograd, "grad", counted_back)
         monkeypatch.setattr(Transformer, "ruled", counted_ruled)
         monkeypatch.setattr(Transformer, "forward", counted)
-        monkeypatch.setattr(Sweep, "run", counted_run)
+        monkeypatch.setattr(Sweep, "_run_together", counted_run)
 
 
 BATCHES = 2
