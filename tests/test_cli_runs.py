@@ -12,6 +12,8 @@ import xarray as xr
 
 from interp import Part
 from interp.cli import main, runs
+from interp.cli.parameters import filled
+from interp.runs.experiment import loaded
 from interp.runs.record import Record
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 
@@ -82,6 +84,37 @@ def ran(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[
 def folder_of(lines: list[str]) -> Path:
     assert re.fullmatch(r"runs/adding-\d{8}T\d{6}Z-[0-9a-f]{6}", lines[-1])
     return Path(lines[-1])
+
+
+def test_a_sequence_that_is_given_stands_in_place_of_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "sequences.py"
+    path.write_text(
+        """from dataclasses import dataclass, field
+from interp.runs.record import Record
+
+@dataclass(frozen=True)
+class Inner:
+    layers: list[int] = field(default_factory=lambda: [7, 8])
+
+@dataclass(frozen=True)
+class Job:
+    depths: tuple[float, ...] = (0.1, 0.2)
+    pair: tuple[int, int] = (1, 2)
+    words: tuple[str, ...] = ()
+    inner: Inner = field(default_factory=Inner)
+
+def main(job: Job, record: Record) -> None: ...
+"""
+    )
+    for given, wanted in (
+        ([], ((0.1, 0.2), (1, 2), (), [7, 8])),
+        (["depths=0.5"], ((0.5,), (1, 2), (), [7, 8])),
+        (["depths=0.1", "depths=0.2", "words=a"], ((0.1, 0.2), (1, 2), ("a",), [7, 8])),
+        (["inner.layers=3"], ((0.1, 0.2), (1, 2), (), [3])),
+    ):
+        with loaded(path) as experiment:
+            job = filled(experiment, given)
+        assert (job.depths, job.pair, job.words, job.inner.layers) == wanted  # type: ignore[attr-defined]
 
 
 def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(

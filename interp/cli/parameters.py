@@ -3,7 +3,8 @@
 import contextlib
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def filled(experiment: "Experiment", given: Sequence[str]) -> object:
-    """The parameters of an experiment from `key=value` words; `a.b=1` reaches into a record, a sequence adds up.
+    """The parameters of an experiment from `key=value` words; `a.b=1` reaches into a record.
+
+    A sequence is given entry by entry, `-p layers=1 -p layers=2`, in place of the default one.
 
     Raises:
         ValueError: a word that is no `key=value`, an unknown key (naming the nearest), a key given twice, a missing
@@ -33,15 +36,34 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
     ]:
         raise ValueError(f"{experiment.file} requires -p {missing[0]}=..., it has no default")
     message = io.StringIO()
+    listed_anew = {key for key in keys if known[key].several and known[key].default is not None}
     try:
         with contextlib.redirect_stderr(message), contextlib.redirect_stdout(message):
-            return tyro.cli(
-                experiment.kind,
-                args=[f"--{key}={value}" for key, value in pairs],
-                config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
-            )
+            found, usual = (_parsed(experiment.kind, pairs, without) for without in (set(), listed_anew))
     except SystemExit as ended:
         raise ValueError(f"-p {shlex.join(given)}: {_message_text(message.getvalue())}") from ended
+    for key in listed_anew:  # which tyro adds to the default
+        found = _without_first(found, key.split("."), usual)
+    return found
+
+
+def _parsed(kind: type, pairs: Sequence[tuple[str, str]], without: Collection[str]) -> object:
+    """The record of these `key=value` pairs but for some keys."""
+    return tyro.cli(
+        kind,
+        args=[f"--{key}={value}" for key, value in pairs if key not in without],
+        config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
+    )
+
+
+def _without_first(record: object, path: Sequence[str], usual: object) -> object:
+    """The record without the entries at the beginning of a sequence in it that the usual record has too."""
+    name, *inner = path
+    value, before = getattr(record, name), getattr(usual, name)
+    if inner:
+        return replace(record, **{name: _without_first(value, inner, before)})  # type: ignore[type-var]
+    added = isinstance(value, tuple | list) and len(value) > len(before)
+    return replace(record, **{name: value[len(before) :]}) if added else record  # type: ignore[type-var]
 
 
 def given_in(folder: Path) -> tuple[str, ...]:
