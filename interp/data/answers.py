@@ -9,7 +9,7 @@ from itertools import permutations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from interp.data.batch import Answers, Batch, Choices
@@ -327,7 +327,7 @@ def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     return [*same, False].index(False)
 
 
-def _of_rows(tokens: Int[Tensor, "n *f"], batch: Batch) -> Int[Tensor, "b *f"]:
+def _of_rows(tokens: Shaped[Tensor, "n *f"], batch: Batch) -> Shaped[Tensor, "b *f"]:
     """The entry of `tokens` for each row of a batch, by the row's number; a single entry is for all rows."""
     device = batch.tokens.device
     if len(tokens) == 1:

@@ -810,6 +810,7 @@ class MetricOfVariants:
             batch = self.batch if all_at_once else self.batch.rows(examples)
             if self.metric.of_answer and not all_at_once:  # these rows may have shorter answers than others
                 rows = rows[:, : batch.answer_columns().shape[1]]
-            outcome = Outcome(self.model, rows, batch, reference_rows, self.reference, self.reference_model)
+            reference = None if self.reference is None else self.reference[:, : rows.shape[1]]
+            outcome = Outcome(self.model, rows, batch, reference_rows, reference, self.reference_model)
             values.append(upcast(self.metric.of(outcome)))
         return torch.cat(values).unflatten(0, (copies, len(self.batch)))  # [(copies b)] -> [copies b]

@@ -225,6 +225,7 @@ NO_IDS = {
 }
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("rows", NO_IDS.values(), ids=NO_IDS)
 def test_rows_that_are_no_ids_are_refused_and_not_rounded(rows: list[list[int]]) -> None:
     for make in (Batch.of, lambda rows: Batch.packed(rows, 4)):
@@ -232,6 +233,7 @@ def test_rows_that_are_no_ids_are_refused_and_not_rounded(rows: list[list[int]])
             make(rows)
 
 
+@pytest.mark.kinds  # of arrays as rows: `Sequence[int]` is said for readers, a tensor or an array is one here
 @pytest.mark.parametrize("kind", ["uint8", "int16", "uint32", "uint64"])
 def test_rows_of_any_whole_numbers_are_ids(kind: str) -> None:
     rows = [np.array(row, dtype=kind) for row in ROWS]
@@ -241,6 +243,7 @@ def test_rows_of_any_whole_numbers_are_ids(kind: str) -> None:
     assert sorted(map(sorted, kept(Batch.packed(rows, 4)))) == [[0, 3, 4, 9], [5, 6, 7, 8]]
 
 
+@pytest.mark.kinds
 def test_rows_and_values_that_a_batch_has_not_are_refused() -> None:
     batch = Batch.of(ROWS)
     for index in ([3], [-4], [0, 9]):

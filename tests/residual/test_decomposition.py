@@ -252,6 +252,7 @@ def test_parts_are_held_once_beside_the_result() -> None:
     assert len(found.parts) * of_one < living < 2.2 * parts * of_one
 
 
+@pytest.mark.kinds
 def test_the_methods_of_a_cache_refuse_in_words_what_the_pass_has_not() -> None:
     model = HookedTransformer.from_pretrained("demo-mlp-2l")
     cache = model.run_with_cache("When Mary and John went")[1]
