@@ -211,7 +211,7 @@ class Batch(Brief):
         if self.keep is None and self.documents is None:
             return masked
         is_real, text, place = self.real, self.text_numbers, self.places
-        by_row = values.new_full(
+        by_row = masked.new_full(
             (int(text.max()) + 1, int(place[is_real].max()) + 1, *values.shape[2:]), nothing
         )
         by_row[text[is_real], place[is_real]] = masked[is_real]
@@ -474,7 +474,8 @@ class Batch(Brief):
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The batch with answers and wrong answers; on the CPU, ValueError where the two of a row are equal."""
         for name, ids in (("answer", answer), ("wrong", wrong)):
-            if not isinstance(ids, Tensor) and (ids is not None or name == "answer"):
+            odd = not isinstance(ids, Tensor) and (ids is not None or name == "answer")
+            if odd or (isinstance(ids, Tensor) and ids.layout is not torch.strided):
                 raise ValueError(
                     f"{name} must be token ids, in a tensor, one for each row, got {value_text(ids)}"
                 )

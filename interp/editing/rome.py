@@ -289,7 +289,7 @@ def _loss(
 ) -> Float[Tensor, ""]:
     """Mean -log p of the answers' tokens, plus `kl` times KL(edited || original) on the essence prompt."""
     n, (tokens, present) = search.prompts, batch.answer_tokens()
-    loss = -logp[:n].gather(2, tokens[:n, :, None])[present[:n]].mean()
+    loss = -(logp[:n].gather(2, tokens[:n, :, None])[..., 0] * present[:n]).sum() / present[:n].sum()
     if n == len(logp):
         return loss
     divergence = F.kl_div(original[n:, 0], logp[n:, 0], reduction="batchmean", log_target=True)

@@ -377,7 +377,10 @@ class _Scan:
         assert isinstance(sums, Means) and isinstance(along, Histogram)
         numbers = {name: _total(sums, name) for name in ("counted", "special", "huge")}
         if not numbers["counted"]:
-            raise ValueError(f"texts with a token that counts are required, got {sums.moments['counted'].n}")
+            n, huge = int(sums.moments["counted"].n), numbers["huge"]
+            raise ValueError(
+                f"texts with a token that counts are required, got {n} in which largest_norm leaves out {huge} tokens"
+            )
         active = sums.moments["active"].mean * sums.moments["active"].n
         order = active.sort(descending=True, stable=True).indices[: len(null.read)]
         index = order if chosen is None else torch.tensor(chosen)

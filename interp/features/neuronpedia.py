@@ -48,7 +48,8 @@ def neuronpedia_json(result: xr.Dataset, *, dataset: str = "") -> list[Json]:
         [3, 7]
     """
     check_result("result", result, NEEDED, "interp.features.feature_cards")
-    ordered = in_order("result", result, {"source": SOURCES})
+    others = [str(dim) for dim in result.dims if dim not in ("source", "score", "feature")]
+    ordered = in_order("result", result, {"source": SOURCES, **dict.fromkeys(others)})
     own = ordered.sel(source=SOURCES[0])
     return [_feature(own.isel(feature=i), dataset) for i in range(own.sizes["feature"])]
 

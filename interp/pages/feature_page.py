@@ -128,6 +128,8 @@ def feature_page(result: xr.Dataset) -> str:
     result = in_order("result", result, {"source": SOURCES, **dict.fromkeys(ascending)})
     listed = set(result.feature.values.tolist())
     about = result.attrs
+    if missing := [name for name in ("site", "writes", "dictionary", "special_tokens") if name not in about]:
+        raise ValueError(f"result must be a whole result, got one without attrs[{missing[0]!r}]")
     return environment().get_template("features.html").render(
         css=own("report.css"),
         notes=notes_of(result),

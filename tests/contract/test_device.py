@@ -61,6 +61,8 @@ def test_no_question_waits_often_on_one_batch(today: dict[str, Counts]) -> None:
         "AverageIndirectEffect": 12,  # eight sets of lists: two tasks, four kinds of lists
         "FunctionVectors": 20,  # four sets of prompts more, of two tasks and two settings
         "LinearRelation": 12,  # a prompt of each example alone
+        "FittingSites": 12,  # whether the weights are finite, of each dictionary with another norm's gain in it
+        "FeatureCards": 20,  # two passes, and at the end the tables of each kind, once
     }
     often = {
         name: counts.waits for name, counts in today.items() if counts.waits > allowed.get(name, MOST_WAITS)

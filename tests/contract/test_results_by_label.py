@@ -145,6 +145,8 @@ def same(found: object, wanted: object) -> None:
 def outcome(name: str, function: Callable[..., object], given: Given) -> object:
     """What the call gives; of `write_mib`, what it wrote."""
     found = called(name, function, given)
+    if name == "features.neuronpedia_json":  # a list of features, in the order of the result
+        return sorted(found, key=lambda one: one["feature_index"])  # type: ignore[call-overload]
     return given["path"].read_text() if name == "circuits.write_mib" else found  # type: ignore[attr-defined]
 
 

@@ -174,7 +174,10 @@ class Compiled:
             raise ValueError(f"an edge that leads forwards is required, such as L0H1->L1H2.k, got {cut}")
         said = -_written_by(self.model, cut.sender, tokens)
         if other is not None:
-            said = said + _written_by(self.model, cut.sender, other)
+            try:
+                said = said + _written_by(self.model, cut.sender, other)
+            except ValueError as cause:
+                raise ValueError(f"other: {cause}") from cause
         end = cut.receiver
         where = final_stream(self.model.config) if end.kind == "logits" else end
         heads = self.model.config.n_heads
