@@ -199,7 +199,7 @@ class Batch(Brief):
 
     @public(unchecked=("values", "real"))
     def by_text(
-        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
+        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int | bool
     ) -> Shaped[Tensor, "n q ..."]:
         """Per-position values with one row per text, each moved to column 0, in the order of `identities`.
 
