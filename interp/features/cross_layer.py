@@ -82,7 +82,7 @@ class CrossLayerTranscoder:
         >>> def layer(i):
         ...     ones = torch.ones(2, 2 - i, 2)
         ...     return LayerWeights((2, 2, 2), lambda: {"W_enc": eye, "b_enc": zero}, lambda active: ones[active])
-        >>> clt = CrossLayerTranscoder(ReLU(), {0: layer(0), 1: layer(1)}, {0: zero, 1: zero})
+        >>> clt = CrossLayerTranscoder(interp.features.ReLU(), {0: layer(0), 1: layer(1)}, {0: zero, 1: zero})
         >>> clt({0: torch.tensor([[1.0, -1.0]]), 1: torch.tensor([[0.0, 2.0]])})[1].tolist()
         [[3.0, 3.0]]
     """
@@ -253,7 +253,7 @@ class Crosscoder(nn.Module):
     Example:
         >>> eye = torch.eye(2).expand(2, 2, 2)
         >>> weights = {"W_enc": eye, "b_enc": torch.zeros(2), "W_dec": eye, "b_dec": torch.zeros(2, 2)}
-        >>> both = Crosscoder(ReLU(), weights)
+        >>> both = Crosscoder(interp.features.ReLU(), weights)
         >>> both.encode(torch.tensor([[[1.0, -1.0], [2.0, 0.0]]])).tolist()
         [[3.0, 0.0]]
         >>> both.relative_decoder_norm(0, 1).tolist()

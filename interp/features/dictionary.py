@@ -103,7 +103,7 @@ class Dictionary(nn.Module):
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
         >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
-        >>> sae = Dictionary(ReLU(), weights, reads="blocks.2.hook_resid_post")
+        >>> sae = Dictionary(interp.features.ReLU(), weights, reads="blocks.2.hook_resid_post")
         >>> sae.encode(torch.arange(24.0) - 21).count_nonzero().item()
         2
         >>> steer = interp.Edit("L1.resid", interp.edits.Add(sae.W_dec[7], scale=3.0))
@@ -374,7 +374,7 @@ class Dictionary(nn.Module):
 
         Example:
             >>> eye, zero = torch.eye(24), torch.zeros(24)
-            >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+            >>> sae = Dictionary(interp.features.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
             >>> read = sae.read("blocks.1.hook_resid_pre")
             >>> interp.observe(model.transformer, model.text.batch(prompt), [read]).trace[read].shape[2]
             24
@@ -409,7 +409,8 @@ class Dictionary(nn.Module):
         Example:
             >>> eye, zero = torch.eye(24), torch.zeros(24)
             >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
-            >>> coder = Dictionary(ReLU(), weights, reads="blocks.1.hook_mlp_in", writes="blocks.1.hook_mlp_out")
+            >>> sites = {"reads": "blocks.1.hook_mlp_in", "writes": "blocks.1.hook_mlp_out"}
+            >>> coder = Dictionary(interp.features.ReLU(), weights, **sites)
             >>> doubled = coder.edits(lambda features: 2 * features, at={"pos": -1})
             >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
             1
@@ -446,7 +447,7 @@ class Dictionary(nn.Module):
 
         Example:
             >>> eye, zero = torch.eye(24), torch.zeros(24)
-            >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+            >>> sae = Dictionary(interp.features.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
             >>> doubled = interp.Edit("L1.resid", sae.on_features(lambda features: 2 * features))
             >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
             1

@@ -103,8 +103,8 @@ def load(
     Example:
         >>> import tempfile
         >>> eye, zero = torch.eye(3), torch.zeros(3)
-        >>> sae = Dictionary(TopK(2), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = load(folder)
+        >>> sae = Dictionary(interp.features.TopK(2), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = interp.features.load(folder)
         >>> same.kind
         TopK(k=2, relu=True)
     """

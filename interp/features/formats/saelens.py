@@ -122,8 +122,8 @@ def save(dictionary: Dictionary, folder: Path | str) -> None:
     Example:
         >>> import tempfile
         >>> eye, zero = torch.eye(3), torch.zeros(3)
-        >>> sae = Dictionary(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = load(folder)
+        >>> sae = Dictionary(interp.features.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> with tempfile.TemporaryDirectory() as folder: save(sae, folder); same = interp.features.load(folder)
     """
     from safetensors.torch import save_file
 
