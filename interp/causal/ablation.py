@@ -266,12 +266,8 @@ def _grid_of_kind(
     kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None
 ) -> Grid:
     """One cell per part of a kind, dims in the order of its site's axes."""
-    axis = KINDS[kind].axis
-    which = (
-        _layers_with(str(KINDS[kind].site), config)
-        if layers is None
-        else chosen_layers(layers, config.n_layers)
-    )
+    axis, site = KINDS[kind].axis, str(KINDS[kind].site)
+    which = layers_with(site, config, layers)
     unit = kind.removesuffix("_before").removeprefix("cross_")
     possible = {"layer": which, "pos": []}
     if axis is not None:
@@ -285,13 +281,6 @@ def _grid_of_kind(
         groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in cell_layers))
     coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
     return Grid(dims, coords, tuple(groups))
-
-
-def _layers_with(site: str, config: ModelConfig) -> list[int]:
-    """The layers that have a site; KeyError where none has."""
-    if not (names := sites.of_layers(site, config)):
-        sites.find(f"blocks.0.{site}", config)  # which says what the model has
-    return [int(name.split(".")[1]) for name in names]
 
 
 def _part(kind: str, layer: int, index: int | None) -> Part:
@@ -333,6 +322,22 @@ def _dims(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str
     """The dims of the result: those in `by`, or all but `pos`, in the order of `possible`."""
     usual = [dim for dim in possible if dim != "pos"]
     return dims_asked(usual if by is None else by, list(possible), "this ablation")
+
+
+def layers_with(site: str, config: ModelConfig, layers: Sequence[int] | None) -> list[int]:
+    """The layers of an argument, None for all that have a site of the blocks.
+
+    Raises:
+        KeyError: a layer without the site, or no layer with it.
+        IndexError: a layer that the model lacks.
+        ValueError: no layer, or one twice.
+    """
+    if layers is None:
+        return [int(name.split(".")[1]) for name in sites.of_layers(site, config)]
+    which = chosen_layers(layers, config.n_layers)
+    for layer in which:
+        sites.find(f"blocks.{layer}.{site}", config)
+    return which
 
 
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

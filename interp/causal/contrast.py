@@ -108,10 +108,7 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     """
     name = site if "hook_" in site else sites.full_name(site)
     if sites.is_of_block(name):
-        names = sites.of_layers(name, config)
-        if not names:
-            sites.find(f"blocks.0.{name}", config)  # which says what the model has
-        return names
+        return sites.of_layers(name, config)
     if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
         raise ValueError(f"a site before the final norm is required, {name!r} comes after it")
     return (name,)

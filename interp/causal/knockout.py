@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.ablation import chosen, chosen_layers
+from interp.causal.ablation import chosen, layers_with
 from interp.causal.effects import EffectTable, MeasuredEffects, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
 from interp.core.transfers import to_host
@@ -60,7 +60,7 @@ class KnockOut(Question):
             data's answers. A metric that compares, such as the KL divergence, compares with the run without the cut.
         by: dims along which cuts are made one at a time: any of `layer`, `head`, `query` and `key` (the last two for
             tokens that are alike in all prompts, labelled as given). Along the other dims all are cut at once.
-        layers: layers in which attention is cut; None: all.
+        layers: layers in which attention is cut; None: all that have attention scores.
         heads: heads whose attention is cut; None: all.
         window: with `layer` in `by`, how many layers are cut at once, those around the layer that labels the cell
             (from layer - window // 2, as many as there are).
@@ -77,7 +77,7 @@ class KnockOut(Question):
     Raises:
         ValueError: a query that would be left without any key, padding, or masks with `query` or `key` in `by`.
         IndexError: a token, layer or head that does not exist.
-        KeyError: an unknown dim.
+        KeyError: an unknown dim, or a layer without attention scores.
 
     Source:
         Geva et al. 2023, "Dissecting Recall of Factual Associations" (arXiv:2304.14767), section 4; windows of layers,
@@ -107,7 +107,7 @@ class KnockOut(Question):
         config, metric = model.transformer.config, as_metric(self.metric, model.text)
         cuts = Cuts(
             dims_asked(self.by, DIMS, "a knock-out"),
-            tuple(chosen_layers(self.layers, config.n_layers)),
+            tuple(layers_with("attn.hook_attn_scores", config, self.layers)),
             tuple(
                 range(config.n_heads) if self.heads is None else chosen(self.heads, config.n_heads, "head")
             ),
@@ -155,8 +155,9 @@ class Cuts:
         """The layers that are cut at once, for every cell along `layer`."""
         if "layer" not in self.by:
             return [list(self.layers)]
+        possible = layers_with("attn.hook_attn_scores", self.config, None)
         starts = [layer - self.window // 2 for layer in self.layers]
-        return [list(range(max(0, s), min(self.config.n_layers, s + self.window))) for s in starts]
+        return [[layer for layer in possible if s <= layer < s + self.window] for s in starts]
 
     def coords(self, queries: ColumnChoice, keys: ColumnChoice) -> dict[str, object]:
         """The labels of every dim, and the names `part` (`L0H1`) of heads if each cell cuts one head in one layer."""

@@ -327,12 +327,15 @@ def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
 
 
 def of_layers(short: str, config: ModelConfig) -> tuple[str, ...]:
-    """The full names of a block's site in every layer that has it."""
-    return tuple(
+    """The full names of a block's site in every layer that has it; KeyError where none has."""
+    having = tuple(
         f"blocks.{layer}.{short}"
         for layer in range(config.n_layers)
         if _row_named(block_rows(config.at_layer(layer)), short) is not None
     )
+    if not having:
+        find(f"blocks.0.{short}", config)  # which says what the model has
+    return having
 
 
 def embedding_parts(config: ModelConfig) -> tuple[str, ...]:

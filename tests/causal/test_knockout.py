@@ -26,6 +26,7 @@ from interp.zoo.planted import PLANTED
 from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
+from tests.mixers import build_mixed
 from tests.tolerances import assert_close
 
 TOKENS = some_tokens(rows=3)
@@ -246,3 +247,16 @@ def test_the_planted_head_needs_the_edge_from_the_end_to_the_name() -> None:
     both = knock_out(model, circuit.clean, end, small | where, metric=metric, by=())
     whole = float(one.base.mean())
     assert abs(float(one.value)) < 0.1 * whole and float(both.value) < -0.9 * whole
+
+
+def test_layers_without_attention_scores_are_left_out_or_refused() -> None:
+    mixed = HookedTransformer(build_mixed("linear-softmax"), None)
+    found = knock_out(mixed, TOKENS, [-1], [1, 2], metric=METRIC, by=("layer",))
+    assert found.layer.values.tolist() == [1]
+    assert_close(
+        torch.tensor(found.each.values[:, 0]), by_hand(mixed, [(-1, 1), (-1, 2)], [1]).to(torch.float64)
+    )
+    wide = knock_out(mixed, TOKENS, [-1], [1, 2], metric=METRIC, by=("layer",), window=2)
+    assert_close(torch.tensor(wide.each.values), torch.tensor(found.each.values))
+    with pytest.raises(KeyError, match="attn_scores"):
+        knock_out(mixed, TOKENS, [-1], [1, 2], metric=METRIC, layers=[0])

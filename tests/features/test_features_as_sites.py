@@ -195,6 +195,9 @@ def test_what_a_block_has_no_dictionary_for_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             plain().with_dictionaries(bad)
+    assert interp.ablate(only, CLEAN, "feature", change=Zero(), metric=METRIC).layer.values.tolist() == [0]
+    with pytest.raises(KeyError, match=r"blocks\.1\.hook_features"):
+        interp.ablate(only, CLEAN, "feature", change=Zero(), metric=METRIC, layers=[1])
     unequal = plain().with_dictionaries([dictionaries()[0], dictionaries()[1].prefix(5)])
     with pytest.raises(ValueError, match="as many features in every layer are required"):
         interp.patch(unequal, CLEAN, CORRUPT, "features", metric=METRIC, by=("layer", "feature"))
