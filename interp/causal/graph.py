@@ -164,10 +164,12 @@ class EdgeGraph:
         """Index of the receiver that is the MLP of a layer, if there is one."""
         return self.inputs(layer).stop
 
+    @public()
     def name(self, sender: int, receiver: int) -> str:
         """Name of one edge."""
         return f"{self.senders[sender]}->{self.receivers[receiver]}"
 
+    @public()
     def names(self, chosen: Bool[Tensor, "sender receiver"] | None = None) -> Iterator[str]:
         """Names of the chosen edges (None: of all), sender by sender."""
         which = self.exists if chosen is None else self.exists & chosen.cpu()
@@ -185,6 +187,7 @@ class EdgeGraph:
             )
         return sender, receiver
 
+    @public()
     def chosen(self, edges: Iterable[str | Edge]) -> Bool[Tensor, "sender receiver"]:
         """Mask that is True at the named edges. KeyError for one not in the graph."""
         mask = torch.zeros_like(self.exists)
@@ -192,6 +195,7 @@ class EdgeGraph:
             mask[self.index(edge)] = True
         return mask
 
+    @public()
     def nodes_of(self, receiver: int) -> tuple[str, ...]:
         """Names of the nodes that compute with this input: one, or, for shared keys and values, the group's heads."""
         part = Part.of(self.receivers[receiver])

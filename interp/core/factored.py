@@ -80,6 +80,7 @@ class FactoredMatrix(Viewable):
             )
         return FactoredMatrix(self.A[index], self.B[index])
 
+    @public()
     def rows(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these rows only; one row given as a number stays a row.
 
@@ -87,6 +88,7 @@ class FactoredMatrix(Viewable):
         """
         return FactoredMatrix(self.A[..., _as_list(index), :], self.B)
 
+    @public()
     def columns(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these columns only; one column given as a number stays a column."""
         return FactoredMatrix(self.A, self.B[..., _as_list(index)])

@@ -4,6 +4,9 @@ A public function runs under torch's default settings (by the decorator in `core
 same bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, and may differentiate inside
 `torch.inference_mode()`. A plain pass of a model (`observe`, `run_with_cache`, `generate`) keeps the user's settings;
 under autocast `generate` and `stream` say so by a `Note`, since their tokens may be others.
+
+How the device rounds the factors of float32 products (`torch.set_float32_matmul_precision`) is the user's choice, as
+the model's dtype is: it is kept, and `products` says it in every result.
 """
 
 from collections.abc import Iterator
@@ -64,3 +67,13 @@ def reset() -> Iterator[None]:
 def _autocast_devices() -> list[str]:
     """The device types ("cpu", "cuda") on which autocast is enabled."""
     return [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+
+def products(device: torch.device) -> str | None:
+    """To what this device may round the factors of float32 matrix products: "tf32" or "bf16"; None: to nothing.
+
+    torch's own `get_float32_matmul_precision` raises where a user has set a backend by itself.
+    """
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    rounded = str(backend.matmul.fp32_precision)
+    return rounded if rounded in ("tf32", "bf16") else None

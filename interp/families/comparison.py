@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.core.notes import note
+from interp.core.torch_state import products
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.live_modules import bare_copy, copied, own_tensors
 from interp.model.transformer import Transformer
@@ -195,10 +196,9 @@ def apart(ours: Tensor, theirs: Tensor, dtypes: Iterable[torch.dtype]) -> tuple[
     """
     kinds = {kind for kind in dtypes if kind.is_floating_point}
     allowed = max(ALLOWED.get(kind, ALLOWED[torch.bfloat16]) for kind in kinds)
-    if (
-        torch.get_float32_matmul_precision() != "highest"
-    ):  # float32 products then have the precision of float16
-        allowed = max(allowed, ALLOWED[torch.float16])
+    for device in (ours.device, theirs.device):
+        if (rounded := products(device)) is not None:
+            allowed = max(allowed, ALLOWED[torch.bfloat16 if rounded == "bf16" else torch.float16])
     wide = torch.promote_types(theirs.dtype, torch.float32)
     difference = (ours.to(theirs.device, wide) - theirs.to(wide)).abs().amax(-1)
     error = (

@@ -110,11 +110,13 @@ class CrossLayerTranscoder:
             for site in sites.values():
                 axes_of(site)
 
+    @public()
     def later(self, layer: int) -> list[int]:
         """The layers that features of a layer write to, in order, itself first. ValueError for no layer of it."""
         self._layer(layer)
         return [each for each in sorted(self.layers) if each >= layer]
 
+    @public()
     def encode(self, layer: int, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """The features of vectors of one layer; its encoder is read for it.
 
@@ -133,6 +135,7 @@ class CrossLayerTranscoder:
         z = x.to(weights["W_enc"]) @ weights["W_enc"] + weights["b_enc"]
         return _activated(self.kind, z, weights)
 
+    @public()
     def directions(self, layer: int, features: list[int]) -> Float[Tensor, "a l o"]:
         """The directions of some features of a layer into it and each later one, in the order of `later`.
 
@@ -148,6 +151,7 @@ class CrossLayerTranscoder:
             raise ValueError(f"features of layer {layer} are 0 to {weights.shape[1] - 1}, got {features[:3]}")
         return self._put(weights.directions(features))
 
+    @public()
     def decode(
         self, features: Mapping[int, Tensor], x: Mapping[int, Tensor] | None = None
     ) -> dict[int, Tensor]:
@@ -179,6 +183,7 @@ class CrossLayerTranscoder:
         """What it says that each layer writes, [*n o] by layer, of what every layer reads, [*n d] by layer."""
         return self.decode({layer: self.encode(layer, given) for layer, given in x.items()}, x)
 
+    @public()
     def fitted_to(self, model: Model) -> CrossLayerTranscoder:
         """Itself, once it is checked that its sites exist in this model and have its widths.
 
@@ -306,6 +311,7 @@ class Crosscoder(nn.Module):
         threshold = self._parameters.get("threshold")
         return isinstance(self.kind, NormTopK) or (threshold is not None and threshold.ndim == 2)
 
+    @public()
     def before(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"]:
         """Pre-activations: the sum over sources, plus b_enc. ValueError for vectors of other sources or widths."""
         if x.shape[-2:] != self.W_enc.shape[:2]:
@@ -319,6 +325,7 @@ class Crosscoder(nn.Module):
             x = x * self.get_parameter("scale")[:, None]
         return einsum(x, self.W_enc, "... l d, l d s -> ... s") + self.b_enc
 
+    @public()
     def encode(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"] | Float[Tensor, "*n l s"]:
         """The features of what the sources hold: [*n s], and [*n l s] where they differ by source (`by_source`)."""
         z = self.before(x)
@@ -333,6 +340,7 @@ class Crosscoder(nn.Module):
         ]
         return torch.stack([_activated(self.kind, z, weights) for weights in each], -2)
 
+    @public()
     def decode(self, features: Float[Tensor, "*m s"]) -> Float[Tensor, "*n l d"]:
         """The reconstruction of every source.
 
@@ -369,6 +377,7 @@ class Crosscoder(nn.Module):
         """Cosine between each feature's directions in two sources; 0 where one of them is 0. ValueError for none."""
         return nn.functional.cosine_similarity(self._directions(one), self._directions(other), dim=-1)
 
+    @public()
     def fitted_to(self, model: Model) -> Crosscoder:
         """Itself, once it is checked that its sites exist in this model and have its width.
 

@@ -178,12 +178,14 @@ class Dictionary(nn.Module):
         """Whether it writes at another site than the one that it reads."""
         return self.writes != self.reads
 
+    @public()
     def encode(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """The features of each vector, in the dictionary's dtype."""
         if isinstance(self.kind, MatchingPursuit):
             return self.kind.features(self._centred(x), self.W_dec)
         return self.activate(self.before(x))
 
+    @public()
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). Not for x of another width."""
         z = self._centred(x) @ self.W_enc
@@ -223,6 +225,7 @@ class Dictionary(nn.Module):
         threshold = self.get_parameter("threshold")
         return threshold.clamp_min(0.0) if self.kind.relu else threshold
 
+    @public()
     def decode(
         self, features: Float[Tensor, "*n s"], x: Float[Tensor, "*n d"] | None = None
     ) -> Float[Tensor, "*n o"]:

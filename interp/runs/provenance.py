@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from interp.core.results import ORIGIN
+from interp.core.torch_state import products
 from interp.core.transfers import to_host
 from interp.model.config import Json
 from interp.model.transformer import Transformer
@@ -111,9 +112,10 @@ def provenance(
 
 def with_origin(result: "xr.Dataset", network: Transformer) -> "xr.Dataset":
     """The result with attributes that say in what precision, where and by what it was computed."""
-    installed = versions()
+    installed, dtype = versions(), str(network.dtype).removeprefix("torch.")
+    rounded = products(torch.device(network.device)) if network.dtype == torch.float32 else None
     values = (
-        str(network.dtype).removeprefix("torch."),
+        f"{dtype}, products in {rounded}" if rounded else dtype,
         str(network.device),
         torch.get_num_threads(),
         ", ".join(f"{name} {installed[name]}" for name in ("interp", "torch", "transformers")),

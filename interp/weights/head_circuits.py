@@ -246,6 +246,7 @@ class HeadCircuits:
             table[chunk] = self._token_streams(ids[chunk])
         return table
 
+    @public()
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
         ids = to_device(ids, self.network.device)
@@ -329,6 +330,7 @@ class HeadCircuits:
             query = query * self._mixer(layer, cross=cross).scale
         return FactoredMatrix(query, key.mT)
 
+    @public()
     def writing(self, layer: int, *, cross: bool = False) -> Float[Tensor, "h e d"]:
         """The map from the z of each head to what it adds to the stream.
 
@@ -348,6 +350,7 @@ class HeadCircuits:
         out = weights.layer(layer, cross=cross).W_O
         return output_norm(self.network, layer, _sublayer(cross)).through(upcast(out)) if self.folded else out
 
+    @public()
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """The map from the stream to the queries, keys or values of each query head.
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import xarray as xr
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import interp
 from interp.core import torch_state
@@ -183,3 +184,28 @@ def test_what_was_set_is_set_again_after_an_error() -> None:
             failing(3)
         assert torch.is_autocast_enabled("cpu") and torch.is_inference_mode_enabled()
         assert torch.get_default_dtype() == torch.float64
+
+
+def set_for_all(precision: str) -> None:
+    torch.set_float32_matmul_precision({"none": "highest", "bf16": "medium"}[precision])
+
+
+def set_for_the_cpu(precision: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = precision  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rounded_to", [set_for_all, set_for_the_cpu])
+def test_rounded_products_are_said_in_every_result(rounded_to: Callable[[str], None]) -> None:
+    def opened(model: str | torch.nn.Module, dtype: torch.dtype) -> interp.HookedTransformer:
+        return interp.HookedTransformer.from_pretrained(model, dtype=dtype)
+
+    rounded_to("bf16")
+    try:
+        for dtype, said in ((torch.float32, "float32, products in bf16"), (torch.float64, "float64")):
+            model = opened("demo-4l", dtype)
+            assert interp.attribute(model, "The cat sat", " on").attrs["dtype"] == said
+        # the copy of a live network is compared with it
+        opened(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50)), torch.float32)
+    finally:
+        rounded_to("none")
+    assert interp.attribute(opened("demo-4l", torch.float32), "The", " on").attrs["dtype"] == "float32"
