@@ -29,6 +29,7 @@ from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.ids import OneTokenError
+from interp.data.text import Text
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -151,14 +152,7 @@ class Erasure(Brief, Question):
         )
         value = numbers("attribution", self.attribution["value"], dict.fromkeys(("prompt", "pos")))
         by_prompt = [row[~row.isnan()] for row in value]
-        several = self.pos == -1
-        answers = AnswerTokens.of(model.text, self.answer, self.wrong, several=several)
-        if self.measure == "probability" and answers is not None and answers.forced is not None:
-            answers = AnswerTokens.of(model.text, self.answer, several=several)  # wrong would end it early
-        if answers is not None and answers.several and self.measure == "logits":
-            raise OneTokenError(
-                "a logit is of one token, the answers are of several: measure='probability' is that of the whole"
-            )
+        answers = _watched_answers(self, model.text)
         if answers is not None and answers.prompts not in (None, len(by_prompt)):
             raise ValueError(
                 f"answer and wrong are for all {len(by_prompt)} prompts of the attribution, or one for each: "
@@ -182,8 +176,8 @@ class CompareMethods(Question):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        answer: next token that is attributed and measured, one for all prompts or one for each; None: the answers of
-            the data.
+        answer: what is attributed and measured, of one or several tokens, one for all prompts or one for each; None:
+            the answers of the data.
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
             the data.
         methods: names of `METHODS`, or records under names of your own.
@@ -206,7 +200,11 @@ class CompareMethods(Question):
         - `null`: the value of random orders.
         - `each` [prompt, attribution, score]: every prompt's scores, for paired comparisons.
 
+        Of an answer of several tokens the probability is that of the whole, and a method's values are summed over its
+        tokens, each predicted after those before it.
+
     Raises:
+        OneTokenError: answers of several tokens, of which `logits` are asked for.
         ValueError: an unknown method, no draws, shares outside (0, 1], and as in `token_attribution`.
         IndexError: a position that does not exist.
         IncompleteSumError: ALTI-Logit does not sum.
@@ -261,8 +259,26 @@ class CompareMethods(Question):
                 attrs=attrs,
                 fewest=how.fewest,
             ),
-            AnswerTokens.of(model.text, self.answer, self.wrong),
+            _watched_answers(self, model.text),
         )
+
+
+def _watched_answers(question: Erasure | CompareMethods, text: Text) -> AnswerTokens | None:
+    """The answers whose measure is watched, of several tokens where they are predicted after the whole prompt.
+
+    Raises:
+        OneTokenError: answers of several tokens, whose logit is asked for.
+        ValueError: as `AnswerTokens.of`.
+    """
+    several = question.pos == -1
+    answers = AnswerTokens.of(text, question.answer, question.wrong, several=several)
+    if question.measure == "probability" and answers is not None and answers.forced is not None:
+        answers = AnswerTokens.of(text, question.answer, several=several)  # wrong would end it early
+    if answers is not None and answers.several and question.measure == "logits":
+        raise OneTokenError(
+            "a logit is of one token, the answers are of several: measure='probability' is that of the whole"
+        )
+    return answers
 
 
 erasure = of_data(Erasure)
@@ -410,12 +426,23 @@ def _method_scores(
     at, device = columns(batch, question.pos), batch.tokens.device
     values = []
     for method in readings.values():
-        method_values = yield from method.steps(trace, batch, model)
-        values.append(to_device(method_values["value"], device))
+        if batch.forced is None:
+            value = (yield from method.steps(trace, batch, model))["value"]
+        else:
+            value = yield from _summed_over_answer(model, batch, method)
+        values.append(to_device(value, device))
     chance = random_values(batch, question.draws, question.seed)
     ranked = torch.stack([*(value.double() for value in values), *to_device(chance.double(), device)])
     scores = yield from erased(model, batch, ranked, at, how, batch_size=question.rows_together)
     return {"each": torch.cat((scores[: len(values)], scores[len(values) :].mean(0)[None])).transpose(0, 1)}
+
+
+def _summed_over_answer(model: Transformer, batch: Batch, method: ReadingThen) -> Steps[Float[Tensor, "b p"]]:
+    """The values of each token, summed over the tokens of each row's answer, each predicted after those before it."""
+    tokens, present = batch.answer_tokens()
+    found = (yield from method(model, batch.by_answer_token()))["value"].unflatten(0, tuple(tokens.shape))
+    summed = found.masked_fill(~to_device(present, found.device)[..., None], 0.0).nansum(1)
+    return summed.masked_fill(~to_device(batch.prompt_tokens, summed.device), torch.nan)
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:

@@ -260,3 +260,21 @@ def test_a_logit_of_several_tokens_is_refused() -> None:
     batch = Batch.of(ROWS)
     with pytest.raises(ValueError, match="a logit is of one token, the answers are of several"):
         erasure(model(), batch, scored(torch.rand(3, 11), batch), [(3, 2)] * 3, measure="logits")
+    with pytest.raises(ValueError, match="a logit is of one token, the answers are of several"):
+        compare_methods(model(), batch, [(3, 2)] * 3, methods=["rollout"], measure="logits")
+
+
+@over("method", ["rollout", "gradient_x_input", "alti_logit"])
+def test_compared_values_are_summed_over_the_tokens_of_an_answer(method: str) -> None:
+    network, answers, shares = model("llama-gqa"), [(3, 2), (14,), (7, 1, 8)], (0.3,)
+    found = compare_methods(network, Batch.of(ROWS), answers, methods=[method], shares=shares, replacement=6)
+    summed = torch.zeros(3, 11)
+    for row, (prompt, answer) in enumerate(zip(ROWS, answers, strict=True)):
+        for j, token in enumerate(answer):
+            one = token_attribution(network, [[*prompt, *answer[:j]]], [token], method=method)
+            summed[row, : len(prompt)] += torch.tensor(one["value"].values[0, : len(prompt)])
+    expected = erasure(
+        network, Batch.of(ROWS), scored(summed, Batch.of(ROWS)), answers, shares=shares, replacement=6
+    )
+    own = found["each"].sel(attribution=method).transpose("prompt", "score")
+    assert_close(torch.tensor(own.values), torch.tensor(expected["each"].transpose("prompt", "score").values))
