@@ -185,6 +185,7 @@ SWEEPING = (
     "Patchscope", "LateLayers", "Ablate", "CausalTrace", "KnockOut", "Patch", "Patch heads", "PathPatch", "Recall",
     "ShortCircuit", "SteeringCurve", "EdgeEffects", "DictionaryQuality", "Diff", "Diff heads", "AttributionPatch",
     "AttributionPatch heads", "AverageIndirectEffect", "FunctionVectors", "LinearRelation",
+    "MissedEffects",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ The rules are those of inference: BatchTopK and Matryoshka are ways to train, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +125,10 @@ class JumpReLU:
 
     bandwidth: Positive = 0.5
     relu: bool = True
+
+    def compared_with(self, threshold: Float[Tensor, "s"]) -> Float[Tensor, "s"]:
+        """What z must exceed: the thresholds of the weights, those below 0 as 0 with `relu`."""
+        return threshold.clamp_min(0.0) if self.relu else threshold
 
 
 @dataclass(frozen=True)
@@ -247,3 +252,33 @@ def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: flo
         1.0
     """
     return _Step.apply(z, threshold, z.new_tensor(bandwidth))  # type: ignore[no-untyped-call]
+
+
+def activated(
+    kind: DictionaryKind, z: Float[Tensor, "*n s"], weights: Mapping[str, Tensor]
+) -> Float[Tensor, "*n s"]:
+    """The features from pre-activations, by the rule of a kind.
+
+    Args:
+        kind: the rule.
+        z: pre-activations [*n s].
+        weights: what the rule takes from the weights, each [s]: `threshold` (`JumpReLU`), `r_mag`, `b_mag` and
+            `b_gate` (`Gated`), `norm` of the decoder's rows (`NormTopK`).
+
+    Raises:
+        ValueError: matching pursuit, whose features are no function of pre-activations.
+    """
+    match kind:
+        case MatchingPursuit():
+            raise ValueError(
+                "matching pursuit finds features of vectors, not of pre-activations: use encode(x)"
+            )
+        case JumpReLU(bandwidth):
+            return jump_relu(z, kind.compared_with(weights["threshold"]), bandwidth)
+        case Gated():
+            size = z * weights["r_mag"].exp() + weights["b_mag"]
+            return size.relu() * (z + weights["b_gate"] > 0)
+        case NormTopK():
+            return kind(z, weights["norm"])
+        case _:
+            return kind(z)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
-from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, jump_relu
+from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, activated
 from interp.features.dictionary import check_width
 from interp.model.config import Json
 from interp.model.sites import axes_of
@@ -133,7 +133,7 @@ class CrossLayerTranscoder:
                 f"layer {layer} reads vectors of {len(weights['W_enc'])}, got shape {shape_text(x.shape)}"
             )
         z = x.to(weights["W_enc"]) @ weights["W_enc"] + weights["b_enc"]
-        return _activated(self.kind, z, weights)
+        return activated(self.kind, z, weights)
 
     @public()
     def directions(self, layer: int, features: list[int]) -> Float[Tensor, "a l o"]:
@@ -331,14 +331,14 @@ class Crosscoder(nn.Module):
         z = self.before(x)
         threshold = self._parameters.get("threshold")
         if not self.by_source:
-            return _activated(self.kind, z, {} if threshold is None else {"threshold": threshold})
+            return activated(self.kind, z, {} if threshold is None else {"threshold": threshold})
         each = [
             {"norm": self.W_dec[source].norm(dim=-1)}
             if threshold is None
             else {"threshold": threshold[source]}
             for source in range(self.n_sources)
         ]
-        return torch.stack([_activated(self.kind, z, weights) for weights in each], -2)
+        return torch.stack([activated(self.kind, z, weights) for weights in each], -2)
 
     @public()
     def decode(self, features: Float[Tensor, "*m s"]) -> Float[Tensor, "*n l d"]:
@@ -402,20 +402,6 @@ class Crosscoder(nn.Module):
         return ", ".join(
             [f"{self.kind}, n_sources={self.n_sources}, d_in={self.d_in}, d_sae={self.d_sae}", *sites]
         )
-
-
-def _activated(kind: DictionaryKind, z: Float[Tensor, "*n s"], weights: Mapping[str, Tensor]) -> Tensor:
-    """The features from pre-activations, with what their rule takes from the weights."""
-    match kind:
-        case JumpReLU(bandwidth, relu):
-            threshold = weights["threshold"]
-            return jump_relu(z, threshold.clamp_min(0.0) if relu else threshold, bandwidth)
-        case NormTopK():
-            return kind(z, weights["norm"])
-        case Gated() | MatchingPursuit():
-            raise AssertionError("kinds are checked when the record is made")
-        case _:
-            return kind(z)
 
 
 def _check_kind(kind: DictionaryKind) -> None:

@@ -32,7 +32,7 @@ from interp.features.activations import (
     MatchingPursuit,
     NormTopK,
     TopK,
-    jump_relu,
+    activated,
 )
 from interp.features.folding import shifted
 from interp.model.config import Json, ModelConfig
@@ -201,29 +201,15 @@ class Dictionary(nn.Module):
 
     def activate(self, z: Float[Tensor, "*n s"]) -> Float[Tensor, "*n s"]:
         """The features from the pre-activations. ValueError for matching pursuit, which has no such function."""
-        match self.kind:
-            case MatchingPursuit():
-                raise ValueError(
-                    "matching pursuit finds features of vectors, not of pre-activations: use encode(x)"
-                )
-            case JumpReLU(bandwidth):
-                return jump_relu(z, self.thresholds, bandwidth)
-            case Gated():
-                weight = self.get_parameter
-                size = z * weight("r_mag").exp() + weight("b_mag")
-                return size.relu() * (z + weight("b_gate") > 0)
-            case NormTopK() as kind:
-                return kind(z, self.W_dec.norm(dim=-1))
-            case kind:
-                return kind(z)
+        norm = {"norm": self.W_dec.norm(dim=-1)} if isinstance(self.kind, NormTopK) else {}
+        return activated(self.kind, z, {**dict(self.named_parameters(recurse=False)), **norm})
 
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
         """Threshold of each feature that z must exceed for it to be active: trained for JumpReLU, else 0."""
         if not isinstance(self.kind, JumpReLU):
             return self.W_enc.new_zeros(self.d_sae)
-        threshold = self.get_parameter("threshold")
-        return threshold.clamp_min(0.0) if self.kind.relu else threshold
+        return self.kind.compared_with(self.get_parameter("threshold"))
 
     @public()
     def decode(

@@ -183,6 +183,11 @@ def _but_agreement(result: xr.Dataset, head: str = "") -> xr.Dataset:
     return result.drop_vars("agreement", errors="ignore")
 
 
+def _but_what_heads_give(found: xr.Dataset, head: str) -> xr.Dataset:
+    """By name, without the sites of what heads give W_O: 0 there is another input of the dictionary."""
+    return found.sel(site=[site for site in sorted(found.site.values) if not site.endswith("hook_z")])
+
+
 def _but_what_changed(found: xr.Dataset, head: str) -> xr.Dataset:
     """But for whether the head could be changed: one that is zero already cannot."""
     if "sender" in found.dims:
@@ -548,7 +553,8 @@ _FEATURES: dict[str, Case] = {
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
     "FittingSites": Case(
-        FittingSites(autoencoder().moved("blocks.1.hook_resid_post")), of(*_SCORE, over="site score")
+        FittingSites(autoencoder().moved("blocks.1.hook_resid_post")), of(*_SCORE, over="site score"),
+        of_others=_but_what_heads_give,
     ),
     "FeatureCards": Case(
         FeatureCards(autoencoder(), "L1.resid", features=(3, 0), top=3, per_group=2, context=(2, 1)),
