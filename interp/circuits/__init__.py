@@ -1,5 +1,6 @@
 """Circuits of edges: scoring, finding, running and evaluating them, and their files."""
 
+from interp.circuits.attribution_graph import attribution_graph
 from interp.circuits.circuit_evaluation import (
     MIB_FRACTIONS,
     CircuitCurve,
@@ -19,6 +20,7 @@ from interp.circuits.graph_files import (
     read_attribution_graph,
     write_attribution_graph,
 )
+from interp.circuits.graph_influence import prune_graph
 from interp.circuits.interchange import Interchange, interchange
 from interp.circuits.mib_files import MibScores, read_mib, write_mib
 from interp.model.parts import Edge
@@ -38,6 +40,7 @@ __all__ = [
     "GraphPrompt",
     "Interchange",
     "MibScores",
+    "attribution_graph",
     "circuit_curve",
     "edge_attribution",
     "edge_effects",
@@ -45,6 +48,7 @@ __all__ = [
     "evaluate_circuit",
     "find_circuit",
     "interchange",
+    "prune_graph",
     "read_attribution_graph",
     "read_mib",
     "recovery",

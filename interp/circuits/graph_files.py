@@ -1,11 +1,11 @@
 """Attribution graphs on disk, in the JSON that Neuronpedia's viewer and circuit-tracer share (`metadata`, `qParams`,
 `nodes`, `links`; Ameisen et al. 2025, "Circuit Tracing").
 
-What matches: nodes are parts of the model, links carry signed weights, the logits are a node. What does not: their
-nodes are features of transcoders at one position each, ours are heads and MLPs over all positions. So our files say
-that all nodes stand at the last token only because the format requires a place, name kinds of nodes of their own, and
-put `null` where the format wants the number of a feature; a graph that is read keeps every node by its name, and
-becomes a `Circuit` only if its nodes are those of an edge graph.
+A result of `attribution_graph` has what the format has: nodes at one position each, signed weights, errors, tokens and
+logits (`AttributionGraph.of_result`). A `Circuit` does not: its nodes are heads and MLPs over all positions. So files
+of circuits say that all nodes stand at the last token only because the format requires a place, name kinds of nodes of
+their own, and put `null` where the format wants the number of a feature; a graph that is read keeps every node by its
+name, and becomes a `Circuit` only if its nodes are those of an edge graph.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float
+
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import Finite, Probability
+from interp.core.results import check_result
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.model.parts import Edge, Part
@@ -32,6 +36,7 @@ from interp.runs.folder import built
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 TOOL, FORMAT = "interp", 2
 """Name that marks a file of ours, and the version of what we add to the format. Version 1, which spelled parts
@@ -79,7 +84,7 @@ class GraphNode:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph(Brief):
-    """An attribution graph from a file: every node by name, every link with its weight."""
+    """An attribution graph as files have it: every node by name, every link with its weight."""
 
     slug: str
     model: str
@@ -97,6 +102,88 @@ class AttributionGraph(Brief):
 
     `q`, `k`, `v`, or nothing for MLPs and logits.
     """
+
+    @classmethod
+    @public()
+    def of_result(cls, result: xr.Dataset, slug: str = "prompt") -> AttributionGraph:
+        """The graph that `attribution_graph` or `prune_graph` found, with the names that Neuronpedia's viewer knows.
+
+        Features are `layer_index_position` of kind "cross layer transcoder", as circuit-tracer names those of every
+        transcoder; tokens `E_token_position`; logits `layer_token_position`. Errors are `layer_error_position`, where
+        circuit-tracer's name is also that of a feature. Neurons have a kind of their own.
+
+        Args:
+            result: the graph.
+            slug: name of the graph in the viewer.
+
+        Raises:
+            ValueError: another result.
+
+        Example:
+            >>> found = interp.circuits.attribution_graph(model, "one two three", most=4)
+            >>> interp.circuits.AttributionGraph.of_result(found).nodes[0].kind
+            'embedding'
+        """
+        import pandas as pd
+
+        needs = (
+            "weight",
+            "source",
+            "target",
+            "kind",
+            "pos",
+            "token",
+            "influence",
+            "activation",
+            "probability",
+        )
+        check_result("result", result, needs, "attribution_graph")
+        table = result[["kind", "layer", "pos", "index", "token", "influence", "activation", "probability"]]
+        rows = table.to_dataframe().reset_index(drop=True)
+        last = int(result.attrs["n_layers"]) + 1
+        nodes = tuple(
+            _node_of(row, share, last)
+            for row, share in zip(rows.itertuples(), _cumulative(rows.influence.to_numpy()), strict=True)
+        )
+        names = [node.name for node in nodes]
+        links = pd.DataFrame(
+            {
+                "source": pd.Series([names[i] for i in result["source"].to_numpy()], dtype=object),
+                "target": pd.Series([names[i] for i in result["target"].to_numpy()], dtype=object),
+                "weight": result["weight"].to_numpy(),
+            }
+        )
+        pieces = rows[rows.kind == "embedding"].sort_values("pos").token
+        model = str(result.attrs.get("model", "model"))
+        return cls(slug, model, str(result.attrs["prompt"]), tuple(pieces), nodes, links)
+
+    @public()
+    def write(self, path: str | Path) -> None:
+        """Write the graph as JSON for Neuronpedia's viewer or `read_attribution_graph`.
+
+        Raises:
+            ValueError: a graph that `write_attribution_graph` wrote, whose circuit it writes.
+        """
+        if self.ours is not None:
+            raise ValueError("this graph is that of a circuit: write_attribution_graph(graph.circuit(), ...)")
+        record = {
+            "metadata": {
+                "slug": self.slug,
+                "scan": self.model,
+                "prompt_tokens": list(self.tokens),
+                "prompt": self.prompt,
+                "schema_version": 1,
+                "info": {"generator": {"name": TOOL}},
+            },
+            "qParams": {
+                "linkType": "both", "pinnedIds": [], "supernodes": [list(group) for group in self.supernodes],
+                "clickedId": "", "sg_pos": "",
+            },
+            "nodes": [_node_record(node, i) for i, node in enumerate(self.nodes)],
+            "links": self.links.to_dict("records"),
+        }  # fmt: skip
+        text = json.dumps(record, indent=1, allow_nan=False)
+        write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
     def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
@@ -230,6 +317,53 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
         _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, notes, parts,
     )  # fmt: skip
+
+
+FEATURE = "cross layer transcoder"
+"""The format's name for the kind of features, of transcoders of one layer too."""
+ERROR = "mlp reconstruction error"
+
+
+def _cumulative(influence: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """For each node the share of influence of those with as much or more, which a viewer compares with a threshold."""
+    order = np.argsort(-influence, kind="stable")
+    shares = np.empty(len(order))
+    shares[order] = influence[order].cumsum() / max(influence.sum(), np.finfo(float).tiny)
+    return shares
+
+
+def _node_of(row: Any, share: float, last: int) -> GraphNode:
+    """A node of a result, from its row of the table of nodes."""
+    block, place = str(row.layer), f"{row.layer}_{row.index}_{row.pos}"
+    number = 0 if row.layer < 0 else _cantor(row.layer, row.index)
+    said = f"Output {row.token} (p={row.probability:.3f})"
+    names = {
+        "embedding": (f"E_{row.index}_{row.pos}", "embedding", "E", f"Emb: {row.token!r}", row.pos),
+        "logit": (f"{last}_{row.index}_{row.pos}", "logit", str(last), said, row.index),
+        "error": (f"{row.layer}_error_{row.pos}", ERROR, block, f"Err: block {row.layer}", -1),
+        "feature": (place, FEATURE, block, "", number),
+        "neuron": (place, "neuron", block, f"L{row.layer}N{row.index}", number),
+    }
+    name, kind, layer, label, feature = names[row.kind]
+    return GraphNode(name, kind, layer, row.pos, label, feature, float(share), float(row.activation))
+
+
+def _cantor(layer: int, index: int) -> int:
+    """The number of a feature in the format (`schema_version` 1): Cantor's pairing of layer and index."""
+    return (layer + index) * (layer + index + 1) // 2 + index
+
+
+def _node_record(node: GraphNode, number: int) -> dict[str, object]:
+    """A node as the format has it."""
+    found: dict[str, object] = {
+        "node_id": node.name, "feature": node.feature, "layer": node.layer, "ctx_idx": node.position,
+        "feature_type": node.kind, "jsNodeId": f"{node.name.rpartition('_')[0]}-{node.position}",
+        "clerp": node.label, "influence": node.influence, "activation": node.activation, "run_idx": number,
+    }  # fmt: skip
+    if node.kind == "logit":
+        stated = re.search(r"\(p=([0-9.]+)\)", node.label)
+        found |= {"token_prob": float(stated[1]) if stated else None, "is_target_logit": True}
+    return found
 
 
 def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:

@@ -12,6 +12,7 @@ from interp.plot.attention import attention
 from interp.plot.attention_attribution import attention_attribution
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
+from interp.plot.attribution_graph import attribution_graph
 from interp.plot.backward_lens import (
     backward_lens,
     backward_lens_curves,
@@ -53,6 +54,7 @@ __all__ = [
     "attention_attribution",
     "attention_entropy",
     "attribution",
+    "attribution_graph",
     "attribution_map",
     "average_indirect_effect",
     "backward_lens",
@@ -127,6 +129,7 @@ PICTURES.draws |= {
     "average_indirect_effect": average_indirect_effect,
     "backward_lens": backward_lens,
     "causal_trace": causal_trace,
+    "attribution_graph": attribution_graph,
     "circuit_curve": circuit_curve,
     "compare_lenses": lens_comparison,
     "patchscope": patchscope,

@@ -246,7 +246,6 @@ class HeadCircuits:
             table[chunk] = self._token_streams(ids[chunk])
         return table
 
-    @public()
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
         ids = to_device(ids, self.network.device)
@@ -350,7 +349,6 @@ class HeadCircuits:
         out = weights.layer(layer, cross=cross).W_O
         return output_norm(self.network, layer, _sublayer(cross)).through(upcast(out)) if self.folded else out
 
-    @public()
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """The map from the stream to the queries, keys or values of each query head.
 

@@ -110,6 +110,11 @@ def whole_circuit() -> Circuit:
 
 
 @once
+def neuron_graph() -> xr.Dataset:
+    return interp.circuits.attribution_graph(model(), TOKENS[:1], [3, 4], most=6)
+
+
+@once
 def sae() -> interp.features.Dictionary:
     draw, d = torch.Generator().manual_seed(0), model().cfg.d_model
     shapes = {"W_enc": (d, 6), "b_enc": (6,), "W_dec": (6, d), "b_dec": (d,)}
@@ -503,6 +508,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "dispatch": lambda: interp.editing.Dispatch((1,), {"a": 5, "b": 6})},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
                 "tuning": lambda: interp.editing.FineTuning(1)},
+    "circuits.attribution_graph": {"prompt": lambda: TOKENS[:1], "most": lambda: 4},
+    "circuits.prune_graph": {"graph": neuron_graph},
     "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: Path(tempfile.mkdtemp()) / "graph.json",
                                 "prompt": lambda: interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
     "circuits.write_mib": {"path": lambda: Path(tempfile.mkdtemp()) / "scores.json",

@@ -11,6 +11,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import xarray as xr
@@ -36,6 +37,7 @@ from tests.contract.calls import (
     facts_file,
     mend,
     model,
+    neuron_graph,
     numbers,
     plain,
     public_methods,
@@ -106,6 +108,8 @@ MADE_BY_US: Mapping[str, str] = {
         runs.Record.create runs.Record.open runs.Record.resume runs.Record.result runs.Record.table
         runs.Record.figure runs.Record.say lab.training.FixedRows.batch lab.training.PackedTexts.batch
         lab.training.Sentences.batch pages.ReportPage.save pages.ReportQuestion.of""",
+    "for which a dictionary of the model's own width is needed": 
+        "features.CrossLayerTranscoder.fitted_to features.Crosscoder.fitted_to",
     "opened by methods, of which `loaders` damages the files": """
         HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
         families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary causal.Subspace.load
@@ -156,6 +160,21 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
                     WRITTEN),
     "causal.EdgeGraph.of": {"config": lambda: model().cfg},
     "causal.EdgeGraph.index": {"edge": lambda: "L0H1->logits"},
+    "causal.EdgeGraph.name": {"sender": lambda: 0, "receiver": lambda: 1},
+    "causal.EdgeGraph.chosen": {"edges": lambda: ["L0H1->logits"]},
+    "causal.EdgeGraph.nodes_of": {"receiver": lambda: 1},
+    "circuits.AttributionGraph.of_result": {"result": neuron_graph}, "circuits.AttributionGraph.write": WRITTEN,
+    "core.FactoredMatrix.rows": {"index": lambda: 1}, "core.FactoredMatrix.columns": {"index": lambda: 1},
+    "features.Dictionary.encode": {"x": lambda: numbers(2, sae().d_in)},
+    "features.Dictionary.before": {"x": lambda: numbers(2, sae().d_in)},
+    "features.Dictionary.decode": {"features": lambda: numbers(2, sae().d_sae)},
+    **{f"features.Crosscoder.{name}": {"x": lambda: numbers(2, *made("features.Crosscoder").W_enc.shape[:2])}
+       for name in ("encode", "before")},
+    "features.Crosscoder.decode": {"features": lambda: numbers(2, made("features.Crosscoder").d_sae)},
+    "features.CrossLayerTranscoder.encode": {"x": lambda: numbers(2, 3), "layer": lambda: 0},
+    "features.CrossLayerTranscoder.decode": {"features": lambda: {0: numbers(2, 4)}},
+    "features.CrossLayerTranscoder.directions": {"features": lambda: [1], "layer": lambda: 0},
+    "features.CrossLayerTranscoder.later": {"layer": lambda: 0},
     "circuits.Circuit.of": {
         "graph": lambda: whole_circuit().graph, "kept": lambda: whole_circuit().graph.exists,
         "scores": lambda: numbers(*whole_circuit().graph.exists.shape)},
@@ -235,11 +254,22 @@ FIELDS: Mapping[str, Callable[[], object]] = {
     "size": lambda: 2, "tokenizer": demo_tokenizer, **WORDS,
 }  # fmt: skip
 """What a field of this name is, where a line says nothing else."""
+
+
+def made(name: str) -> Any:
+    """What the valid call of a class makes."""
+    kind = dict(public_names())[name]
+    return kind(**valid(name, kind))
+
+
 INSTANCES: Mapping[str, Callable[[], object]] = {
     "Batch": lambda: Batch.packed([[5, 6], [7, 8]], 4),
     "Stream": lambda: interp.Stream(interp.data.open_source([TEXT]), model().text, tokens_per_batch=64),
     "causal.EdgeGraph": lambda: whole_circuit().graph, "causal.Subspace": lambda: directions()[0],
+    "features.Crosscoder": lambda: made("features.Crosscoder"),
+    "features.CrossLayerTranscoder": lambda: made("features.CrossLayerTranscoder"),
     "circuits.Circuit": whole_circuit,
+    "circuits.AttributionGraph": lambda: interp.circuits.AttributionGraph.of_result(neuron_graph()),
     "core.FactoredMatrix": lambda: interp.core.FactoredMatrix(numbers(4, 2), numbers(2, 4)),
     "dynamics.Langevin": interp.dynamics.Langevin,
     "editing.Continuation": lambda: interp.editing.Continuation(length=20),

@@ -94,6 +94,11 @@ def edges() -> xr.Dataset:
 
 
 @once
+def neuron_graph() -> xr.Dataset:
+    return interp.circuits.attribution_graph(model(), PROMPTS[0], ANSWERS[0], most=40)
+
+
+@once
 def circuit() -> Circuit:
     return interp.find_circuit(
         model(), list(PROMPTS), list(CORRUPT), metric=metric(), method="eap", edges=154
@@ -297,6 +302,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L23H3->logits"]},
     "tasks.read_facts": {"path": calls.facts_file}, "data.read_chats": {"path": calls.chats_file},
+    "circuits.attribution_graph": {"prompt": lambda: PROMPTS[0], "most": lambda: 40},
+    "circuits.prune_graph": {"graph": neuron_graph},
     "circuits.read_attribution_graph": {"path": graph_file}, "circuits.read_mib": {"path": mib_file},
     "circuits.write_attribution_graph": {"circuit": circuit_of_one, "prompt": graph_prompt,
                                         "path": lambda: new_folder() / "graph.json"},
@@ -446,6 +453,8 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
         "circuits.edge_effects": "value normalised",
         "circuits.edge_stability": "kept",
+        # nodes without edges of their own
+        **dict.fromkeys(("circuits.attribution_graph", "circuits.prune_graph"), "incoming bias others"),
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",

@@ -1,0 +1,367 @@
+"""Edges of attribution graphs sum to what they enter, equal loops and closed forms, and predict interventions."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Edit, HookedTransformer, Read
+from interp.circuits import AttributionGraph, attribution_graph, prune_graph, read_attribution_graph
+from interp.circuits.local_model import local_model, node_sites
+from interp.edits import Set, Zero
+from interp.features import AbsTopK, Dictionary, Gated, GroupMax, JumpReLU, MatchingPursuit, ReLU, TopK
+from interp.model import MLP, ModelConfig, NoNorm, Weights, sites
+from interp.model.edits import Detach
+from interp.model.tap import Tap
+from interp.pages import graph_page
+from interp.passes import observe
+from interp.passes.rules import LINEAR, under_rules
+from tests.configs import CAUSAL, build, perturbed
+from tests.loops import over
+from tests.tolerances import assert_close
+
+PROMPT = [3, 1, 4, 1, 5, 9]
+NEURONS = [name for name in CAUSAL if "blocks.0.mlp.hook_post" in sites.names(build(name).config)]
+READS, WRITES, STREAM = "blocks.1.ln2.hook_normalized", "blocks.1.hook_mlp_out", "blocks.0.hook_resid_post"
+S = 12
+
+
+def model(name: str = "llama-gqa") -> HookedTransformer:
+    return HookedTransformer(copy.deepcopy(build(name)))
+
+
+def weights(d: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return {
+        "W_enc": normal(d, S) / d**0.5, "b_enc": normal(S), "W_dec": normal(S, d) / S**0.5, "b_dec": normal(d),
+    }  # fmt: skip
+
+
+@functools.cache
+def with_features() -> HookedTransformer:
+    """An SAE of the stream after block 0, and a transcoder with a skip of the MLP of block 1."""
+    plain = model()
+    d = plain.cfg.d_model
+    skip = torch.randn(d, d, generator=torch.Generator().manual_seed(5), dtype=torch.float64) / d
+    return plain.with_dictionaries(
+        [
+            Dictionary(ReLU(), weights(d, 1), reads=STREAM, apply_b_dec_to_input=True),
+            Dictionary(
+                TopK(5), {**weights(d, 2), "W_skip": skip}, reads=READS, writes=WRITES,
+                apply_b_dec_to_input=False,
+            ),
+        ]
+    )  # fmt: skip
+
+
+def sums(graph: xr.Dataset) -> None:
+    """Every target is the sum of its edges and biases."""
+    known = graph.isel(node=graph["size"].values > 0)
+    assert known.sizes["node"] > 1 and graph.attrs["completeness_error"] < 1e-12
+    np.testing.assert_allclose(known.incoming + known.bias, known.activation, rtol=1e-10, atol=1e-12)
+    inside = np.bincount(graph.target, graph.weight, graph.sizes["node"])
+    np.testing.assert_allclose(
+        (graph.others + inside)[graph["size"].values > 0], known.incoming, rtol=1e-10, atol=1e-12
+    )
+
+
+@over("name", NEURONS)
+def test_edges_and_biases_sum_to_every_target_in_every_family(name: str) -> None:
+    sums(attribution_graph(model(name), PROMPT, [2, 7], most=12))
+
+
+@over("by", ["effect", "influence"])
+def test_edges_between_features_errors_and_logits_sum(by: str) -> None:
+    graph = attribution_graph(with_features(), PROMPT, 2, 7, by=by)  # type: ignore[arg-type]
+    sums(graph)
+    assert set(graph.kind.values) == {"embedding", "feature", "error", "logit"}
+    assert abs(graph.attrs["covered"] - 1) < 1e-12
+
+
+KINDS = [JumpReLU(), AbsTopK(4), GroupMax(3), Gated(), JumpReLU(relu=False), TopK(3, relu=False)]
+
+
+@over("kind", KINDS)
+def test_edges_into_features_of_every_linear_kind_sum(kind: object) -> None:
+    plain, more = model(), {}
+    generator = torch.Generator().manual_seed(4)
+    if isinstance(kind, JumpReLU):
+        more = {"threshold": torch.randn(S, generator=generator, dtype=torch.float64) / 4}
+    if isinstance(kind, Gated):
+        names = ("r_mag", "b_mag", "b_gate")
+        more = {name: torch.randn(S, generator=generator, dtype=torch.float64) for name in names}
+    given = weights(plain.cfg.d_model, 3) | more
+    if isinstance(kind, Gated):
+        del given["b_enc"]
+    coder = Dictionary(kind, given, reads=STREAM, apply_b_dec_to_input=True)  # type: ignore[arg-type]
+    sums(attribution_graph(plain.with_dictionaries([coder]), PROMPT, 2))
+
+
+def test_an_edge_is_the_gradient_in_a_pass_of_its_own() -> None:
+    """One edge after another, by cutting the gradient at all other nodes with edits."""
+    subject = model("gpt2")
+    graph = attribution_graph(subject, PROMPT, 2, 7, most=10)
+    ruled, batch = under_rules(subject.transformer, LINEAR), subject.to_batch([PROMPT])
+    names = [site.name for site in node_sites(subject.transformer, "neuron")]
+    rng = np.random.default_rng(0)
+    for number in rng.choice(graph.sizes["edge"], 12, replace=False):
+        edge = graph.isel(edge=number)
+        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        site = "hook_embed" if source.kind == "embedding" else f"blocks.{int(source.layer)}.mlp.hook_post"
+        seen = {}
+        into = f"blocks.{int(target.layer)}.mlp.hook_post" if target.kind == "neuron" else None
+        if into is not None:
+            seen[into] = Read(into, grad=True)
+        read = Read(site, grad=True)
+        tap = Tap(
+            [read, *seen.values()], [Edit(name, Detach()) for name in names if name not in (site, into)]
+        )
+        with torch.enable_grad():
+            stream = ruled(batch.tokens, tap, stop=ruled.config.n_layers)
+            logits = ruled.uncapped(stream[0, -1])
+        x = tap.live[read]
+        y = (
+            logits[2] - logits[7]
+            if into is None
+            else tap.live[seen[into]][0, int(target.pos), int(target["index"])]
+        )
+        (slope,) = torch.autograd.grad(y, x)
+        term = (slope * x.detach())[0, int(source.pos)]
+        expected = term.sum() if source.kind == "embedding" else term[int(source["index"])]
+        assert_close(torch.tensor(float(edge.weight), dtype=torch.float64), expected.cpu())
+
+
+def test_edges_of_a_relu_model_without_norms_are_products_along_paths() -> None:
+    config = ModelConfig(
+        n_layers=2, d_model=8, n_heads=2, n_ctx=16, d_vocab=13, mlp=MLP(20, act="relu"), norm=NoNorm()
+    )
+    subject = HookedTransformer(perturbed(config))
+    graph = attribution_graph(subject, PROMPT, 2, most=1000, links=1000)
+    reads = [Read(f"blocks.{layer}.mlp.hook_post") for layer in range(2)] + [
+        Read("blocks.1.attn.hook_pattern")
+    ]
+    seen = observe(subject.transformer, subject.to_batch([PROMPT]), reads).trace
+    first, second, pattern = (seen[read][0] for read in reads)
+    own = Weights(subject.transformer).layer(1)
+    w_out, w_in = Weights(subject.transformer).layer(0).W_out, own.W_in
+    through_heads = torch.einsum("hdz, hze, hqk -> qkde", own.W_V, own.W_O, pattern)
+    same = torch.eye(len(PROMPT), dtype=torch.float64)[..., None, None] * torch.eye(8, dtype=torch.float64)
+    paths = torch.einsum("kn, nd, qkde, em -> knqm", first, w_out, through_heads + same, w_in) * (second > 0)
+    checked = 0
+    for number in range(graph.sizes["edge"]):
+        edge = graph.isel(edge=number)
+        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        if (source.layer, target.layer) == (0, 1):
+            at = int(source.pos), int(source["index"]), int(target.pos), int(target["index"])
+            assert_close(torch.tensor(float(edge.weight), dtype=torch.float64), paths[at])
+            checked += 1
+    assert checked > 50
+
+
+def whole() -> xr.Dataset:
+    return attribution_graph(with_features(), PROMPT, [2, 7, 9], links=10_000)
+
+
+def test_what_leaves_a_node_is_its_effect() -> None:
+    """All paths of a node begin with one of its edges; effects of tokens, errors and biases make up the logits."""
+    graph = whole()
+    leaving = np.bincount(graph.source, graph.value, graph.sizes["node"])
+    inner = graph.kind.values != "logit"
+    np.testing.assert_allclose(leaving[inner], graph.effect[inner], rtol=1e-9, atol=1e-12)
+
+
+def test_an_effect_is_the_gradient_of_the_model_whose_mlps_are_lines() -> None:
+    subject = model("gemma2")
+    graph = attribution_graph(subject, PROMPT, 2, 7, most=8)
+    ruled, batch = under_rules(subject.transformer, LINEAR), subject.to_batch([PROMPT])
+    reads = {
+        name: Read(name, grad=True)
+        for name in map("blocks.{}.mlp.hook_post".format, range(subject.cfg.n_layers))
+    }
+    tap = Tap(list(reads.values()))
+    with torch.enable_grad():
+        logits = ruled.uncapped(ruled(batch.tokens, tap, stop=ruled.config.n_layers)[0, -1])
+    live = [tap.live[read] for read in reads.values()]
+    slopes = torch.autograd.grad(logits[2] - logits[7], live)
+    for node in graph.node[graph.kind.values == "neuron"]:
+        at = 0, int(node.pos), int(node["index"])
+        expected = (slopes[int(node.layer)] * live[int(node.layer)].detach())[at]
+        assert_close(torch.tensor(float(graph.effect.sel(node=node)), dtype=torch.float64), expected)
+
+
+def dense(graph: xr.Dataset) -> np.ndarray:
+    """A[t, s] = |edge| / sum of the sizes of edges into t."""
+    a = np.zeros((graph.sizes["node"],) * 2)
+    a[graph.target.values, graph.source.values] = np.abs(graph.weight.values)
+    return a / np.maximum(a.sum(1, keepdims=True), 1e-30)
+
+
+def influence(a: np.ndarray, p: np.ndarray) -> np.ndarray:
+    found, step = np.zeros(len(p)), p
+    while (step := step @ a).any():
+        found = found + step
+    return found
+
+
+def test_influence_and_scores_are_those_of_the_dense_matrix() -> None:
+    graph = whole()
+    a, p, kind = dense(graph), graph.probability.values, graph.kind.values
+    found = influence(a, p)
+    np.testing.assert_allclose(graph.influence, found, rtol=1e-10, atol=1e-14)
+    tokens, errors = (found[kind == name].sum() for name in ("embedding", "error"))
+    weight = found + p
+    complete = ((1 - a[:, kind == "error"].sum(1)) * weight).sum() / weight.sum()
+    assert graph.attrs["replacement"] == pytest.approx(tokens / (tokens + errors), rel=1e-10)
+    assert graph.attrs["completeness"] == pytest.approx(complete, rel=1e-10)
+    assert 0 < graph.attrs["replacement"] < 1 and 0 < graph.attrs["completeness"] < 1
+
+
+def most_of(score: np.ndarray, share: float) -> np.ndarray:
+    order = np.argsort(-score)
+    last = np.searchsorted(score[order].cumsum() / score.sum(), share)
+    return score >= score[order[min(last, len(score) - 1)]]
+
+
+@over("shares", [(0.8, 0.98), (0.4, 0.7), (1.0, 1.0)])
+def test_pruning_is_that_of_the_dense_matrix(shares: tuple[float, float]) -> None:
+    graph = whole()
+    a, p, kind = dense(graph), graph.probability.values, graph.kind.values
+    keep = most_of(influence(a, p), shares[0]) | np.isin(kind, ("embedding", "logit"))
+    a = np.where(keep[:, None] & keep, a, 0.0)
+    a = a / np.maximum(a.sum(1, keepdims=True), 1e-30)
+    score = a * (influence(a, p) + p)[:, None]
+    edges = (most_of(score.flatten(), shares[1]).reshape(score.shape)) & (score > 0)
+    while True:
+        alone = np.isin(kind, ("feature",)) & ~(edges.any(0) & edges.any(1)) | (kind == "error") & ~edges.any(
+            0
+        )
+        if not (alone & keep).any():
+            break
+        keep = keep & ~alone
+        edges &= keep[:, None] & keep
+    small = prune_graph(graph, nodes=shares[0], edges=shares[1])
+    assert list(small.node.values) == list(graph.node.values[keep])
+    names = graph.node.values
+    expected = {f"{names[s]} -> {names[t]}" for t, s in np.argwhere(edges)}
+    assert set(small.edge.values) == expected
+
+
+def test_a_doubled_feature_moves_a_later_one_by_its_edge() -> None:
+    """Patterns, norm scales, other features and errors are held where they were."""
+    subject, graph = with_features(), whole()
+    network, batch = subject.transformer, subject.to_batch([PROMPT])
+    held = [
+        f"blocks.{layer}.{name}"
+        for layer in range(subject.cfg.n_layers)
+        for name in ("ln1.hook_scale", "attn.hook_pattern", "ln2.hook_scale")
+    ]
+    held += [f"blocks.{layer}.hook_{what}" for layer in range(2) for what in ("features", "error")]
+    clean = observe(network, batch, [*map(Read, held), Read(READS)]).trace
+    coder = network.dictionaries[1]
+    checked = 0
+    for number in range(graph.sizes["edge"]):
+        edge = graph.isel(edge=number)
+        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        if (str(source.kind.values), str(target.kind.values)) != ("feature", "feature") or checked == 8:
+            continue
+        values = {name: clean[name].clone() for name in held}
+        values["blocks.0.hook_features"][0, int(source.pos), int(source["index"])] *= 2
+        moved = observe(
+            network, batch, [Read(READS)], [Edit(name, Set(x)) for name, x in values.items()]
+        ).trace
+        assert isinstance(coder, Dictionary)
+        change = (coder.before(moved[READS]) - coder.before(clean[READS]))[
+            0, int(target.pos), int(target["index"])
+        ]
+        assert_close(change, torch.tensor(float(edge.weight), dtype=torch.float64))
+        checked += 1
+    assert checked == 8
+
+
+def test_without_an_answer_the_most_probable_tokens_are_explained() -> None:
+    subject = model()
+    graph = attribution_graph(subject, PROMPT, most=0)
+    p = subject(torch.tensor([PROMPT]))[0, -1].softmax(-1)
+    logits = graph.isel(node=graph.kind.values == "logit")
+    assert logits["index"].values.tolist() == p.topk(logits.sizes["node"]).indices.tolist()
+    assert_close(torch.tensor(logits.probability.values), p.topk(logits.sizes["node"]).values)
+    assert logits.sizes["node"] == 10 or logits.probability.sum() >= 0.95 > logits.probability[:-1].sum()
+
+
+def test_a_head_that_is_zeroed_leaves_exact_sums_and_added_values_are_refused() -> None:
+    subject = model()
+    graph = attribution_graph(subject, PROMPT, 2, most=6, edits=[Edit("L0H1", Zero())])
+    sums(graph)
+    with pytest.raises(ValueError, match="exact sums require edits that zero, scale or project"):
+        attribution_graph(subject, PROMPT, 2, edits=[Edit("L0H1", Set(1.0))])
+
+
+def test_what_has_no_graph_is_refused_in_words() -> None:
+    subject = model()
+    for prompt, how, match in (
+        ([PROMPT, PROMPT], {}, "a graph is of one prompt, got 2"),
+        (PROMPT, {"wrong": 3}, "a wrong answer is contrasted with an answer"),
+        (PROMPT, {"answer": [3, 4], "wrong": 5}, "one answer and one wrong answer are required, got 2 and 1"),
+        (PROMPT, {"answer": [3, 3]}, "every answer is required once"),
+        (PROMPT, {"nodes": "feature"}, "require a model with dictionaries"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            attribution_graph(subject, prompt, **how)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="causal model with logits"):
+        attribution_graph(model("bidirectional"), PROMPT, 2)
+    pursuit = {name: x for name, x in weights(subject.cfg.d_model, 1).items() if name in ("W_dec", "b_dec")}
+    pursuit |= {"W_enc": pursuit["W_dec"].mT.clone()}
+    odd = Dictionary(MatchingPursuit(), pursuit, reads=STREAM, apply_b_dec_to_input=True)
+    with pytest.raises(ValueError, match="block 0 has matching pursuit"):
+        attribution_graph(subject.with_dictionaries([odd]), PROMPT, 2)
+    with pytest.raises(ValueError, match="must be a result of attribution_graph"):
+        prune_graph(xr.Dataset({"value": ("edge", [1.0])}))
+
+
+def test_a_missed_sum_is_an_error() -> None:
+    subject = model()
+    local = local_model(
+        subject.transformer, subject.to_batch([PROMPT]), node_sites(subject.transformer, "neuron")
+    )
+    found = local.into(local.logits[:2])
+    found.checked(torch.float64)
+    with pytest.raises(ArithmeticError, match="edges and biases should sum to"):
+        type(found)(found.edges, found.bias + 1e-3, found.values).checked(torch.float64)
+
+
+def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
+    graph = prune_graph(whole())
+    made = AttributionGraph.of_result(graph, "features")
+    made.write(tmp_path / "graph.json")
+    read = read_attribution_graph(tmp_path / "graph.json")
+    assert read.nodes == made.nodes and read.links.equals(made.links) and read.tokens == made.tokens
+    assert len({node.name for node in read.nodes}) == graph.sizes["node"]
+    record = json.loads((tmp_path / "graph.json").read_text())
+    by_kind = {node["feature_type"]: node for node in record["nodes"]}
+    feature, error = by_kind["cross layer transcoder"], by_kind["mlp reconstruction error"]
+    layer, index, pos = map(int, feature["node_id"].split("_"))
+    assert (
+        feature["feature"] == (layer + index) * (layer + index + 1) / 2 + index and feature["ctx_idx"] == pos
+    )
+    assert error["feature"] == -1 and "_error_" in error["node_id"]
+    assert record["metadata"]["prompt_tokens"] == [f"<{i}>" for i in PROMPT]
+    logits = [node for node in record["nodes"] if node["feature_type"] == "logit"]
+    p = graph.probability.values[graph.kind.values == "logit"]
+    assert [node["token_prob"] for node in logits] == [round(float(x), 3) for x in p]
+    most, least = graph.influence.argmax().item(), graph.influence.argmin().item()
+    total = float(graph.influence.sum())
+    assert record["nodes"][most]["influence"] == pytest.approx(float(graph.influence[most]) / total)
+    assert record["nodes"][least]["influence"] == pytest.approx(1.0)
+    assert "<svg" in graph_page(read)
+    with pytest.raises(ValueError, match="must be a result of attribution_graph"):
+        AttributionGraph.of_result(xr.Dataset())
