@@ -105,13 +105,11 @@ def attribution_graph(
         KeyError: a model without neurons.
         ArithmeticError: edges that do not sum to a target's value.
 
-    Cost:
-        Two passes, and a backward pass over the lower blocks for each neuron or feature of the graph, 32 at a time:
-        256 neurons of SmolLM2-135M after 15 tokens take 10 s on one core.
-
     Caveats:
         The graph is about the local model: patterns are taken as given, so it says nothing about why a head looked
-        where it did, and a neuron whose slope changes is beyond it.
+        where it did, and a neuron whose slope changes is beyond it. It costs two passes, and a backward pass over the
+        lower blocks for each neuron or feature, 32 at a time: 256 neurons of SmolLM2-135M after 15 tokens take 10 s on
+        one core.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing" (the graph and its scores); Jafari et al. 2025, arXiv 2508.21258 (the
