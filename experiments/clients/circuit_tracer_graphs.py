@@ -1,0 +1,124 @@
+"""Attribution graphs as circuit-tracer computes them, of small random models with random transcoders.
+
+`python circuit_tracer_graphs.py given FOLDER`, run at the top of this repository with interp, writes the models;
+`python circuit_tracer_graphs.py graph FOLDER`, run with circuit-tracer, writes its graph beside each. They are kept
+under tests/circuits/peers, where `interp.circuits.attribution_graph` is compared with them edge by edge.
+"""
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+MODELS = {"llama-gqa": False, "gpt2": True}
+"""Models of tests/configs.py, and whether their transcoders have a skip."""
+S, IDS = 16, [3, 1, 4, 1, 5, 9, 2]
+
+
+def given(folder: Path) -> None:
+    """A model in both layouts, and the weights of a transcoder for the MLP of each of its layers."""
+    import interp
+    from interp.compat.hooked_export import to_hooked_state
+    from tests.configs import build
+
+    for name, skip in MODELS.items():
+        model = interp.HookedTransformer(copy.deepcopy(build(name)))
+        state, config = to_hooked_state(model)
+        d, draw = model.cfg.d_model, torch.Generator().manual_seed(0)
+
+        def normal(*shape: int, by: float, draw: torch.Generator = draw) -> torch.Tensor:
+            return torch.randn(*shape, generator=draw, dtype=torch.float64) / by
+
+        weights = {}
+        for layer in range(model.cfg.n_layers):
+            own = {
+                "W_enc": normal(d, S, by=d**0.5), "b_enc": normal(S, by=3), "W_dec": normal(S, d, by=S**0.5),
+                "b_dec": normal(d, by=5), **({"W_skip": normal(d, d, by=d)} if skip else {}),
+            }  # fmt: skip
+            weights |= {f"{layer}.{key}": value for key, value in own.items()}
+        record = {
+            "hooked": state,
+            "config": config,
+            "weights": weights,
+            "own": model.transformer.state_dict(),
+        }
+        torch.save(record, folder / f"{name}.pt")
+
+
+class Numbers:
+    """A tokenizer of numbers, which circuit-tracer asks for."""
+
+    bos_token_id, all_special_ids, vocab_size, padding_side = IDS[0], [IDS[0]], 31, "right"
+    pad_token_id = eos_token_id = cls_token_id = sep_token_id = mask_token_id = unk_token_id = None
+
+    def decode(self, token: object, *_: object, **__: object) -> str:
+        """The number as text."""
+        return str(token)
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        """The numbers as texts."""
+        return [str(i) for i in ids]
+
+
+def graph(folder: Path) -> None:
+    """circuit-tracer's graph of each model, with all that a comparison needs."""
+    from circuit_tracer import attribute
+    from circuit_tracer.replacement_model.replacement_model_transformerlens import (
+        TransformerLensReplacementModel,
+    )
+    from circuit_tracer.transcoder.single_layer_transcoder import TranscoderSet
+    from transformer_lens import HookedTransformerConfig
+
+    torch.set_default_dtype(torch.float64)
+    for name in MODELS:
+        record = torch.load(folder / f"{name}.pt", weights_only=False)
+        config = HookedTransformerConfig(**record["config"])
+        coders = {layer: transcoder(record["weights"], layer) for layer in range(config.n_layers)}
+        model = TransformerLensReplacementModel.from_config(
+            config, TranscoderSet(coders, "mlp.hook_in", "mlp.hook_out")
+        )
+        inner = {".mlp.": ".mlp.old_mlp.", "unembed.": "unembed.old_unembed."}
+        state = {renamed(key, inner): value for key, value in record["hooked"].items()}
+        model.load_state_dict(state, strict=False)
+        model.tokenizer = Numbers()
+        found: Any = attribute(torch.tensor(IDS), model, batch_size=64)
+        held = {f"W.{key}": value.numpy() for key, value in record["weights"].items()}
+        held |= {f"model.{key}": value.numpy() for key, value in record["own"].items()}
+        np.savez_compressed(
+            folder / f"{name}.npz",
+            ids=np.array(IDS),
+            adjacency=found.adjacency_matrix.numpy(),
+            features=found.active_features[found.selected_features].numpy(),
+            tokens=np.array([target.vocab_idx for target in found.logit_targets]),
+            probabilities=found.logit_probabilities.detach().numpy(),
+            **held,
+        )
+
+
+def transcoder(weights: dict[str, torch.Tensor], layer: int) -> Any:
+    """The transcoder of a layer as circuit-tracer has it."""
+    from circuit_tracer.transcoder.single_layer_transcoder import SingleLayerTranscoder
+
+    own = {key.partition(".")[2]: value for key, value in weights.items() if key.startswith(f"{layer}.")}
+    made = SingleLayerTranscoder(
+        len(own["W_enc"]), S, torch.relu, layer, skip_connection="W_skip" in own, dtype=torch.float64,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    with torch.no_grad():
+        for key, value in own.items():
+            made.get_parameter(key).copy_(value.mT if key in ("W_enc", "W_skip") else value)
+    return made
+
+
+def renamed(key: str, words: dict[str, str]) -> str:
+    """The name of a parameter in the replacement model."""
+    for old, new in words.items():
+        key = key.replace(old, new)
+    return key
+
+
+if __name__ == "__main__":
+    {"given": given, "graph": graph}[sys.argv[1]](Path(sys.argv[2]))
