@@ -78,7 +78,7 @@ def main(rounds: int = 20) -> None:
             thread.join()
         alone = computed(session, rounds)
         report(
-            "serve", name, f"one head scaled, prompt of {len(session.tokens(PROMPT))} tokens: event to painted frame",
+            "serve", name, f"one head scaled, prompt of {session.model.text.batch(PROMPT).tokens.shape[1]} tokens: event to painted frame",
             {"median_ms": round(statistics.median(seen)), "rounds_ms": [round(min(seen)), round(max(seen))]},
             work(partial(asked, session)),
             claim_ms=CLAIMS_MS[name], computation_cpu_ms=round(1000 * statistics.median(alone)),
