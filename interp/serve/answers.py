@@ -167,13 +167,17 @@ def steered(session: Session, pair: RowPair, random: RandomRuns, stop: Event) ->
     log = logits.softmax(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
     kl = (log[0].exp() * (log[0] - log)).sum(-1)
     if random.log_prob is None:
-        probability = log[:, pair.asked.compared(session.model.text, int(logits[0].argmax())).answer].exp()
-    else:
-        probability = torch.cat((session.answer_log_probs(pair, stop).sum(-1), random.log_prob)).exp()
-    return {"random": len(random.logits)} | {
-        name: _rounded(torch.stack((value[0], value[1], value[2:].min(), value[2:].max())))
-        for name, value in (("probability", probability), ("kl", kl))
-    }
+        answer = pair.asked.compared(session.model.text, int(logits[0].argmax())).answer
+        probability = _rounded(_beside(log[:, answer].exp()))
+    else:  # as it is: it is often small
+        whole = torch.cat((session.answer_log_probs(pair, stop).sum(-1), random.log_prob))
+        probability = _beside(whole.exp()).tolist()
+    return {"random": len(random.logits), "probability": probability, "kl": _rounded(_beside(kl))}
+
+
+def _beside(values: Float[Tensor, "r"]) -> Float[Tensor, "4"]:
+    """Values clean and edited, and the least and the most of the random ones after them."""
+    return torch.stack((values[0], values[1], values[2:].min(), values[2:].max()))
 
 
 # --- direct attribution -----------------------------------------------------------------------------------------------

@@ -469,8 +469,10 @@ def shows_whole(tab: Tab, found: dict) -> None:
     for column, run in ((2, 0), (3, 1)):
         texts = tab.texts(f"#whole :is(tbody tr, tfoot tr:first-child) > :nth-child({column})")
         assert numbers(texts) == pytest.approx([*whole["log_probs"][run], whole["log_prob"][run]], abs=6e-4)
-        product = tab.texts(f"#whole tfoot tr:last-child > :nth-child({column})")[0].replace("<0.001", "0.0")
-        assert float(product) == pytest.approx(whole["probability"][run], abs=6e-4)
+        (product,) = numbers(tab.texts(f"#whole tfoot tr:last-child > :nth-child({column})"))
+        assert product == pytest.approx(
+            whole["probability"][run], rel=0.06, abs=6e-4 if product > 5e-4 else 0
+        )  # as written
     assert tab.page.locator("#tokens .chip").count() == len(found["tokens"])
     assert tab.page.locator("#tokens .answers").count() == len(whole["tokens"]) - 1
     assert tab.page.locator("#tokens .chosen").get_attribute("data-pos") == str(found["position"])
@@ -548,5 +550,6 @@ def test_random_directions_stand_beside_the_probability_of_the_whole_answer(tab:
     edit = {"where": "L2.resid_post", "change": "add", "scale": 1.5}
     steered = beside_random(live.session, prompt=PROMPT, second=CORRUPT, edits=[edit], answer=NAME)
     assert tab.texts("#dosed-answer") == ["·Mary·Ann"]
-    texts = " ".join(tab.texts("#dosed tbody tr:first-child td")).replace("to", "").replace("<0.001", "0.0")
-    assert numbers(texts.split()) == pytest.approx(steered["probability"], abs=6e-4)
+    texts = " ".join(tab.texts("#dosed tbody tr:first-child td")).replace("to", "").split()
+    for shown, value in zip(numbers(texts), steered["probability"], strict=True):
+        assert shown == pytest.approx(value, rel=0.06, abs=6e-4 if shown > 5e-4 else 0)

@@ -12,7 +12,7 @@ const showDoses = () => {
   one("#dosed-answer").textContent = shown.whole ? shown.whole.tokens.join("") : shown.answer.token;
   const found = steered?.of === shown ? steered.found : null;
   const rows = all("#dosed tbody tr");
-  [["probability", probability], ["kl", (x) => number(x, 2)]].forEach(([name, write], row) => {
+  [["probability", shown.whole ? product : probability], ["kl", (x) => number(x, 2)]].forEach(([name, write], row) => {
     const cells = all("td", rows[row]);
     const values = found?.[name];
     const texts = values ? [write(values[0]), write(values[1]), `${write(values[2])} to ${write(values[3])}`] : ["–", "–", "–"];

@@ -90,7 +90,8 @@ const showNext = () => {
   }));
 };
 
-// An answer of several tokens: each after those before it, and all together.
+// An answer of several tokens: each after those before it, and all together, whose probability is often tiny.
+const product = (p) => (p > 0 && p < 0.0005 ? p.toExponential(1).replace("-", "−") : number(p, 3));
 const showWhole = () => {
   const table = one("#whole");
   const found = shown.whole;
@@ -114,9 +115,10 @@ const showWhole = () => {
     row.classList.toggle("chosen", pos === shown.position);
     return row;
   }));
-  const [sum, product] = all("tfoot tr", table);
-  write(all("td", sum), found.log_prob, log, 3);
-  write(all("td", product), found.probability, probability, 3);
+  const [sum, whole] = all("tfoot tr", table).map((row) => all("td", row));
+  write(sum, found.log_prob, log, 3);
+  write(whole, found.probability, product, 3);
+  if (Math.max(...found.probability) < 0.0005) whole[2].textContent = "";
 };
 
 const touched = (layer, head) => edits().map(partOf).some((part) => part.layer === layer && (head === undefined
