@@ -553,3 +553,27 @@ def test_random_directions_stand_beside_the_probability_of_the_whole_answer(tab:
     texts = " ".join(tab.texts("#dosed tbody tr:first-child td")).replace("to", "").split()
     for shown, value in zip(numbers(texts), steered["probability"], strict=True):
         assert shown == pytest.approx(value, rel=0.06, abs=6e-4 if shown > 5e-4 else 0)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_a_chat_says_who_speaks_and_the_answer_is_the_assistants(
+    width: int, chat_visit: Opener, chat_live: Live
+) -> None:
+    tab = chat_visit(width)
+    (roles,) = chat_live.session._roles.values()
+
+    def spoken() -> list[str]:
+        chips = tab.page.locator("#tokens .chip")
+        return chips.evaluate_all("chips => chips.map((chip) => [chip.dataset.role, chip.dataset.speaker])")
+
+    def told(roles: list[str]) -> list[list[str]]:
+        return [
+            [role, role if role != before else ""] for before, role in zip(["", *roles], roles, strict=False)
+        ]
+
+    assert spoken() == told(roles) and {"template", "user", "assistant"} <= set(roles)
+    typed(tab, "#answer-text", "The dog sat")
+    more = tab.page.locator("#whole tbody tr").count() - 1
+    assert more > 0 and spoken() == told([*roles, *["assistant"] * more])
+    assert tab.page.locator("#tokens .answers").count() == more
+    assert faults(tab.page) == []
