@@ -89,7 +89,8 @@ def folder_of(lines: list[str]) -> Path:
 def test_a_sequence_that_is_given_stands_in_place_of_the_default(tmp_path: Path) -> None:
     path = tmp_path / "sequences.py"
     path.write_text(
-        """from dataclasses import dataclass, field
+        """from collections.abc import Sequence
+from dataclasses import dataclass, field
 from interp.runs.record import Record
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Job:
     depths: tuple[float, ...] = (0.1, 0.2)
     pair: tuple[int, int] = (1, 2)
     words: tuple[str, ...] = ()
+    perhaps: tuple[float, ...] | None = (1.0, 2.0)
+    heads: Sequence[int] = (3, 4)
     inner: Inner = field(default_factory=Inner)
 
 def main(job: Job, record: Record) -> None: ...
@@ -115,6 +118,15 @@ def main(job: Job, record: Record) -> None: ...
         with loaded(path) as experiment:
             job = filled(experiment, given)
         assert (job.depths, job.pair, job.words, job.inner.layers) == wanted  # type: ignore[attr-defined]
+    for given, wanted in (
+        ([], ((1.0, 2.0), [3, 4])),
+        (["perhaps=0.5"], ((0.5,), [3, 4])),
+        (["perhaps=0.5", "perhaps=3", "heads=1"], ((0.5, 3.0), [1])),
+        (["perhaps=None", "heads=3", "heads=4", "heads=5"], (None, [3, 4, 5])),
+    ):
+        with loaded(path) as experiment:
+            job = filled(experiment, given)
+        assert (job.perhaps, list(job.heads)) == wanted  # type: ignore[attr-defined]
 
 
 def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(

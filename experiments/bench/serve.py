@@ -77,8 +77,9 @@ def main(rounds: int = 20) -> None:
             served.server.should_exit = True
             thread.join()
         alone = computed(session, rounds)
+        length = session.model.text.batch(PROMPT).tokens.shape[1]
         report(
-            "serve", name, f"one head scaled, prompt of {len(session.tokens(PROMPT))} tokens: event to painted frame",
+            "serve", name, f"one head scaled, prompt of {length} tokens: event to painted frame",
             {"median_ms": round(statistics.median(seen)), "rounds_ms": [round(min(seen)), round(max(seen))]},
             work(partial(asked, session)),
             claim_ms=CLAIMS_MS[name], computation_cpu_ms=round(1000 * statistics.median(alone)),

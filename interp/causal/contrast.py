@@ -14,6 +14,7 @@ from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.passes.observe import Model, text_of
+from interp.tasks.pairs import TaskPairs
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ class AlignedPairs(Protocol):
 def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     """The clean and the corrupted prompts of some pairs as two batches, both with the answers of the clean ones.
 
+    Pairs whose answers are told apart as wholes (`TaskPairs.answers`) bring none: the metric does,
+    `interp.metrics.log_prob_difference(pairs.answers, pairs.wrongs)`.
+
     Args:
         pairs: aligned pairs of token ids, as the tasks of `interp.tasks` make them.
 
@@ -71,11 +75,12 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     begins = pairs.clean_tokens.gather(1, first[:, None])
     start = text_of(model).bos_id
     bos = start is not None and bool((begins == start).all())
-    sides = (
+    clean, corrupt = (
         Batch(tokens, pairs.keep, bos).numbered() for tokens in (pairs.clean_tokens, pairs.corrupt_tokens)
     )
-    clean, corrupt = (batch.with_answers(pairs.answer, pairs.wrong) for batch in sides)
-    return clean, corrupt
+    if isinstance(pairs, TaskPairs) and pairs.answers is not None:
+        return clean, corrupt
+    return clean.with_answers(pairs.answer, pairs.wrong), corrupt.with_answers(pairs.answer, pairs.wrong)
 
 
 @dataclass(frozen=True, eq=False)

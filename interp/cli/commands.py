@@ -198,9 +198,11 @@ class Serve(ModelCommand):
     second: str | None = None
     """Text or chat that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
     answer: str | None = None
-    """Next token whose logit is split up, leading space included; without it the most probable one."""
+    """What comes next and has its logits split up, one token or several, leading space included; without it the most
+    probable token.
+    """
     wrong: str | None = None
-    """Token it is contrasted with."""
+    """What it is contrasted with, at the first token in which the two differ."""
     direction: tuple[Path, ...] = ()
     """Files of directions, as `Subspace.save` writes them: each gets a slider that adds it to the stream."""
     port: int = 0

@@ -3,8 +3,8 @@
 import contextlib
 import io
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,41 +29,43 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
     keys = [key for key, _ in pairs]
     for key in keys:
         _require_known(key, known, experiment.file)
-        if keys.count(key) > 1 and not known[key].several:
+        if keys.count(key) > 1 and known[key].sequence is None:
             raise ValueError(f"parameter {key!r} holds one value, it was given {keys.count(key)}")
     if missing := [
         name for name, parameter in known.items() if parameter.default is None and name not in keys
     ]:
         raise ValueError(f"{experiment.file} requires -p {missing[0]}=..., it has no default")
     message = io.StringIO()
-    listed_anew = {key for key in keys if known[key].several and known[key].default is not None}
     try:
         with contextlib.redirect_stderr(message), contextlib.redirect_stdout(message):
-            found, usual = (_parsed(experiment.kind, pairs, without) for without in (set(), listed_anew))
+            found = _parsed(experiment.kind, pairs)
+            for key in dict.fromkeys(keys):
+                values = [value for other, value in pairs if other == key]
+                if known[key].sequence is not None and values != ["None"]:
+                    found = _with_entries(found, key.split("."), known[key].sequence, values)
     except SystemExit as ended:
         raise ValueError(f"-p {shlex.join(given)}: {_message_text(message.getvalue())}") from ended
-    for key in listed_anew:  # which tyro adds to the default
-        found = _without_first(found, key.split("."), usual)
     return found
 
 
-def _parsed(kind: type, pairs: Sequence[tuple[str, str]], without: Collection[str]) -> object:
-    """The record of these `key=value` pairs but for some keys."""
+def _parsed(kind: type, pairs: Sequence[tuple[str, str]]) -> object:
+    """The record of these `key=value` pairs; tyro adds the entries of a sequence to its default."""
     return tyro.cli(
         kind,
-        args=[f"--{key}={value}" for key, value in pairs if key not in without],
+        args=[f"--{key}={value}" for key, value in pairs],
         config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
     )
 
 
-def _without_first(record: object, path: Sequence[str], usual: object) -> object:
-    """The record without the entries at the beginning of a sequence in it that the usual record has too."""
+def _with_entries(record: object, path: Sequence[str], kind: object, values: Sequence[str]) -> object:
+    """The record with a sequence in it that holds these entries alone."""
     name, *inner = path
-    value, before = getattr(record, name), getattr(usual, name)
     if inner:
-        return replace(record, **{name: _without_first(value, inner, before)})  # type: ignore[type-var]
-    added = isinstance(value, tuple | list) and len(value) > len(before)
-    return replace(record, **{name: value[len(before) :]}) if added else record  # type: ignore[type-var]
+        value = _with_entries(getattr(record, name), inner, kind, values)
+    else:
+        alone = make_dataclass("Alone", [(name, kind)])
+        value = getattr(_parsed(alone, [(name, entry) for entry in values]), name)
+    return replace(record, **{name: value})  # type: ignore[type-var]
 
 
 def given_in(folder: Path) -> tuple[str, ...]:

@@ -82,8 +82,9 @@ class AnswerTokens:
             return cls._of_ends([(tokens[:-1], tokens[-1:]) for tokens in right], spacing, ())
         count = max(len(right), len(false))
         pairs = list(zip(right * (count // len(right)), false * (count // len(false)), strict=True))
+        ends = [_compared_tokens(text, *pair) for pair in pairs]
         cut = dict.fromkeys(sentence for pair in pairs if (sentence := _cut_note(text, *pair)))
-        return cls._of_ends([_compared_tokens(text, *pair) for pair in pairs], spacing, tuple(cut))
+        return cls._of_ends(ends, spacing, tuple(cut))
 
     @classmethod
     def of_choices(

@@ -20,8 +20,9 @@ import inspect
 import re
 import sys
 import textwrap
+import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,9 @@ from interp.core.files import regular
 from interp.core.hints import hints_of
 from interp.runs.provenance import question_of
 from interp.runs.record import Record
+
+SEQUENCES = (tuple, list, set, frozenset, Sequence, Collection, Iterable)
+"""What a parameter of several entries is declared as."""
 
 
 class BrokenExperimentError(Exception):
@@ -62,8 +66,8 @@ class Parameter:
     default: str | None
     """The default as Python code; None for a parameter that must be given."""
     doc: str
-    several: bool
-    """Whether the parameter is a sequence: every `-p name=value` adds one."""
+    sequence: object | None
+    """The type of a sequence of any length, to which every `-p name=value` adds an entry; None: it is no such."""
 
 
 @contextmanager
@@ -123,9 +127,18 @@ def parameters(kind: type) -> list[Parameter]:
         default = None if field.default is dataclasses.MISSING else repr(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = repr(field.default_factory())
-        several = typing.get_origin(hint) in (tuple, list, set, frozenset)
-        listed.append(Parameter(field.name, _type_text(hint), default, docs.get(field.name, ""), several))
+        doc = docs.get(field.name, "")
+        listed.append(Parameter(field.name, _type_text(hint), default, doc, _sequence_in(hint)))
     return listed
+
+
+def _sequence_in(hint: object) -> object | None:
+    """A type that is a sequence of any length, or that or None, without the None; None for others."""
+    united = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = [kind for kind in (typing.get_args(hint) if united else (hint,)) if kind is not types.NoneType]
+    origin, args = typing.get_origin(kinds[0]), typing.get_args(kinds[0])
+    fixed = origin is tuple and args[-1:] != (...,)
+    return kinds[0] if len(kinds) == 1 and origin in SEQUENCES and not fixed else None
 
 
 def _parameter_class(file: Path, module: ModuleType) -> type:

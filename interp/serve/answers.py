@@ -19,7 +19,6 @@ from interp.core.patterns import SCORES
 from interp.core.stats import upcast
 from interp.core.visible import harmless, visible
 from interp.data.batch import Batch
-from interp.data.ids import check_contrast
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Resample
@@ -31,9 +30,10 @@ from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.serve import directions
-from interp.serve.asks import PATTERN, Continue, EditedPrompt, Look, RandomDirections, TokenField
+from interp.serve.asked import AskedTokens
+from interp.serve.asks import PATTERN, Continue, EditedPrompt, Look
 from interp.serve.changes import edit_text, part_of, positions
-from interp.serve.session import LayerSeen, RowPair, Seen, Session
+from interp.serve.session import LayerSeen, RandomRuns, RowPair, Seen, Session
 from interp.views.lenses import depth_labels
 
 TOP = 10
@@ -53,10 +53,18 @@ class Near(TypedDict):
 
 
 def tokens(session: Session, ask: EditedPrompt) -> dict[str, object]:
-    """The tokens of both prompts, before any pass."""
-    second = None if ask.second is None else names(session, session.tokens(ask.second))
-    ids = session.tokens(ask.prompt)
-    return {"tokens": names(session, ids), "roles": session.roles(ids), "second": second}
+    """The tokens of both rows, before any pass."""
+    return _rows(session, session.checked(ask))
+
+
+def _rows(session: Session, asked: AskedTokens) -> dict[str, object]:
+    """The tokens of both prompts with those of the answer after them, how many are the prompt's, and who says them."""
+    return {
+        "tokens": names(session, asked.row),
+        "prompt_length": asked.end + 1,
+        "roles": session.roles(asked.row),
+        "second": None if asked.second is None else names(session, asked.second),
+    }
 
 
 def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, object]:
@@ -64,25 +72,20 @@ def look(session: Session, ask: Look, pair: RowPair, stop: Event) -> dict[str, o
     rows = [pair.clean, pair.edited]
     logits = torch.stack([row.logits for row in rows]).cpu().double()
     probabilities = logits.softmax(-1)
-    answer = _token(session, ask.answer, int(logits[0].argmax()))
-    wrong = None if ask.wrong is None else _token(session, ask.wrong, 0)
-    if wrong is not None:
-        check_contrast(
-            torch.tensor([answer]), torch.tensor([wrong]), pieces=session.model.text.of_outputs.pieces
-        )
+    answer, wrong, notes = pair.asked.compared(session.model.text, int(logits[0].argmax()))
     split = _attributed(session, pair, ask.edits, answer, wrong)
     split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))
     log = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
     near = _near(session, ask, split)
     layers = [session.layer(row, near["layer"], stop) for row in pair.rows] if session.config.n_layers else []
     return {
-        "tokens": names(session, pair.tokens),
-        "roles": session.roles(pair.tokens),
-        "second": None if pair.second is None else names(session, pair.second),
+        **_rows(session, pair.asked),
         "position": pair.position,
         "edits": [edit_text(edit) for edit in ask.edits],
         "answer": {"id": answer, "token": name(session, answer)},
         "wrong": None if wrong is None else {"id": wrong, "token": name(session, wrong)},
+        "notes": list(notes),
+        "whole": _whole(session, pair, stop),
         "next": _next(session, logits, probabilities),
         "kl": round(float((probabilities[0] * (log[0] - log[1])).sum()), 6),
         "attribution": split,
@@ -121,9 +124,18 @@ def names(session: Session, tokens: Int[Tensor, "p"]) -> list[str]:
     return [visible(piece) for piece in session.model.text.pieces(tokens)]
 
 
-def _token(session: Session, token: TokenField | None, default: int) -> int:
-    """The id of a token; ValueError for one outside the vocabulary, or text that is not one token."""
-    return default if token is None else int(session.model.text.targets(token, 1)[0])
+def _whole(session: Session, pair: RowPair, stop: Event) -> dict[str, object] | None:
+    """log p of an answer of several tokens in both runs, by token and summed, in nats; None for one token."""
+    if not pair.asked.forced:
+        return None
+    log_probs = session.answer_log_probs(pair, stop)
+    return {
+        "ids": list(pair.asked.answer),
+        "tokens": [name(session, token) for token in pair.asked.answer],
+        "log_probs": _rounded(log_probs),
+        "log_prob": _rounded(log_probs.sum(-1)),
+        "probability": log_probs.sum(-1).exp().tolist(),
+    }
 
 
 def _next(
@@ -145,22 +157,27 @@ def _next(
     ]
 
 
-def steered(
-    session: Session, ask: RandomDirections, pair: RowPair, random: Float[Tensor, "r v"]
-) -> dict[str, object]:
+def steered(session: Session, pair: RowPair, random: RandomRuns, stop: Event) -> dict[str, object]:
     """Effects of the added directions next to random ones: the answer's probability, and KL from clean.
 
-    For each measure: what it is clean, with the edits, and the least and the most with random directions.
+    For each measure: what it is clean, with the edits, and the least and the most with random directions. The
+    probability of an answer of several tokens is that of all of them, KL that of the token after the position.
     """
-    logits = torch.stack([pair.clean.logits, pair.edited.logits, *random]).cpu().double()
-    answer = _token(session, ask.answer, int(logits[0].argmax()))
+    logits = torch.stack([pair.clean.logits, pair.edited.logits, *random.logits]).cpu().double()
     log = logits.softmax(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
     kl = (log[0].exp() * (log[0] - log)).sum(-1)
-    probability = log[:, answer].exp()
-    return {"random": len(random)} | {
-        name: _rounded(torch.stack((value[0], value[1], value[2:].min(), value[2:].max())))
-        for name, value in (("probability", probability), ("kl", kl))
-    }
+    if random.log_prob is None:
+        answer = pair.asked.compared(session.model.text, int(logits[0].argmax())).answer
+        probability = _rounded(_beside(log[:, answer].exp()))
+    else:  # as it is: it is often small
+        whole = torch.cat((session.answer_log_probs(pair, stop).sum(-1), random.log_prob))
+        probability = _beside(whole.exp()).tolist()
+    return {"random": len(random.logits), "probability": probability, "kl": _rounded(_beside(kl))}
+
+
+def _beside(values: Float[Tensor, "r"]) -> Float[Tensor, "4"]:
+    """Values clean and edited, and the least and the most of the random ones after them."""
+    return torch.stack((values[0], values[1], values[2:].min(), values[2:].max()))
 
 
 # --- direct attribution -----------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def build(subject: ServedModel, token: str, port: int) -> Guard:
         Route("/", routes.page),
         Route("/style.css", routes.style),
         Route("/script.js", routes.script),
-        asking("/tokens", asks.EditedPrompt, routes.tokens),
+        asking("/tokens", asks.AnsweredPrompt, routes.tokens),
         asking("/look", asks.Look, routes.look),
         asking("/random", asks.RandomDirections, routes.random),
         asking("/continue", asks.Continue, routes.go_on),
@@ -267,7 +267,7 @@ class _Routes:
             raise ValueError("an edit that adds a direction is required, got none")
         session = self.subject.session
         pair = session.pair(ask, stop)
-        return answers.steered(session, ask, pair, session.random(pair, stop))
+        return answers.steered(session, pair, session.random(pair, stop), stop)
 
     def go_on(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Continue)
@@ -275,8 +275,8 @@ class _Routes:
         return answers.continuations(session, ask, session.continuations(ask, stop))
 
     def source(self, ask: asks.EditedPrompt, stop: Event) -> object:
-        _, _, position = self.subject.session.checked(ask)
-        return {"python": python(ask, self.subject.origin, position)}
+        asked = self.subject.session.checked(ask)
+        return {"python": python(ask, self.subject.origin, asked.position, asked.answer)}
 
 
 async def _answered(

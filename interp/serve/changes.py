@@ -23,10 +23,12 @@ DirectionValues = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the prompt and of the second one, if there is one."""
+    """Tokens of the row of the prompt and of the second one, if there is one."""
 
     prompt: int
     second: int | None = None
+    answer: int = 0
+    """How many of them are the answer's, at the end of each row."""
 
 
 def part_of(edit: Edit) -> Part:
@@ -80,7 +82,8 @@ def _check_indices(edit: Edit, config: ModelConfig, lengths: Lengths) -> None:
     for dim, index in edit.at.items():
         what, size = ("heads", config.n_heads) if dim == "head" else ("positions", lengths.prompt)
         if max(_several(index)) >= size:
-            whose = "model" if dim == "head" else "prompt"
+            prompt = "prompt, with its answer's tokens but the last," if lengths.answer else "prompt"
+            whose = "model" if dim == "head" else prompt
             raise IndexError(f"{what} of this {whose} are 0 to {size - 1}")
 
 
@@ -115,8 +118,9 @@ def _check_second(edit: Edit, lengths: Lengths) -> None:
         return
     assert lengths.second is not None  # a request with resampled values has a second prompt
     if "pos" not in edit.at and lengths.second != lengths.prompt:
+        counts = [count - lengths.answer for count in (lengths.prompt, lengths.second)]
         raise ValueError(
-            f"patching all positions requires prompts of one length, got {lengths.prompt} and {lengths.second} tokens; "
+            f"patching all positions requires prompts of one length, got {counts[0]} and {counts[1]} tokens; "
             "name positions"
         )
     if max(positions(edit, lengths.prompt)) >= lengths.second:

@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 
 FIELDS: Final[Mapping[str, str]] = {
     "tab": "the page's own name", "prompt": "the prompt", "second": "the second prompt", "edits": "the edits",
-    "position": "the position", "answer": "the answer", "wrong": "the token against it", "layer": "the layer",
+    "position": "the position", "answer": "the answer", "wrong": "the answer against it", "layer": "the layer",
     "head": "the head", "tokens": "the number of new tokens", "temperature": "the temperature", "top_k": "top k",
     "top_p": "top p", "seed": "the seed",
 }  # fmt: skip

@@ -36,6 +36,7 @@ from interp.passes.question import Reading
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
 from interp.serve import directions
+from interp.serve.asked import AskedTokens, asked_tokens
 from interp.serve.asks import MAX_TOKENS, PATTERN, Continue, EditedPrompt
 from interp.serve.changes import Lengths, check, renormalises, resolved
 
@@ -103,16 +104,34 @@ class LayerSeen:
 
 
 @dataclass(frozen=True, eq=False)
+class RandomRuns:
+    """A prompt's rows with random directions in place of those that edits add."""
+
+    logits: Float[Tensor, "r v"]
+    """Logits of the token after the position looked at."""
+    log_prob: Float[Tensor, "r"] | None
+    """log p of the whole answer, in nats; None for an answer of one token."""
+
+
+@dataclass(frozen=True, eq=False)
 class RowPair:
     """A prompt's clean and edited row."""
 
-    tokens: Int[Tensor, "p"]
-    second: Int[Tensor, "p2"] | None
-    position: int
+    asked: AskedTokens
     clean: Seen
     edited: Seen
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
+
+    @property
+    def tokens(self) -> Int[Tensor, "p"]:
+        """The tokens of both rows: the prompt, and the answer's before its last one."""
+        return self.asked.row
+
+    @property
+    def position(self) -> int:
+        """Where both are looked at."""
+        return self.asked.position
 
     @property
     def rows(self) -> list[Row]:
@@ -156,7 +175,7 @@ class Session:
         self._layers: OrderedDict[Hashable, LayerSeen] = OrderedDict()
         self._head_scores: OrderedDict[Hashable, Mapping[int, Tensor]] = OrderedDict()
         self._moved: OrderedDict[Hashable, Mapping[int, Tensor]] = OrderedDict()
-        self._random: OrderedDict[Hashable, Tensor] = OrderedDict()
+        self._random: OrderedDict[Hashable, RandomRuns] = OrderedDict()
 
     @property
     def config(self) -> ModelConfig:
@@ -215,14 +234,6 @@ class Session:
         """Neurons of a layer; 0 in models without plain MLPs."""
         return self.config.mlp.d_mlp if isinstance(self.config.mlp, MLP) else 0
 
-    def tokens(self, text: str) -> Int[Tensor, "p"]:
-        """The ids of a prompt, BOS included; ValueError for one that is too long."""
-        tokens = self.model.text.batch(text).tokens[0]
-        most = min(MAX_TOKENS, self.config.n_ctx)
-        if len(tokens) > most:
-            raise ValueError(f"a prompt of at most {most} tokens is required, got {len(tokens)}")
-        return tokens
-
     def roles(self, tokens: Int[Tensor, "p"]) -> list[str] | None:
         """The role of each token of a known chat, what follows it being the assistant's; None: not one of them."""
         ids = tuple(tokens.tolist())
@@ -230,16 +241,13 @@ class Session:
         known = max(begins, key=len, default=None)
         return None if known is None else [*self._roles[known], *["assistant"] * (len(ids) - len(known))]
 
-    def checked(self, ask: EditedPrompt) -> tuple[Int[Tensor, "p"], Int[Tensor, "p2"] | None, int]:
-        """Tokens of both prompts and the position looked at; ValueError for what they or the model do not have."""
-        tokens = self.tokens(ask.prompt)
-        second = None if ask.second is None else self.tokens(ask.second)
-        position = len(tokens) - 1 if ask.position is None else ask.position
-        if position >= len(tokens):
-            raise ValueError(f"a position from 0 to {len(tokens) - 1} is required, got {position}")
-        lengths = Lengths(len(tokens), None if second is None else len(second))
+    def checked(self, ask: EditedPrompt) -> AskedTokens:
+        """The tokens of a question; ValueError for what they or the model do not have."""
+        asked = asked_tokens(ask, self.model.text, min(MAX_TOKENS, self.config.n_ctx))
+        second = None if asked.second is None else len(asked.second)
+        lengths = Lengths(len(asked.row), second, len(asked.forced))
         check(ask.edits, self.config, lengths, self.directions)
-        return tokens, second, position
+        return asked
 
     def pair(self, ask: EditedPrompt, stop: Event) -> RowPair:
         """Clean and edited row of a prompt: from what is kept, or from a pass for each that is missing.
@@ -247,27 +255,32 @@ class Session:
         Raises:
             ValueError, KeyError: a question that does not fit; Stopped.
         """
-        tokens, second, position = self.checked(ask)
-        clean = self._row((ask.prompt, None, ()), tokens, [], stop)
+        asked = self.checked(ask)
+        clean = self._row((ask.prompt, asked.forced, None, ()), asked.row, [], stop)
         donor = None
-        if second is not None and ask.resampled:
-            donor = self._row((ask.second, None, ()), second, [], stop)
+        if asked.second is not None and ask.resampled:
+            donor = self._row((ask.second, asked.forced, None, ()), asked.second, [], stop)
         texts = tuple(json.dumps(edit_to_json(edit)) for edit in ask.edits)
-        key = (ask.prompt, ask.second if ask.resampled else None, texts)
-        edits = self._rows[key].edits if key in self._rows else self._resolved(ask, clean, donor, stop)
-        edited = self._row(key, tokens, edits, stop) if edits else clean
-        seen = self._seen(clean, position, stop)
+        key = (ask.prompt, asked.forced, ask.second if ask.resampled else None, texts)
+        edits = self._rows[key].edits if key in self._rows else self._resolved(ask, asked, clean, donor, stop)
+        edited = self._row(key, asked.row, edits, stop) if edits else clean
+        seen = self._seen(clean, asked.position, stop)
         return RowPair(
-            tokens, second, position, seen, seen if edited is clean else self._seen(edited, position, stop),
-            None if donor is None else self._seen(donor, min(position, len(donor.tokens) - 1), stop),
+            asked, seen, seen if edited is clean else self._seen(edited, asked.position, stop),
+            None if donor is None else self._seen(donor, min(asked.position, len(donor.tokens) - 1), stop),
         )  # fmt: skip
 
-    def _resolved(self, ask: EditedPrompt, clean: Row, donor: Row | None, stop: Event) -> list[Edit]:
-        """The edits with their values, looked up in the clean row and in that of the second prompt."""
+    def _resolved(
+        self, ask: EditedPrompt, asked: AskedTokens, clean: Row, donor: Row | None, stop: Event
+    ) -> list[Edit]:
+        """The edits with their values, looked up in the clean row and in that of the second prompt.
+
+        Means are over the prompt's tokens, those of its answer not among them, as those of reference prompts are.
+        """
         means, second = dict[str, Tensor](), dict[str, Tensor]()
         for edit in ask.edits:
             if isinstance(edit.change, Mean):
-                means[edit.site] = self._values(clean, edit, stop).mean(0)
+                means[edit.site] = self._values(clean, edit, stop)[: asked.end + 1].mean(0)
             if isinstance(edit.change, Resample) and donor is not None:
                 second[edit.site] = self._values(donor, edit, stop)
         return resolved(ask.edits, means, second, self.directions, len(clean.tokens))
@@ -280,22 +293,39 @@ class Session:
         assert layer is not None
         return self._again(row, layer, [edit.site], stop)[edit.site]
 
-    def random(self, pair: RowPair, stop: Event) -> Float[Tensor, "r v"]:
-        """Logits with random directions in place of those that the edits add, a row for each."""
-        key = (pair.edited.row.key, pair.position)
+    def random(self, pair: RowPair, stop: Event) -> RandomRuns:
+        """What the model says with random directions in place of those that the edits add."""
+        key = (pair.edited.row.key, pair.position, pair.asked.answer if pair.asked.forced else ())
         return _remembered(self._random, key, lambda: self._random_directions(pair, stop))
 
     @torch.no_grad()
-    def _random_directions(self, pair: RowPair, stop: Event) -> Float[Tensor, "r v"]:
-        network, found = self.model.transformer, []
+    def _random_directions(self, pair: RowPair, stop: Event) -> RandomRuns:
+        network, found, log_probs = self.model.transformer, [], []
+        answered = range(pair.asked.end, len(pair.tokens)) if pair.asked.forced else ()
         at_once = max(1, COLUMNS // len(pair.tokens))
         for first in range(0, directions.RANDOM, at_once):
             drawn = range(first, min(first + at_once, directions.RANDOM))
             rows = pair.tokens.expand(len(drawn), -1).clone()
-            columns = torch.full((len(rows), 1), pair.position, device=network.device)
+            columns = torch.tensor([[pair.position, *answered]] * len(rows), device=network.device)
             edits = [*directions.at_random(pair.edits, len(pair.tokens), drawn), *self._watches(stop)]
-            found.append(observe(network, Batch(rows), [], edits, logits_at=columns).output[:, 0])
-        return torch.cat(found)
+            output = observe(network, Batch(rows), [], edits, logits_at=columns).output
+            found.append(output[:, 0])
+            if answered:
+                log_probs.append(log_probs_of(output[:, 1:], pair.asked.answer).sum(-1))
+        return RandomRuns(torch.cat(found), torch.cat(log_probs) if log_probs else None)
+
+    @torch.no_grad()
+    def answer_log_probs(self, pair: RowPair, stop: Event) -> Float[Tensor, "2 k"]:
+        """log p of each token of the answer after the prompt and the tokens before it, clean and edited, in nats.
+
+        Raises:
+            ValueError: a question without an answer.
+        """
+        if not pair.asked.answer:
+            raise ValueError("an answer is required, got none")
+        columns = range(pair.asked.end, len(pair.tokens))
+        logits = [self._read_out(row, columns, [], stop)[0] for row in pair.rows]
+        return log_probs_of(torch.stack(logits), pair.asked.answer)
 
     def continuations(self, ask: Continue, stop: Event) -> tuple[list[int], list[int]]:
         """New tokens, clean and edited, drawn with the same random numbers.
@@ -429,24 +459,30 @@ class Session:
     @torch.no_grad()
     def _seen(self, row: Row, position: int, stop: Event) -> Seen:
         """A row at a position: the final norm and the unembedding run there."""
-        network = self.model.transformer
         reads = [Read(site) for site in dict.fromkeys(self._read_by_attribution) if sites.is_late(site)]
         at = {site: value[position][None] for site, value in row.values.items()}
+        logits, late = self._read_out(row, [position], reads, stop)
+        return Seen(row, position, logits[0], at | late)
+
+    def _read_out(
+        self, row: Row, positions: Sequence[int], reads: Sequence[Read], stop: Event
+    ) -> tuple[Float[Tensor, "n v"], dict[str, Float[Tensor, "n ..."]]]:
+        """Logits at some positions of a row, and what is read there after the last block, by site."""
+        network = self.model.transformer
         if self.config.n_layers and network.restarts:
             tap = Tap(reads)
-            output = network(at[sites.final_stream(self.config)][None], tap, start=self.config.n_layers)
+            final = row.values[sites.final_stream(self.config)][list(positions)]
+            output = network(final[None], tap, start=self.config.n_layers)
             values = dict(tap.values)
             tap.close()
         else:
-            columns = torch.tensor([[position]], device=network.device)
+            columns = torch.tensor([list(positions)], device=network.device)
             edits = [*row.edits, *self._watches(stop)]
             seen = observe(network, Batch(row.tokens[None].clone()), reads, edits, logits_at=columns)
             output, values = seen.output, {read: seen.trace[read] for read in reads}
         if not bool(output.isfinite().all()):
             raise ArithmeticError(NOT_FINITE)
-        return Seen(
-            row, position, output[0, 0], at | {read.site: value[:, 0] for read, value in values.items()}
-        )
+        return output[0], {read.site: value[0] for read, value in values.items()}
 
 
 NOT_FINITE = (
@@ -463,6 +499,12 @@ def _remembered(kept: OrderedDict[Hashable, T], key: Hashable, make: Callable[[]
     while len(kept) > most:
         kept.popitem(last=False)
     return kept[key]
+
+
+def log_probs_of(logits: Float[Tensor, "r k v"], tokens: Sequence[int]) -> Float[Tensor, "r k"]:
+    """log p of each of k tokens in every row, in float64."""
+    ids = torch.tensor(tokens, device=logits.device).expand(len(logits), -1)[..., None]
+    return logits.double().log_softmax(-1).gather(-1, ids)[..., 0].cpu()
 
 
 def _watched(stop: Event) -> Callable[[Tensor], Tensor]:

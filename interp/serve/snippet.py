@@ -3,7 +3,7 @@
 It is written, never run here. What comes from a request enters as a literal (`repr`), so no text can become code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from interp.model.edits import Add, Edit, Mean, Resample
@@ -13,6 +13,11 @@ from interp.serve.changes import part_of
 
 SHOWN = 10
 """Tokens that the script prints."""
+PRINTED = (
+    f"for token in edited.topk({SHOWN}).indices.tolist():",
+    '    print(f"{model.to_string(token)!r:>16} {clean[token]:.4f} -> {edited[token]:.4f}")',
+)
+"""The lines that print the most probable tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +40,34 @@ class Origin:
         return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
 
 
-def python(ask: EditedPrompt, origin: Origin, position: int) -> str:
-    """A script that prints the probabilities of the token after `position`, clean and edited, and keeps them."""
+def python(ask: EditedPrompt, origin: Origin, position: int, answer: Sequence[int] = ()) -> str:
+    """A script that prints the probabilities of the token after `position`, clean and edited, and keeps them.
+
+    Args:
+        answer: the tokens of an answer of several, which follow the prompt but for the last one; the script then prints
+            the log-probability of all of them too.
+    """
+    several = len(answer) > 1
     lines = ["import interp", "", f"model = {origin.call}", f"prompt = {ask.prompt!r}"]
+    if several:
+        lines += [f"answer = {list(answer)}", _row("row", "prompt")]
     if ask.averaged:
         lines.append(f"_, reference = model.run_with_cache(prompt, {_sites(ask, Mean)!r})")
     if ask.resampled:
+        donor = "second_row" if several else "second"
         lines += [
             f"second = {ask.second!r}",
-            f"_, donor = model.run_with_cache(second, {_sites(ask, Resample)!r})",
+            *([_row(donor, "second")] if several else []),
+            f"_, donor = model.run_with_cache({donor}, {_sites(ask, Resample)!r})",
         ]
     edits = [f"    {_edit(edit, origin)}," for edit in ask.edits]
     lines += ["", "edits = [", *edits, "]"] if edits else ["", "edits = []"]
-    return "\n".join([*lines, *_end(position)]) + "\n"
+    return "\n".join([*lines, *(_answered_end(position) if several else _end(position))]) + "\n"
+
+
+def _row(name: str, prompt: str) -> str:
+    """The line that makes the ids of a prompt and its answer's tokens before the last one."""
+    return f"{name} = [[*model.to_tokens({prompt})[0].tolist(), *answer[:-1]]]"
 
 
 def _sites(ask: EditedPrompt, kind: type[Mean | Resample]) -> list[str]:
@@ -80,6 +100,20 @@ def _end(position: int) -> list[str]:
         f"position = {position}",
         "clean = model(prompt)[0, position].double().softmax(-1)",
         "edited = model.edited(edits)(prompt)[0, position].double().softmax(-1)",
-        f"for token in edited.topk({SHOWN}).indices.tolist():",
-        '    print(f"{model.to_string(token)!r:>16} {clean[token]:.4f} -> {edited[token]:.4f}")',
+        *PRINTED,
+    ]
+
+
+def _answered_end(position: int) -> list[str]:
+    """The lines about a row that holds an answer: the token after the position, and log p of the answer."""
+    return [
+        f"position = {position}",
+        "logits = [each(row)[0].double() for each in (model, model.edited(edits))]",
+        "clean, edited = (each[position].softmax(-1) for each in logits)",
+        *PRINTED,
+        "end = len(row[0]) - len(answer)  # the position of the prompt's last token",
+        "clean_answer, edited_answer = (",
+        "    sum(float(each[end + i].log_softmax(-1)[token]) for i, token in enumerate(answer)) for each in logits",
+        ")",
+        'print(f"log p of {model.to_string(answer)!r}: {clean_answer:.4f} -> {edited_answer:.4f}")',
     ]

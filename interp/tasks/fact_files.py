@@ -12,7 +12,7 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import overload
@@ -163,7 +163,9 @@ class GivenFacts(Sequence[GivenFact]):
         )
 
     @public()
-    def pairs(self, tokenizer: Tokenizer, *, rows: int | None = None, seed: int = 0) -> TaskPairs:
+    def pairs(
+        self, tokenizer: Tokenizer, *, rows: int | None = None, seed: int = 0, whole: bool = False
+    ) -> TaskPairs:
         """Prompts and their corruptions, aligned token by token: those of the file, or about another subject of it.
 
         A fact without a corrupted prompt is paired with another of its phrasing whose subject has as many tokens and
@@ -175,6 +177,10 @@ class GivenFacts(Sequence[GivenFact]):
             tokenizer: the tokenizer of the model.
             rows: number of facts drawn; None: every fact once, in the file's order.
             seed: seed of the draws.
+            whole: whether answers are told apart as wholes, of which none may begin with the other of its pair, and
+                not by their first tokens: the pairs have `answers` and `wrongs`, which
+                `interp.metrics.log_prob_difference` compares whatever their lengths. Where all answers are of one token
+                there is no difference.
 
         Returns:
             `TaskPairs`, whose `task` is the file's name.
@@ -187,13 +193,15 @@ class GivenFacts(Sequence[GivenFact]):
             lacking = self.facts[given.index(False)].row
             raise ValueError(f"{self.source}: row {lacking} has no corrupted prompt, others have")
         generator, left_out = np.random.default_rng(seed), list[str]()
-        made = _given_pairs(tokenizer, self.facts, left_out) if any(given) else None
-        fitting = _swaps(tokenizer, self.facts, left_out) if made is None else made
+        make = _given_pairs if any(given) else _swaps
+        fitting = make(tokenizer, self.facts, left_out, whole)
         self._say(fitting, left_out)
         chosen = (
             range(len(fitting)) if rows is None else generator.integers(0, len(fitting), size=rows).tolist()
         )
         pairs = [fitting[i](generator) for i in chosen]
+        if not whole or all(pair.wholes is None or max(map(len, pair.wholes)) == 1 for pair in pairs):
+            pairs = [replace(pair, wholes=None) for pair in pairs]
         return pairs_of(self.source, pairs, changes=("changed" if any(given) else "subject",))
 
     def _say(self, kept: Sequence[object], left_out: Sequence[str]) -> None:
@@ -590,7 +598,9 @@ def _columns(tokenizer: Tokenizer, ids: Sequence[int], fact: GivenFact) -> range
 MakePair = Callable[[np.random.Generator], Pair]
 
 
-def _swaps(tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str]) -> list[MakePair]:
+def _swaps(
+    tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str], whole: bool
+) -> list[MakePair]:
     """For each fact that another one fits, the function that draws its pair; the others are added to `left_out`."""
     pools: dict[str, list[tuple[GivenFact, SpelledFact]]] = defaultdict(list)
     ordered: list[tuple[GivenFact, SpelledFact]] = []
@@ -606,7 +616,7 @@ def _swaps(tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str]
         others = [
             other
             for _, other in pools[found.group]
-            if other.answer != found.answer and other.row.ids != found.row.ids
+            if _told_apart(found.whole, other.whole, whole=whole) and other.row.ids != found.row.ids
         ]
         if others:
             made.append(_swap(found, others))
@@ -627,19 +637,32 @@ def _spelled_fact(tokenizer: Tokenizer, fact: GivenFact) -> SpelledFact | None:
     subject = row.columns["subject"]
     if not spells(tokenizer, row.ids[subject.start : subject.stop], fact.subject):
         return None
-    return SpelledFact(row, answer[0], f"{fact.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)")
+    group = f"{fact.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)"
+    return SpelledFact(row, answer[0], group, tuple(answer))
+
+
+def _told_apart(answer: Sequence[int], other: Sequence[int], *, whole: bool) -> bool:
+    """Whether two answers begin with different tokens, or as wholes, none begins with the other."""
+    shortest = min(len(answer), len(other)) if whole else 1
+    return answer[:shortest] != other[:shortest]
 
 
 def _swap(found: SpelledFact, others: Sequence[SpelledFact]) -> MakePair:
-    return lambda generator: swapped_pair(found, others[int(generator.integers(0, len(others)))])
+    def drawn(generator: np.random.Generator) -> Pair:
+        other = others[int(generator.integers(0, len(others)))]
+        return replace(swapped_pair(found, other), wholes=(found.whole, other.whole))
+
+    return drawn
 
 
-def _given_pairs(tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str]) -> list[MakePair]:
+def _given_pairs(
+    tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: list[str], whole: bool
+) -> list[MakePair]:
     """The pairs of facts with corrupted prompts; those that do not align are added to `left_out`."""
     made: list[MakePair] = []
     for fact in facts:
         try:
-            pair = _given_pair(tokenizer, fact)
+            pair = _given_pair(tokenizer, fact, whole)
         except MergedTokensError as cause:
             left_out.append(f"row {fact.row}, {cause}")
         else:
@@ -647,7 +670,7 @@ def _given_pairs(tokenizer: Tokenizer, facts: Sequence[GivenFact], left_out: lis
     return made
 
 
-def _given_pair(tokenizer: Tokenizer, fact: GivenFact) -> Pair:
+def _given_pair(tokenizer: Tokenizer, fact: GivenFact, whole: bool) -> Pair:
     """The pair of one fact with a corrupted prompt; MergedTokensError where the two do not align."""
     assert fact.corrupt is not None and fact.wrong is not None
     start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
@@ -657,8 +680,8 @@ def _given_pair(tokenizer: Tokenizer, fact: GivenFact) -> Pair:
             f"whose corrupted prompt has {len(corrupt)} tokens, and the prompt {fact.prompt!r} {len(clean)}"
         )
     differ = [i for i, (one, other) in enumerate(zip(clean, corrupt, strict=True)) if one != other]
-    answer, wrong = (tokens_after(tokenizer, fact.prompt, text)[0] for text in (fact.answer, fact.wrong))
-    if answer == wrong or not differ:
+    answer, wrong = (tuple(tokens_after(tokenizer, fact.prompt, text)) for text in (fact.answer, fact.wrong))
+    if not _told_apart(answer, wrong, whole=whole) or not differ:
         raise MergedTokensError("whose two prompts, or two answers, are the same in tokens")
     changed = range(differ[0], differ[-1] + 1)
     rows = [
@@ -666,4 +689,5 @@ def _given_pair(tokenizer: Tokenizer, fact: GivenFact) -> Pair:
         for text, ids in ((fact.prompt, clean), (fact.corrupt, corrupt))
     ]
     group = f"{len(clean)} tokens, changed at {changed.start} to {changed.stop - 1}"
-    return Pair(rows[0], rows[1], answer, wrong, {"changed": changed}, group)
+    wholes = (answer, wrong)
+    return Pair(rows[0], rows[1], answer[0], wrong[0], {"changed": changed}, group, wholes)

@@ -276,6 +276,8 @@ class SpelledFact:
     answer: int
     """First token of the object."""
     group: str
+    whole: tuple[int, ...]
+    """All tokens of the object."""
 
 
 def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> SpelledFact | None:
@@ -293,7 +295,7 @@ def _spelled_fact(tokenizer: Tokenizer, prompt: FactPrompt) -> SpelledFact | Non
     ):
         return None
     group = f"{prompt.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)"
-    return SpelledFact(row, answer[0], group)
+    return SpelledFact(row, answer[0], group, tuple(answer))
 
 
 def swapped_pair(fact: SpelledFact, other: SpelledFact) -> Pair:

@@ -69,6 +69,14 @@ class TaskPairs:
     """Where the answer is a set: every token that is right or wrong for some row."""
     right: Bool[Tensor, "n c"] | None = None
     """True at options that are right after each clean prompt; the others are wrong."""
+    answers: tuple[tuple[int, ...], ...] | None = None
+    """All tokens of each answer, where answers are told apart as wholes; None: by the token `answer`.
+
+    `answer` and `wrong` are then first tokens, which may be the same:
+    `interp.metrics.log_prob_difference(pairs.answers, pairs.wrongs)` compares the wholes.
+    """
+    wrongs: tuple[tuple[int, ...], ...] | None = None
+    """All tokens of each wrong answer, where there are `answers`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -145,6 +153,8 @@ class Pair:
     """Role -> columns, in both rows; "end" is added."""
     group: str
     """Common key of all rows with these columns."""
+    wholes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """All tokens of the answer and of the wrong one, where they are told apart as wholes."""
 
 
 def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> TaskPairs:
@@ -164,6 +174,7 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> T
     lengths = torch.tensor([len(pair.clean.ids) for pair in pairs])
     keep = torch.arange(int(lengths.max())) < lengths[:, None]
     fill = pairs[0].clean.ids[0]  # any id will do, the same in both: `keep` says what is real
+    wholes = [pair.wholes for pair in pairs if pair.wholes is not None]
     ends = [{**pair.roles, "end": range(len(pair.clean.ids) - 1, len(pair.clean.ids))} for pair in pairs]
     return TaskPairs(
         task=task,
@@ -177,6 +188,8 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> T
         spans=MappingProxyType({role: _span_mask([row[role] for row in ends], keep) for role in ends[0]}),
         changes=changes,
         groups=tuple(pair.group for pair in pairs),
+        answers=tuple(right for right, _ in wholes) or None,
+        wrongs=tuple(false for _, false in wholes) or None,
     )
 
 

@@ -95,3 +95,13 @@ def test_task_pairs_a_report_and_a_cache_refuse_it() -> None:
     cache = model.run_with_cache(TEXTS)[1]
     with pytest.raises(ValueError, match="token 7 for both for prompt 1"):
         cache.logit_attrs(cache.decompose_resid(), ANSWER, WRONG)
+
+
+@pytest.mark.parametrize(("answer", "wrong"), [(" the", " the dog sat"), (" the dog sat", " the")])
+def test_an_answer_that_goes_on_from_the_wrong_one_is_refused_however_long_it_is(
+    answer: str, wrong: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"must differ before one of them ends, got {answer!r} and {wrong!r}"
+    ):
+        interp.attribute(hooked(), TEXTS[0], answer, wrong)

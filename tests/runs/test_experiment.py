@@ -49,10 +49,10 @@ def test_a_file_is_loaded_with_its_neighbours_and_leaves_no_trace(tmp_path: Path
         assert sys.modules["my_question"].__file__ == str(file)
         found = parameters(experiment.kind)
     assert (experiment.question, experiment.kind.__name__) == ("Why?", "Job")
-    assert [(each.name, each.default, each.doc, each.several) for each in found] == [
-        ("texts", None, "What to read.", True),
-        ("name", "'x'", "", False),
-        ("inner.scale", "0.5", "How much.", False),
+    assert [(each.name, each.default, each.doc, each.sequence) for each in found] == [
+        ("texts", None, "What to read.", tuple[str, ...]),
+        ("name", "'x'", "", None),
+        ("inner.scale", "0.5", "How much.", None),
     ]
     assert sys.path == before and "my_question" not in sys.modules
     sys.modules.pop("beside")

@@ -38,7 +38,7 @@ def beside_random(session: Session, **changes: object) -> dict[str, object]:
     """What the page would be told of random directions."""
     ask = parsed(RandomDirections, body(**changes))
     pair = session.pair(ask, Event())
-    return steered(session, ask, pair, session.random(pair, Event()))
+    return steered(session, pair, session.random(pair, Event()), Event())
 
 
 def unpacked(pattern: dict[str, object]) -> dict[str, object]:
@@ -56,15 +56,31 @@ def _rows(text: str) -> list[list[float]]:
 
 
 def hooks_of(
-    edits: list[dict[str, object]], model: HookedTransformer, second: str, prompt: str = PROMPT
+    edits: list[dict[str, object]],
+    model: HookedTransformer,
+    second: str,
+    prompt: str = PROMPT,
+    answer: tuple[int, ...] = (),
 ) -> list[Hook]:
-    """The oracle: each edit as a loop over positions, written apart from what is tested."""
-    return [_hook(edit, _cache_of(model, prompt), _cache_of(model, second)) for edit in edits]
+    """The oracle: each edit as a loop over positions, written apart from what is tested.
+
+    Both prompts are followed by the answer's tokens but the last, which no mean is taken over.
+    """
+    clean, other = (_cache_of(model, text, answer) for text in (prompt, second))
+    return [
+        _hook(edit, _cache_of(model, prompt, ()) if edit["change"] == "mean" else clean, other)
+        for edit in edits
+    ]
+
+
+def row_of(model: HookedTransformer, prompt: str, answer: tuple[int, ...]) -> Tensor:
+    """The ids of a prompt and of an answer's tokens but the last."""
+    return torch.tensor([[*model.to_tokens(prompt)[0].tolist(), *answer[:-1]]])
 
 
 @functools.cache
-def _cache_of(model: HookedTransformer, text: str) -> object:
-    return model.run_with_cache(text)[1]
+def _cache_of(model: HookedTransformer, text: str, answer: tuple[int, ...]) -> object:
+    return model.run_with_cache(row_of(model, text, answer))[1]
 
 
 SITES = {"H": "attn.hook_z", "N": "mlp.hook_post", ".mlp": "hook_mlp_out", ".resid": "hook_resid_pre"}

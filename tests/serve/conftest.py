@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,11 @@ import torch
 from interp import HookedTransformer
 from interp.causal import Subspace
 from interp.cli.commands import CORRUPT, PROMPT
+from interp.data.batch import Batch
 from interp.model import MLP, ModelConfig, Transformer
 from interp.model.config import Rotary
+from tests.data.templates import CHATML
+from tests.data.test_chats import TALK, model_of
 from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE
 
 if TYPE_CHECKING:
@@ -76,13 +79,15 @@ def _running(session: "Session", prompt: str, second: str) -> Iterator[Live]:
     assert not thread.is_alive()
 
 
-def _session(model: HookedTransformer) -> "Session":
+def _session(model: HookedTransformer, layer: int = 2, chats: Sequence[Batch] = ()) -> "Session":
     pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
     from interp.serve.session import Session
 
     vector = torch.randn(1, model.cfg.d_model, generator=torch.Generator().manual_seed(1))
-    return Session(model, [Subspace("blocks.2.hook_resid_post", vector)])
+    return Session(
+        model, [Subspace(f"blocks.{layer}.hook_resid_post", vector.to(model.transformer.dtype))], chats
+    )
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +110,15 @@ def long_live() -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
+def chat_live() -> Iterator[Live]:
+    """A server of a random model with a chat template, which opens on a chat whose last turn is the user's."""
+    model = model_of(CHATML)
+    model.text.prepend_bos = False  # so that the text of a chat is its tokens
+    batch = model.to_batch(chat=TALK)
+    yield from _running(_session(model, 1, [batch]), model.to_string(batch.tokens[0]), "")
+
+
+@pytest.fixture(scope="session")
 def browser(chromium: "sync_api.BrowserType") -> Iterator["sync_api.Browser"]:
     running = chromium.launch(executable_path=BROWSER, args=ONLY_HERE)
     yield running
@@ -122,6 +136,11 @@ def visit(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:
 @pytest.fixture
 def long_visit(browser: "sync_api.Browser", long_live: Live) -> Iterator[Opener]:
     yield from _visits(browser, long_live)
+
+
+@pytest.fixture
+def chat_visit(browser: "sync_api.Browser", chat_live: Live) -> Iterator[Opener]:
+    yield from _visits(browser, chat_live)
 
 
 def _visits(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:

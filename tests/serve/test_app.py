@@ -173,7 +173,8 @@ def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, se
 
 def test_the_tokens_of_both_prompts_are_answered_without_a_pass(client: TestClient, session: Session) -> None:
     answer = post(client, "tokens", body(second=SECOND)).json()
-    assert answer == {name: asked(session, second=SECOND)[name] for name in ("tokens", "roles", "second")}
+    fields = ("tokens", "prompt_length", "roles", "second")
+    assert answer == {name: asked(session, second=SECOND)[name] for name in fields}
     assert post(client, "tokens", body()).json()["second"] is None
     fresh = Session(session.model)
     assert tokens(fresh, parsed(Look, body()))["tokens"] == answer["tokens"] and not fresh._rows
@@ -415,6 +416,7 @@ def malformed(generator: random.Random) -> tuple[str, str, dict[str, str], bytes
         body(
             second=SECOND,
             edits=[copy.deepcopy(generator.choice(KINDS)) for _ in range(generator.randint(0, 3))],
+            **generator.choice([{}, {"answer": " the dog"}, {"answer": [262, 317], "wrong": " cat"}]),
         )
     )
     for _ in range(generator.randint(1, 3)):
@@ -425,7 +427,7 @@ def malformed(generator: random.Random) -> tuple[str, str, dict[str, str], bytes
         if generator.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = generator.choice(JUNK)
+            target[key] = copy.deepcopy(generator.choice(JUNK))
     text = json.dumps(ask).encode()
     if generator.random() < 0.3:
         cut = generator.randrange(len(text) + 1)

@@ -9,7 +9,7 @@ pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not in
 from interp import Edit
 from interp.edits import Mean, Resample, Scale, Set, Zero
 from interp.passes.edit_text import edit_to_json
-from interp.serve.asks import MAX_EDITS, MAX_NAME, MAX_TEXT, Continue, Look, parsed
+from interp.serve.asks import MAX_ANSWER, MAX_EDITS, MAX_NAME, MAX_TEXT, Continue, Look, parsed
 from interp.serve.changes import edit_text
 from interp.serve.session import Session
 from tests.serve.asking import PROMPT, SECOND, body
@@ -68,7 +68,9 @@ def test_other_spellings_of_a_part_are_read_and_never_written(name: str) -> None
         ({"position": -1}, "^the position must be at least 0$"),
         ({"position": 1.5}, "^the position must be a whole number$"),
         ({"position": True}, "^the position must be a whole number$"),
-        ({"answer": [1]}, "^the answer must be text$"),
+        ({"answer": [1.5]}, "^the answer must be text$"),
+        ({"wrong": {"id": 1}}, "^the answer against it must be text$"),
+        ({"answer": "a" * (MAX_ANSWER + 1)}, f"^the answer is too long: at most {MAX_ANSWER} characters are read"),
         ({"edits": {}}, "^the edits must be a list$"),
         ({"edits": [3]}, "^edit 1 must be an object with named fields$"),
         ({"edits": [{"change": "zero"}]}, r"^edit 1 \(where\) is required, none was given"),

@@ -255,14 +255,15 @@ def test_what_cannot_be_answered_is_said_and_mended(browser: object, visit: Open
     from playwright.sync_api import expect
 
     tab = visit()
-    tab.page.fill("#answer-text", "two words")
-    expect(tab.page.locator("#error")).to_contain_text("must be a single token")
+    for field in ("#answer-text", "#wrong-text"):
+        tab.page.fill(field, " John")
+    expect(tab.page.locator("#error")).to_contain_text("must be two tokens, got ' John'")
     assert [line for line in tab.complaints if "400" not in line] == []
     tab.complaints.clear()
-    tab.page.fill("#answer-text", " John")
+    tab.page.fill("#wrong-text", " Mary")
     expect(tab.page.locator("#error")).to_be_hidden()
     tab.settled()
-    shows(tab, expected(live, answer=" John"))
+    shows(tab, expected(live, answer=" John", wrong=" Mary"))
 
 
 def test_the_page_begins_at_the_part_that_adds_most_and_its_strongest_edge(tab: Tab, live: Live) -> None:
@@ -414,7 +415,7 @@ def test_the_tokens_of_a_new_prompt_appear_before_its_numbers(
     monkeypatch.setattr(live.session, "pair", lambda *given: go_on.wait(20) and real(*given))
     before = tab.texts("#next-tokens tbody th")
     tab.page.fill("#prompt", "The cat sat on")
-    names = live.session.model.to_str_tokens("The cat sat on")
+    names = live.session.model.text.batch("The cat sat on").tokens[0]
     expect(tab.page.locator("#tokens .chip")).to_have_count(len(names))
     assert tab.page.locator("#cancel").is_enabled() and tab.texts("#next-tokens tbody th") == before
     go_on.set()
@@ -447,4 +448,132 @@ def test_the_live_page_has_no_fault(width: int, scheme: str, visit: Opener) -> N
     choose(tab, 3, 5)
     tab.act("[data-to=zero]")
     tab.page.check("input[name=where][value=some]", force=True)
+    assert faults(tab.page) == []
+
+
+NAME = " Mary Ann"
+"""Three tokens of this model."""
+
+
+def typed(tab: Tab, selector: str, text: str) -> None:
+    """Fill a field and wait for the answer."""
+    tab.page.locator("#status").evaluate("element => { element.textContent = '' }")
+    tab.page.fill(selector, text)
+    tab.settled()
+
+
+def shows_whole(tab: Tab, found: dict) -> None:
+    """The page shows log p of each token of the answer and of all, and marks those that follow the prompt."""
+    whole = found["whole"]
+    assert tab.texts("#whole tbody th") == whole["tokens"]
+    for column, run in ((2, 0), (3, 1)):
+        texts = tab.texts(f"#whole :is(tbody tr, tfoot tr:first-child) > :nth-child({column})")
+        assert numbers(texts) == pytest.approx([*whole["log_probs"][run], whole["log_prob"][run]], abs=6e-4)
+        (product,) = numbers(tab.texts(f"#whole tfoot tr:last-child > :nth-child({column})"))
+        assert product == pytest.approx(
+            whole["probability"][run], rel=0.06, abs=6e-4 if product > 5e-4 else 0
+        )  # as written
+    assert tab.page.locator("#tokens .chip").count() == len(found["tokens"])
+    assert tab.page.locator("#tokens .answers").count() == len(whole["tokens"]) - 1
+    assert tab.page.locator("#tokens .chosen").get_attribute("data-pos") == str(found["position"])
+
+
+def test_an_answer_of_several_tokens_is_typed_and_looked_at_token_by_token(tab: Tab, live: Live) -> None:
+    typed(tab, "#answer-text", NAME)
+    found = expected(live, answer=NAME)
+    assert (
+        found["whole"]["tokens"] == ["·Mary", "·An", "n"] and found["position"] == found["prompt_length"] - 1
+    )
+    shows(tab, found)
+    shows_whole(tab, found)
+    last = found["prompt_length"] + 1
+    tab.act(f"#whole [data-look='{last}']")
+    found = expected(live, answer=NAME, position=last)
+    shows(tab, found)
+    shows_whole(tab, found)
+    assert tab.texts("#answer") + tab.texts("#step") == ["n", " (token 3 of the answer's 3)"]
+    choose(tab, 3, 5)
+    tab.act("[data-to=zero]")
+    found = expected(live, HEAD, answer=NAME, position=last)
+    shows(tab, found)
+    shows_whole(tab, found)
+    tab.act("#copy")
+    ask = parsed(Look, body(prompt=PROMPT, second=CORRUPT, edits=[HEAD]))
+    script = python(ask, Origin("demo-4l"), last, found["whole"]["ids"])
+    assert tab.page.inner_text("#source").strip() == script.strip()
+    tab.act("#go-on")
+    assert "answer" not in tab.sent() and tab.page.locator("#continued").is_visible()
+
+
+def test_another_end_of_an_answer_is_chosen_by_a_click_and_taken_back_by_typing(
+    visit: Opener, live: Live
+) -> None:
+    tab = visit()
+    typed(tab, "#answer-text", NAME)
+    first = expected(live, answer=NAME)["whole"]["ids"][0]
+    position = expected(live)["prompt_length"]
+    tab.act(f"#tokens [data-pos='{position}']")
+    other = expected(live, answer=NAME, position=position)["next"][2]["id"]
+    tab.act(f"[data-id='{other}']")
+    assert tab.sent()["answer"] == [first, other]
+    found = expected(live, answer=[first, other], position=position)
+    shows(tab, found)
+    shows_whole(tab, found)
+    tab.act(f"#tokens [data-pos='{position - 1}']")
+    shows_whole(tab, expected(live, answer=[first, other]))
+    tab.act(f"#tokens [data-pos='{position}']")
+    typed(tab, "#answer-text", " Mary")
+    assert tab.page.locator("#whole").is_hidden() and tab.page.locator("#tokens .answers").count() == 0
+    shows(tab, expected(live, answer=" Mary"))
+
+
+def test_a_wrong_answer_is_contrasted_where_the_two_differ_and_notes_say_how(
+    visit: Opener, live: Live
+) -> None:
+    tab = visit()
+    typed(tab, "#answer-text", NAME)
+    typed(tab, "#wrong-text", " Mary and John")
+    found = expected(live, answer=NAME, wrong=" Mary and John")
+    assert found["position"] == found["prompt_length"] and found["wrong"]["token"] == "·and"
+    shows(tab, found)
+    shows_whole(tab, found)
+    assert tab.texts("#contrast") == [" minus those to ·and"]
+    said = found["notes"][0]
+    assert tab.texts("#answer-notes") == [f"{said[0].upper()}{said[1:]}."]
+
+
+def test_random_directions_stand_beside_the_probability_of_the_whole_answer(tab: Tab, live: Live) -> None:
+    typed(tab, "#answer-text", NAME)
+    tab.page.locator("#status").evaluate("element => { element.textContent = '' }")
+    tab.page.locator("#dose-0").evaluate("it => { it.value = 1.5; it.dispatchEvent(new Event('input')) }")
+    tab.settled()
+    edit = {"where": "L2.resid_post", "change": "add", "scale": 1.5}
+    steered = beside_random(live.session, prompt=PROMPT, second=CORRUPT, edits=[edit], answer=NAME)
+    assert tab.texts("#dosed-answer") == ["·Mary·Ann"]
+    texts = " ".join(tab.texts("#dosed tbody tr:first-child td")).replace("to", "").split()
+    for shown, value in zip(numbers(texts), steered["probability"], strict=True):
+        assert shown == pytest.approx(value, rel=0.06, abs=6e-4 if shown > 5e-4 else 0)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_a_chat_says_who_speaks_and_the_answer_is_the_assistants(
+    width: int, chat_visit: Opener, chat_live: Live
+) -> None:
+    tab = chat_visit(width)
+    (roles,) = chat_live.session._roles.values()
+
+    def spoken() -> list[str]:
+        chips = tab.page.locator("#tokens .chip")
+        return chips.evaluate_all("chips => chips.map((chip) => [chip.dataset.role, chip.dataset.speaker])")
+
+    def told(roles: list[str]) -> list[list[str]]:
+        return [
+            [role, role if role != before else ""] for before, role in zip(["", *roles], roles, strict=False)
+        ]
+
+    assert spoken() == told(roles) and {"template", "user", "assistant"} <= set(roles)
+    typed(tab, "#answer-text", "The dog sat")
+    more = tab.page.locator("#whole tbody tr").count() - 1
+    assert more > 0 and spoken() == told([*roles, *["assistant"] * more])
+    assert tab.page.locator("#tokens .answers").count() == more
     assert faults(tab.page) == []

@@ -425,7 +425,7 @@ def test_rows_are_kept_up_to_a_size_and_no_pattern_is_among_them(monkeypatch: py
     for factor in range(1, 20):
         asked(session, edits=[{"where": "L0.mlp", "change": "scale", "factor": float(factor)}])
     assert len(session._rows) == 20 and len(session._layers) == sessions.NEAR
-    n = len(session.tokens(PROMPT))
+    n = len(hooked().to_tokens(PROMPT)[0])
     for row in session._rows.values():
         assert not any("pattern" in site or "scores" in site for site in row.values)
         assert row.size <= n * sum(value[0].numel() * value.element_size() for value in row.values.values())

@@ -357,6 +357,66 @@ def test_pairs_exchange_subjects_of_one_phrasing_with_as_many_tokens(tmp_path: P
     assert np.isfinite(result.value.values).any()
 
 
+BEGIN_ALIKE = {
+    "name": "what sat", "prompt_templates": ["In {} the cat"],
+    "samples": [{"subject": "France", "object": "sat on the mat"}, {"subject": "Italy", "object": "sat on the dog"}],
+}  # fmt: skip
+
+
+def log_prob(model: interp.HookedTransformer, prompt: str, answer: tuple[int, ...]) -> float:
+    """log p of all tokens of an answer, each after those before it."""
+    ids = model.to_tokens(prompt)[0].tolist()
+    logits = model([[*ids, *answer]])[0, len(ids) - 1 :].log_softmax(-1)
+    return sum(float(logits[i, token]) for i, token in enumerate(answer))
+
+
+def test_answers_that_begin_alike_are_paired_as_wholes_and_compared_as_such(tmp_path: Path) -> None:
+    model = hooked()
+    facts = read_facts(written(tmp_path, BEGIN_ALIKE))
+    with pytest.raises(ValueError, match="got none: row 0"):
+        facts.pairs(model.text.tokenizer)
+    pairs = facts.pairs(model.text.tokenizer, whole=True)
+    mat, dog = (tuple(model.text.tokenizer.encode(f" sat on the {word}")) for word in ("mat", "dog"))
+    assert pairs.answers == (mat, dog) and pairs.wrongs == (dog, mat) and mat[0] == dog[0]
+    metric = interp.metrics.log_prob_difference(pairs.answers, pairs.wrongs)
+    clean, corrupt = interp.causal.batches(model, pairs)
+    found = interp.patch(model, clean, corrupt, "resid_pre", by=("layer",), metric=metric)
+    for side in ("clean", "corrupt"):
+        wanted = [
+            log_prob(model, prompt, right) - log_prob(model, prompt, false)
+            for prompt, right, false in zip(getattr(pairs, side), pairs.answers, pairs.wrongs, strict=True)
+        ]
+        np.testing.assert_allclose(found[side].values, wanted, atol=1e-9)
+    np.testing.assert_allclose(found.each.sel(layer=0), found.clean - found.corrupt, atol=1e-9)
+    with pytest.raises(ValueError, match="requires an answer for every prompt, got none"):
+        interp.patch(model, clean, corrupt, "resid_pre")
+
+
+def test_an_answer_that_begins_with_another_is_no_whole_beside_it(tmp_path: Path) -> None:
+    samples = [{"subject": "France", "object": "sat"}, {"subject": "Italy", "object": "sat on"}]
+    facts = read_facts(written(tmp_path, {**BEGIN_ALIKE, "samples": samples}))
+    with pytest.raises(ValueError, match="got none: row 0"):
+        facts.pairs(hooked().text.tokenizer, whole=True)
+
+
+def test_pairs_of_one_token_are_the_same_as_wholes(tmp_path: Path) -> None:
+    samples = [{"subject": "France", "object": "cat"}, {"subject": "Italy", "object": "dog"}]
+    facts = read_facts(written(tmp_path, {**BEGIN_ALIKE, "samples": samples}))
+    first, whole = (facts.pairs(hooked().text.tokenizer, whole=whole) for whole in (False, True))
+    assert whole.answers is None and whole.wrongs is None
+    assert torch.equal(first.answer, whole.answer) and torch.equal(first.wrong, whole.wrong)
+
+
+def test_corrupted_prompts_of_a_file_are_paired_by_whole_answers_too(tmp_path: Path) -> None:
+    tokenizer = hooked().text.tokenizer
+    row = {"prompt": "The cat sat", "corrupt": "The dog sat", "answer": "on the mat", "wrong": "on the dog"}
+    facts = read_facts(written(tmp_path, [row]))
+    with pytest.raises(ValueError, match="or two answers, are the same in tokens"):
+        facts.pairs(tokenizer)
+    pairs = facts.pairs(tokenizer, whole=True)
+    assert pairs.answers == (tuple(tokenizer.encode(" on the mat")),)
+
+
 def test_corrupted_prompts_of_a_file_are_its_pairs(tmp_path: Path) -> None:
     model = hooked()
     row = {"prompt": "The cat sat on the", "corrupt": "The dog sat on the", "answer": "mat", "wrong": "cat"}

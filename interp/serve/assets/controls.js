@@ -74,10 +74,11 @@ document.addEventListener("click", (event) => {
   if (cell) choose({ layer: +cell.dataset.layer, ...(cell.dataset.head === undefined ? { part: "mlp" } : { part: "head", head: +cell.dataset.head }) });
   const to = at("#panel [data-to]");
   if (to) apply(to.dataset.to, to.dataset.to === "set" ? { values: +one("#value").value } : NEEDS[to.dataset.to]);
-  const token = at("#tokens .chip");
+  const token = at("#tokens .chip, [data-look]");
   if (token) {
     forget();
-    choose({ at: +token.dataset.pos, answer: null });
+    // A token chosen among an answer's is the end of that answer, whose others stay in the row.
+    choose({ at: +(token.dataset.pos ?? token.dataset.look), ...(!Array.isArray(state.answer) && { answer: null }) });
   }
   const where = at("#where .chip");
   if (where) {
@@ -87,8 +88,10 @@ document.addEventListener("click", (event) => {
   }
   const answer = at("[data-id]");
   if (answer) {
+    forget();
+    const before = shown.whole?.ids.slice(0, Math.max(0, shown.position - shown.prompt_length + 1)) ?? [];
     one("#answer-text").value = "";
-    choose({ answer: +answer.dataset.id });
+    choose({ answer: before.length ? [...before, +answer.dataset.id] : +answer.dataset.id });
   }
   const neuron = at("[data-neuron]");
   if (neuron) choose({ part: "neuron", neuron: +neuron.dataset.neuron });
@@ -134,6 +137,8 @@ for (const id of ["#prompt", "#second"]) {
 for (const id of ["#answer-text", "#wrong-text"]) {
   one(id).addEventListener("input", () => {
     if (id === "#answer-text") state.answer = null;
+    if (state.at >= shown?.prompt_length) state.at = null;  // a token of the answer that there was
+    forget();
     later(refresh);
   });
 }
@@ -153,7 +158,7 @@ one("#go-on").addEventListener("click", () => {
       : found.same ? `They agree in the first ${found.same === 1 ? "token" : `${found.same} tokens`}.` : "They differ from the first token on.";
   });
 });
-one("#copy").addEventListener("click", () => ask("source", question(), async (found) => {
+one("#copy").addEventListener("click", () => ask("source", { ...question(), ...answers() }, async (found) => {
   const source = one("#source");
   source.textContent = found.python;
   source.hidden = false;

@@ -9,10 +9,10 @@ const showDoses = () => {
     tell(input);
   }
   if (!doses.length) return;
-  one("#dosed-answer").textContent = shown.answer.token;
+  one("#dosed-answer").textContent = shown.whole ? shown.whole.tokens.join("") : shown.answer.token;
   const found = steered?.of === shown ? steered.found : null;
   const rows = all("#dosed tbody tr");
-  [["probability", probability], ["kl", (x) => number(x, 2)]].forEach(([name, write], row) => {
+  [["probability", shown.whole ? product : probability], ["kl", (x) => number(x, 2)]].forEach(([name, write], row) => {
     const cells = all("td", rows[row]);
     const values = found?.[name];
     const texts = values ? [write(values[0]), write(values[1]), `${write(values[2])} to ${write(values[3])}`] : ["–", "–", "–"];
@@ -28,7 +28,7 @@ views.push(showDoses);
 afterwards.push(() => {
   const of = shown;
   if (!edits().some((edit) => edit.change === "add")) return null;
-  return ask("random", { ...question(), answer: of.answer.id }, (found) => {
+  return ask("random", { ...question(), position: of.position, answer: of.whole?.ids ?? of.answer.id }, (found) => {
     steered = { of, found };
     showDoses();
   });

@@ -36,26 +36,32 @@ const chips = (strip, tokens, pressed) => {
   if (inside.top < around.top || inside.bottom > around.bottom) strip.scrollTop += inside.top - around.top - strip.clientHeight / 2;
 };
 
-// In a chat each token has the role that says it, written where another one begins to speak.
-const speak = (button, roles, pos) => {
-  const role = roles?.[pos] ?? "";
-  button.dataset.role = role;
-  button.dataset.speaker = role !== (roles?.[pos - 1] ?? "") ? role : "";
-  button.title = role;
+// In a chat each token has the role that says it, written where another one begins to speak; an answer is marked.
+const speak = (button, found, pos) => {
+  const says = (at) => found.roles?.[at] ?? (at < found.prompt_length ? "" : "answer");
+  button.dataset.role = found.roles?.[pos] ?? "";
+  button.dataset.speaker = says(pos) !== (pos ? says(pos - 1) : "") ? says(pos) : "";
+  button.title = button.dataset.role;
+  button.classList.toggle("answers", pos >= found.prompt_length);
 };
 
 const showTokens = (found = shown) => {
-  const position = found.position ?? state.at ?? found.tokens.length - 1;
+  const position = found.position ?? state.at ?? found.prompt_length - 1;
+  const follow = found.tokens.length - found.prompt_length;
+  one("#follows").hidden = !follow;
   chips(one("#tokens"), found.tokens, (pos) => pos === position);
-  [...one("#tokens").children].forEach((button, pos) => speak(button, found.roles, pos));
+  [...one("#tokens").children].forEach((button, pos) => speak(button, found, pos));
   const second = found.second ?? [];
   inStrip(one("#second-tokens"), second, (name, pos) => {
     const span = make("span", "", "chip");
     span.append(make("bdi", name), make("small", String(pos)));
     return span;
-  }).forEach((span, pos) => span.classList.toggle("pointed", second[pos] !== found.tokens[pos]));
-  const [a, b] = [found.tokens.length, second.length];
-  one("#lengths").textContent = !b ? "" : a === b
+  }).forEach((span, pos) => {
+    span.classList.toggle("pointed", second[pos] !== found.tokens[pos]);
+    span.classList.toggle("answers", pos >= second.length - follow);
+  });
+  const [a, b] = [found.prompt_length, second.length - follow];
+  one("#lengths").textContent = b <= 0 ? "" : a === b
     ? "Framed: where it differs from the prompt. Both have as many tokens."
     : `Framed: where it differs from the prompt. It has ${b} tokens, the prompt ${a}: patches need chosen positions.`;
 };
@@ -82,6 +88,37 @@ const showNext = () => {
     row.classList.toggle("chosen", id === shown.answer.id);
     return row;
   }));
+};
+
+// An answer of several tokens: each after those before it, and all together, whose probability is often tiny.
+const product = (p) => (p > 0 && p < 0.0005 ? p.toExponential(1).replace("-", "−") : number(p, 3));
+const showWhole = () => {
+  const table = one("#whole");
+  const found = shown.whole;
+  table.hidden = !found;
+  if (!found) return;
+  const write = (cells, [clean, edited], say, digits) => {
+    const texts = [say(clean), say(edited), edited === clean ? "" : signed(edited - clean, digits)];
+    cells.forEach((cell, i) => { cell.textContent = texts[i]; });
+  };
+  const log = (x) => number(x, 3);
+  renew(one("tbody", table), found.tokens.map((token, step) => {
+    const row = document.createElement("tr");
+    const pos = shown.prompt_length - 1 + step;
+    const button = Object.assign(make("button", token, "link tok"), { type: "button" });
+    button.dataset.look = pos;
+    const head = make("th", "", "tok");
+    head.scope = "row";
+    head.append(button);
+    row.append(head, ...[0, 1, 2].map(() => make("td")));
+    write(all("td", row), found.log_probs.map((run) => run[step]), log, 3);
+    row.classList.toggle("chosen", pos === shown.position);
+    return row;
+  }));
+  const [sum, whole] = all("tfoot tr", table).map((row) => all("td", row));
+  write(sum, found.log_prob, log, 3);
+  write(whole, found.probability, product, 3);
+  if (Math.max(...found.probability) < 0.0005) whole[2].textContent = "";
 };
 
 const touched = (layer, head) => edits().map(partOf).some((part) => part.layer === layer && (head === undefined
@@ -155,6 +192,10 @@ const showMaps = () => {
   one("#scored").hidden = !measure.value;
   one("#scored").textContent = measure.value ? `On this prompt: ${measure.selectedOptions[0].dataset.tip ?? measure.selectedOptions[0].title}.` : "";
   one("#answer").textContent = shown.answer.token;
+  const step = Math.max(0, shown.position - shown.prompt_length + 1);
+  one("#step").textContent = shown.whole ? ` (token ${step + 1} of the answer's ${shown.whole.ids.length})` : "";
+  one("#answer-notes").hidden = !shown.notes.length;
+  one("#answer-notes").textContent = shown.notes.map((said) => `${said[0].toUpperCase()}${said.slice(1)}.`).join(" ");
   one("#contrast").textContent = shown.wrong ? ` minus those to ${shown.wrong.token}` : "";
   const { why, total, rest, uncapped } = shown.attribution;
   const sums = uncapped ? `sums to its logit before the soft cap, ${uncapped.map((x) => signed(x, 2)).join(" and ")}` : "sums to its logit";
@@ -254,4 +295,4 @@ const makeStream = (table, tokens, some) => {
 };
 
 early.push(showTokens);
-views.push(() => showTokens(), showNext, showMaps, showNeurons, showLens, showSteps, showStream);
+views.push(() => showTokens(), showNext, showWhole, showMaps, showNeurons, showLens, showSteps, showStream);

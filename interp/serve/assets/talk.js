@@ -80,13 +80,15 @@ addEventListener("pagehide", () => {
   }).catch(() => {});
 });
 
-const question = () => ({
-  prompt: one("#prompt").value, second: one("#second").value || null, edits: edits(), position: state.at,
+const question = () => ({ prompt: one("#prompt").value, second: one("#second").value || null, edits: edits() });
+// A token that was chosen goes before what is typed.
+const answers = () => ({
+  position: state.at, answer: state.answer ?? (one("#answer-text").value || null), wrong: one("#wrong-text").value || null,
 });
 // Scores of all heads, and how far their attention moved, need every pattern: asked for where a map shows them.
 const wanted = () => ({ scores: Boolean(one("#measure").value), moved: one("input[name=shown]:checked").value === "moved" });
 const look = () => ask("look", {
-  ...question(), ...wanted(), answer: state.answer ?? (one("#answer-text").value || null), wrong: one("#wrong-text").value || null,
+  ...question(), ...answers(), ...wanted(),
   layer: state.picked ? state.layer : null, head: state.head,
 }, (found, asked) => {
   [shown, sent, answered] = [found, asked.edits, asked.prompt];
@@ -97,7 +99,8 @@ const look = () => ask("look", {
 const refresh = async () => {
   const { prompt, second } = question();
   const fresh = `${prompt}\n${second}` !== tokensOf;
-  if (fresh && !await ask("tokens", { prompt, second }, (found) => {
+  const { answer, wrong } = answers();
+  if (fresh && !await ask("tokens", { prompt, second, answer, wrong }, (found) => {
     tokensOf = `${prompt}\n${second}`;
     early.forEach((view) => view(found));
   })) return;
