@@ -32,7 +32,7 @@ def given(folder: Path) -> None:
         def normal(*shape: int, by: float, draw: torch.Generator = draw) -> torch.Tensor:
             return torch.randn(*shape, generator=draw, dtype=torch.float64) / by
 
-        weights = {}
+        weights: dict[str, torch.Tensor] = {}
         for layer in range(model.cfg.n_layers):
             own = {
                 "W_enc": normal(d, S, by=d**0.5), "b_enc": normal(S, by=3), "W_dec": normal(S, d, by=S**0.5),

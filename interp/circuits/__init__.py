@@ -21,6 +21,7 @@ from interp.circuits.graph_files import (
     write_attribution_graph,
 )
 from interp.circuits.graph_influence import prune_graph
+from interp.circuits.graph_interventions import graph_interventions
 from interp.circuits.interchange import Interchange, interchange
 from interp.circuits.mib_files import MibScores, read_mib, write_mib
 from interp.model.parts import Edge
@@ -47,6 +48,7 @@ __all__ = [
     "edge_stability",
     "evaluate_circuit",
     "find_circuit",
+    "graph_interventions",
     "interchange",
     "prune_graph",
     "read_attribution_graph",

@@ -390,6 +390,7 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
         attrs={
             "nodes": next((site.kind for site in local.sites if site.by_entry), "embedding"),
             "prompt": "".join(text.pieces(chosen.tokens.tolist())),
+            "against": -1 if chosen.goals.against is None else chosen.goals.against,
             "n_layers": local.model.config.n_layers,
             "covered": share(float(np.abs(inner[nodes[inside]]).sum()), float(np.abs(inner).sum())),
             "completeness_error": max(row.error for row in chosen.rows.values()),

@@ -304,6 +304,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "tasks.read_facts": {"path": calls.facts_file}, "data.read_chats": {"path": calls.chats_file},
     "circuits.attribution_graph": {"prompt": lambda: PROMPTS[0], "most": lambda: 40},
     "circuits.prune_graph": {"graph": neuron_graph},
+    "circuits.graph_interventions": {"prompt": lambda: PROMPTS[0], "graph": neuron_graph},
     "circuits.read_attribution_graph": {"path": graph_file}, "circuits.read_mib": {"path": mib_file},
     "circuits.write_attribution_graph": {"circuit": circuit_of_one, "prompt": graph_prompt,
                                         "path": lambda: new_folder() / "graph.json"},
