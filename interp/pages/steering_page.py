@@ -92,7 +92,7 @@ def steering_page(result: xr.Dataset) -> str:
         facts=[
             ("layers", str(some.sizes["layer"])),
             ("rows", str(int(some.n.max()))),
-            ("directions beside", str(some.sizes["draw"])),
+            (f"{'features' if 'feature' in some.coords else 'directions'} beside", str(some.sizes["draw"])),
         ],
         null=str(result.attrs["null"]),
         effect=str(result.attrs["effect"]),
