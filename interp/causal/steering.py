@@ -552,7 +552,7 @@ class SteeringCurve(Question):
         if isinstance(self.directions, str | Part) or not isinstance(self.directions[0], Subspace):
             null = "random features of the dictionary that are active on the texts, at the same activation"
             unit = self.unit if isinstance(self.unit, str) else float(self.unit)
-            return {"effect": SIGN, "null": null, "seed": self.seed, "mode": self.mode, "strength 1": unit}
+            return {"effect": SIGN, "null": null, "seed": self.seed, "mode": self.mode, "strength_unit": unit}
         kind = "random directions" if self.beside is None else "the directions that were given"
         return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
 

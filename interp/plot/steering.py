@@ -68,7 +68,7 @@ def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None
 
 def _of_features(attrs: Mapping[str, object]) -> str:
     """What a strength of a feature is, in words."""
-    unit = attrs["strength 1"]
+    unit = attrs["strength_unit"]
     return (
         f"{attrs['mode']}, times the {unit} activation"
         if isinstance(unit, str)

@@ -11,6 +11,7 @@ rounded, `ROUNDINGS` eps times a sublayer's output or a head's z (`in_half`). Th
 |---|---|---|
 | stream = embeddings + sublayers (`rounded_off`) | the parts, number by number | the additions are made again |
 | heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | the output |
+| features, bias, skip, error = what a dictionary writes | lengths of f W_dec, b_dec, x W_skip | the output |
 | sources = their head (`by_source`, attribution by source) | products a v W | z, `ROUNDINGS` |
 | attribution = logit | columns, length of out . direction by sublayer | stream and sublayers as above, folded |
 | pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32 |

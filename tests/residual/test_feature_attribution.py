@@ -316,6 +316,18 @@ def test_in_less_precision_the_parts_still_sum(dtype: torch.dtype) -> None:
             assert_close(torch.tensor(found.value.values), torch.tensor(wide.value.values), dtype)
 
 
+def test_a_dictionary_without_an_active_feature_has_its_bias_and_error_alone() -> None:
+    coder = dictionary("gpt2", f"blocks.1.{MLP}", 1)
+    with torch.no_grad():
+        coder.b_enc.fill_(-1e6)
+    subject = plain("gpt2").with_dictionaries([coder])
+    for top in (None, 3):
+        found = interp.attribute(subject, TOKENS, ANSWER, WRONG, parts="feature", top=top)
+        assert not [part for part in found.part.values if part.startswith("L1F")]
+        assert ("L1.feature_rest" in found.part.values) == (top is not None)
+        np.testing.assert_allclose(found.value.sum("part"), found.total, rtol=1e-9, atol=1e-9)
+
+
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
