@@ -49,7 +49,7 @@ def feature_edits(
     *,
     at: Mapping[str, PositionIndex] = MappingProxyType({}),
 ) -> list[Edit]:
-    """The edits that steer by one feature of a model with dictionaries; they belong together.
+    """The edits that steer by one feature of a model with dictionaries.
 
     With f the feature's activation at a token, W its decoder row and h the site that the dictionary writes:
 
@@ -64,6 +64,9 @@ def feature_edits(
         amount: an activation; for "orthogonal" a factor.
         mode: "add", "clamp", "cap" or "orthogonal".
         at: the tokens, as in `Edit`; all, where nothing is named. `{"pos": "new"}` are those that are generated.
+
+    Returns:
+        The edits of one pass, for `model.edited`, `generate` or a sweep; several of them belong together.
 
     Raises:
         ValueError: a part that is no feature, a mode that is none, and a dictionary that normalises what it reads, as
@@ -240,10 +243,10 @@ class Activity:
             named[word][name] = x
         return cls(**named)
 
-    def unit(self, part: Part, unit: ActivationUnit | float) -> float:
+    def unit(self, part: Part, unit: ActivationUnit | int | float) -> float:
         """The activation of a feature that is strength 1. ValueError for a feature that is never active."""
         if not isinstance(unit, str):
-            return unit
+            return float(unit)
         name, index = str(part.layer), part.index
         assert index is not None
         one = self.largest[name][index]
@@ -301,7 +304,7 @@ class FeatureDoses:
         activity: Activity,
         *,
         strengths: tuple[float, ...],
-        unit: ActivationUnit | float,
+        unit: ActivationUnit | int | float,
         mode: FeatureMode,
         at: Mapping[str, PositionIndex],
         random: int,

@@ -487,14 +487,19 @@ class SteeringCurve(Question):
 
         return Staged(self.name, stages, again="unit_on=texts goes through the prompts once")
 
+    @property
+    def given(self) -> list[Subspace | PartName]:
+        """The directions or features, one or several."""
+        return [self.directions] if isinstance(self.directions, str | Part) else list(self.directions)
+
     def _features(self, network: Transformer) -> list[Part] | None:
         """The features that are steered by, checked; None for directions."""
-        given = [self.directions] if isinstance(self.directions, str | Part) else list(self.directions)
-        if not any(not isinstance(one, Subspace) for one in given):
+        given = [one for one in self.given if not isinstance(one, Subspace)]
+        if not given:
             return None
-        if any(isinstance(one, Subspace) for one in given):
+        if len(given) < len(self.given):
             raise ValueError("directions must be Subspaces or features, got both")
-        features = [Push.of(network, one).feature for one in given if not isinstance(one, Subspace)]
+        features = [Push.of(network, one).feature for one in given]
         _check_layers([part.layer for part in features])
         if self.beside is not None:
             raise ValueError(
@@ -549,7 +554,7 @@ class SteeringCurve(Question):
     @property
     def _attributes(self) -> dict[str, str | int | float]:
         """Attrs of the result."""
-        if isinstance(self.directions, str | Part) or not isinstance(self.directions[0], Subspace):
+        if not isinstance(self.given[0], Subspace):
             null = "random features of the dictionary that are active on the texts, at the same activation"
             unit = self.unit if isinstance(self.unit, str) else float(self.unit)
             return {"effect": SIGN, "null": null, "seed": self.seed, "mode": self.mode, "strength_unit": unit}
@@ -589,7 +594,7 @@ class Doses:
     def of(cls, question: SteeringCurve, config: ModelConfig) -> Doses:
         """The doses of `steering_curve`'s arguments, checked, with its errors."""
         layers = []
-        subspaces = [one for one in question.directions if isinstance(one, Subspace)]
+        subspaces = [one for one in question.given if isinstance(one, Subspace)]
         for subspace in subspaces:
             if len(subspace.directions) != 1:
                 raise ValueError(
@@ -628,7 +633,7 @@ def _check_layers(layers: Sequence[int | None]) -> None:
         raise ValueError(f"directions of different layers are required, got those of layers {list(layers)}")
 
 
-def _doses_given(strengths: Sequence[float]) -> tuple[float, ...]:
+def _doses_given(strengths: Sequence[int | float]) -> tuple[float, ...]:
     """The strengths, checked."""
     doses = tuple(float(strength) for strength in strengths)
     if not doses or len(set(doses)) < len(doses) or not np.isfinite(doses).all():
