@@ -467,6 +467,7 @@ class SteeringCurve(Question):
     def bind(self, model: Subject) -> ByRow | Staged:
         """One planned sweep per batch and measure; stages before it measure features, and the loss on `loss_on`."""
         features = self._features(model.transformer)
+        as_metric(self.metric, model.text)  # its errors are the caller's, before anything runs
         if features is None:
             return self._bound(model, Doses.of(self, model.transformer.config))
         layers = [part.layer for part in features if part.layer is not None]
@@ -496,6 +497,11 @@ class SteeringCurve(Question):
         """The features that are steered by, checked; None for directions."""
         given = [one for one in self.given if not isinstance(one, Subspace)]
         if not given:
+            of_features = (self.mode, self.unit, self.unit_on, self.at)
+            if of_features != ("add", "max", None, None):
+                raise ValueError(
+                    "mode, unit, unit_on and at go with features; directions are added at the cells that they name"
+                )
             return None
         if len(given) < len(self.given):
             raise ValueError("directions must be Subspaces or features, got both")
@@ -509,6 +515,7 @@ class SteeringCurve(Question):
         if self.unit not in get_args(ActivationUnit) and (isinstance(self.unit, str) or not self.unit):
             raise ValueError(f'unit must be "max", "mean" or a number that is not 0, got {self.unit!r}')
         _doses_given(self.strengths)
+        _check_count("random", self.random)
         return features
 
     def _feature_doses(

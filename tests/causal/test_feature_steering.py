@@ -292,7 +292,9 @@ def test_its_picture_and_page_name_the_feature_and_show_both_bands() -> None:
     ends = found.bands.sel(beside="random directions", score="effect").values
     assert sorted(drawn.tolist()) == sorted(ends.ravel().tolist())
     assert "features, dashed: directions" in ax.get_title() and "max activation" in ax.get_xlabel()
-    assert "random features of the dictionary" in interp.pages.steering_page(found)
+    page = interp.pages.steering_page(found)
+    assert "random features of the dictionary" in page and "A feature of a dictionary is moved (add)" in page
+    assert page.count("<figcaption>L1F12</figcaption>") == 2 and ">random directions</th>" in page
 
 
 # --- planted --------------------------------------------------------------------------------------------------------
@@ -368,6 +370,9 @@ def test_what_has_no_meaning_is_refused() -> None:
         "different layers are required": lambda: steering_curve(split(), ROWS, ["L1F3", "L1F4"], **how),
         "beside stands beside directions": lambda: steering_curve(
             split(), ROWS, "L1F3", metric=METRIC, beside=[torch.ones(2, 24)]
+        ),
+        "unit_on and at go with features": lambda: steering_curve(
+            split(), ROWS, [Subspace(STREAM, torch.eye(24)[:1])], mode="clamp", **how
         ),
         "a number that is not 0": lambda: steering_curve(split(), ROWS, "L1F3", unit=0.0, **how),
         "active on no token": lambda: steering_curve(dead(), ROWS, "L1F3", **how),
