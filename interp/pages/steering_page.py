@@ -148,8 +148,8 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
                 [(d[0], d[1], d[2], d[3]) for d in dots],
             )
         )
-        name = str(one.feature.values) if "feature" in one.coords else str(layer)
-        rows += [_row(name, one.isel(strength=i)) for i in range(len(strengths))]
+        called = str(one.feature.values) if "feature" in one.coords else str(layer)
+        rows += [_row(called, one.isel(strength=i)) for i in range(len(strengths))]
     unit, title = str(mine["unit"].item()), SAYS.get(name, name)
     return SteeringScore(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
 
