@@ -460,13 +460,12 @@ class Dictionary(nn.Module):
             )
         x = self.vectors(read[:, None])[:, 0].to(self.W_enc.device)
         f = (self.encode(x) if features is None else features).to(direction)
-        scaling, weights = self._scaling(x), {name: w.to(direction) for name, w in self.named_parameters()}
-        shift, scale = scaling.shift.to(direction), scaling.scale.to(direction)
-        directions, skip = weights["W_dec"], weights.get("W_skip")
-        bias = weights["b_dec"] * scale + shift
+        shift, scale = (part.to(direction) for part in self._scaling(x))
+        directions, skip = self.W_dec.to(direction), self.skip
+        bias = self.b_dec.to(direction) * scale + shift
         terms = (f.abs() @ directions.abs()) * scale + bias.abs()
         given = (f @ directions) * scale + bias
-        linear = None if skip is None else x.to(direction) @ skip
+        linear = None if skip is None else x.to(direction) @ skip.to(direction)
         if linear is not None:
             given, terms = given + linear, terms + linear.abs()
         return Shares(
