@@ -6,6 +6,7 @@ from interp.causal.attribution_patching import AttributionPatch, attribution_pat
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
 from interp.causal.effects import RankAgreement, agreement
+from interp.causal.feature_steering import feature_edits
 from interp.causal.function_vectors import (
     AverageIndirectEffect,
     FunctionVectors,
@@ -55,6 +56,7 @@ __all__ = [
     "batches",
     "causal_trace",
     "continuations",
+    "feature_edits",
     "function_vectors",
     "identity",
     "knock_out",

@@ -20,9 +20,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.effects import SIGN, site_coords
+from interp.causal.feature_steering import (
+    NULLS,
+    ActivationUnit,
+    Activity,
+    FeatureDoses,
+    FeatureMode,
+    Push,
+    activity_rows,
+)
 from interp.causal.subspace import Subspace
 from interp.core.axes import describe
-from interp.core.kinds import Count, Seed
+from interp.core.kinds import Count, Finite, Seed
 from interp.core.memory import check_memory
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
@@ -34,8 +43,8 @@ from interp.data.stream import prompt_source
 from interp.features.dictionary import Dictionary
 from interp.features.probing import ProbePosition, held_out, intervals, logistic, pooled, scores, standard
 from interp.model.config import ModelConfig
-from interp.model.edits import Add, Edit
-from interp.model.parts import Part
+from interp.model.edits import Add, Edit, PositionIndex
+from interp.model.parts import Part, PartName
 from interp.model.sites import find, full_name
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
@@ -367,21 +376,30 @@ def by_feature(
 
 @dataclass(frozen=True, eq=False)
 class SteeringCurve(Question):
-    """Effect of adding multiples of a direction in every layer, and its cost, compared with random directions.
+    """Effect of steering by a direction or a feature in every layer, and its cost, compared with random ones.
 
-    The null is a random direction: isotropic, of the same length, added at the same place and strength to the same
-    rows. Each score is compared with the mean of the same score over such directions.
+    The null of a direction is a random one: isotropic, of the same length, added at the same place and strength to the
+    same rows. Each score is compared with the mean of the same score over such directions. A feature of a model with
+    dictionaries has three nulls: random features of its dictionary that are active on the texts, at its activation;
+    random directions of the length of its decoder row, moved as far; and the plain prompt, from which effects count.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         directions: one `Subspace` per layer, as `Subspace.of_result` gives them,
             `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at
-            every position, BOS included.
-        strengths: multiples of each direction; 0 is no steering.
+            every position, BOS included. Or features of a model with dictionaries, `["L5F123"]`, one per layer.
+        strengths: multiples of each direction; 0 is no steering. Of features: multiples of `unit`, to which "clamp"
+            sets them, so that 0 takes them out; factors for "orthogonal".
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
         loss_on: texts unrelated to the direction, on which the loss is measured too; None leaves `loss` out.
-        random: number of random directions R of the same length for each direction.
+        random: number of random directions R of the same length for each direction. Of features: of random features,
+            and of random directions; fewer, with a note, where fewer features are active.
+        mode: what is done with a feature: "add", "clamp", "cap" or "orthogonal", as `feature_edits` says.
+        unit: activation of a feature that is strength 1: its "max" on the texts, the "mean" of its activations there,
+            or a number.
+        unit_on: texts on which features are measured, BOS left out; None: the prompts themselves.
+        at: the tokens at which features are steered, as in `Edit`; all, where nothing is named.
         beside: directions that replace the random ones, one tensor [r, d] for each direction, which are scaled to its
             length, such as `shuffled` of `steering`, found on the same prompts with shuffled kinds (permutation test).
         seed: seed of the random directions.
@@ -396,7 +414,16 @@ class SteeringCurve(Question):
           largest. With 39 draws it spans all of them, and another random direction lies outside 2 times in 40; with
           fewer draws it covers less, 1 - 2 / (R + 1).
         - `p`: two-sided, how often a random direction does as much; at least 2 / (R + 1).
-        - `norm` [layer]: length of the directions.
+        - `plain` [score]: the metric itself without steering, mean over rows; with `loss` the loss of those texts.
+        - `norm` [layer]: length of the directions; of a feature of what strength 1 adds.
+
+        Of features `null`, `random`, `band` and `p` are those of random features, the coordinate `feature` names each,
+        and further:
+
+        - `nulls`, `p_values` [..., beside], `bands` [..., beside, end]: the same for "random features", "random
+          directions" and "plain prompt", whose effect is 0; against it stands the interval.
+        - `draws` [..., beside, draw]: every random feature and direction.
+        - `activation` [layer]: that of strength 1.
 
         Scores:
 
@@ -406,14 +433,15 @@ class SteeringCurve(Question):
 
     Raises:
         ValueError: several directions at one place or layer, outside the blocks, of length 0 in all layers, or at one
-            position of prompts of several lengths.
+            position of prompts of several lengths. Of features: as `feature_edits`; directions among them; a feature
+            that is never active on the texts; `beside`, which stands beside directions.
 
     Caveats:
         Effects on the prompts from which the direction was made are too large. A direction with an effect need not be
         what the model uses, and 1 of 20 random directions lies outside the band: of many layers and strengths, some do.
 
     See Also:
-        `steering`: finds the directions.
+        `steering`: finds the directions. `feature_edits`: the edits of a feature, for generation.
 
     Example:
         >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.0)
@@ -423,18 +451,84 @@ class SteeringCurve(Question):
         ('layer', 'strength', 'score')
     """
 
-    directions: Sequence[Subspace]
+    directions: Sequence[Subspace | PartName] | Part | str
     _: KW_ONLY
     strengths: Sequence[float] = STRENGTHS
     metric: Metric | LogitFunction | None = None
     loss_on: Prompts | None = None
     random: Count = RANDOM
+    mode: FeatureMode = "add"
+    unit: ActivationUnit | Finite = "max"
+    unit_on: Prompts | None = None
+    at: Mapping[str, PositionIndex] | None = None
     beside: Sequence[Float[Tensor, "_ d"]] | None = None
     seed: Seed = 0
 
     def bind(self, model: Subject) -> ByRow | Staged:
-        """One planned sweep per batch and measure; with `loss_on`, a stage before measures the loss on those texts."""
-        metric, doses = as_metric(self.metric, model.text), Doses.of(self, model.transformer.config)
+        """One planned sweep per batch and measure; stages before it measure features, and the loss on `loss_on`."""
+        features = self._features(model.transformer)
+        as_metric(self.metric, model.text)  # its errors are the caller's, before anything runs
+        if features is None:
+            return self._bound(model, Doses.of(self, model.transformer.config))
+        layers = [part.layer for part in features if part.layer is not None]
+        activity = ByRow(
+            "activity", partial(activity_rows, layers=layers, bos_id=model.text.bos_id), Activity
+        )
+        source = None
+        if self.unit_on is not None:
+            with _naming("unit_on"):
+                source = prompt_source(self.unit_on, model.text)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (merged,) = yield [Ask(activity, source)]
+            assert isinstance(merged, Activity)
+            bound = self._bound(model, self._feature_doses(model.transformer, features, merged))
+            result = yield from bound.stages(has_data)
+            return result
+
+        return Staged(self.name, stages, again="unit_on=texts goes through the prompts once")
+
+    @property
+    def given(self) -> list[Subspace | PartName]:
+        """The directions or features, one or several."""
+        return [self.directions] if isinstance(self.directions, str | Part) else list(self.directions)
+
+    def _features(self, network: Transformer) -> list[Part] | None:
+        """The features that are steered by, checked; None for directions."""
+        given = [one for one in self.given if not isinstance(one, Subspace)]
+        if not given:
+            of_features = (self.mode, self.unit, self.unit_on, self.at)
+            if of_features != ("add", "max", None, None):
+                raise ValueError(
+                    "mode, unit, unit_on and at go with features; directions are added at the cells that they name"
+                )
+            return None
+        if len(given) < len(self.given):
+            raise ValueError("directions must be Subspaces or features, got both")
+        features = [Push.of(network, one).feature for one in given]
+        _check_layers([part.layer for part in features])
+        if self.beside is not None:
+            raise ValueError(
+                "beside stands beside directions; beside features stand random features (random=)"
+            )
+        Push.of(network, features[0]).edits(1.0, self.mode, self.at or {})
+        if self.unit not in get_args(ActivationUnit) and (isinstance(self.unit, str) or not self.unit):
+            raise ValueError(f'unit must be "max", "mean" or a number that is not 0, got {self.unit!r}')
+        _doses_given(self.strengths)
+        _check_count("random", self.random)
+        return features
+
+    def _feature_doses(
+        self, network: Transformer, features: Sequence[Part], activity: Activity
+    ) -> FeatureDoses:
+        return FeatureDoses.of(
+            network, features, activity, strengths=_doses_given(self.strengths), unit=self.unit, mode=self.mode,
+            at=self.at or {}, random=self.random, seed=self.seed,
+        )  # fmt: skip
+
+    def _bound(self, model: Subject, doses: Doses | FeatureDoses) -> ByRow | Staged:
+        """The curve of these doses."""
+        metric = as_metric(self.metric, model.text)
         on_prompts, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
 
         def curve(loss_moments: Mapping[str, Moments]) -> ByRow:
@@ -467,6 +561,10 @@ class SteeringCurve(Question):
     @property
     def _attributes(self) -> dict[str, str | int | float]:
         """Attrs of the result."""
+        if not isinstance(self.given[0], Subspace):
+            null = "random features of the dictionary that are active on the texts, at the same activation"
+            unit = self.unit if isinstance(self.unit, str) else float(self.unit)
+            return {"effect": SIGN, "null": null, "seed": self.seed, "mode": self.mode, "strength_unit": unit}
         kind = "random directions" if self.beside is None else "the directions that were given"
         return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
 
@@ -481,14 +579,30 @@ class Doses:
     subspaces: tuple[Subspace, ...]
     layers: tuple[int, ...]
     strengths: tuple[float, ...]
-    vectors: Float[Tensor, "l r d"]
+    directions: Float[Tensor, "l r d"]
     """The direction of every layer, and after it the random ones of its length."""
+
+    @property
+    def vectors(self) -> int:
+        """Number of directions of every layer."""
+        return self.directions.shape[1]
+
+    @property
+    def sites(self) -> list[str]:
+        """The site of every layer's direction."""
+        return [subspace.site for subspace in self.subspaces]
+
+    @property
+    def norms(self) -> Float[Tensor, "l"]:
+        """Length of the directions."""
+        return self.directions[:, 0].norm(dim=-1)
 
     @classmethod
     def of(cls, question: SteeringCurve, config: ModelConfig) -> Doses:
         """The doses of `steering_curve`'s arguments, checked, with its errors."""
         layers = []
-        for subspace in question.directions:
+        subspaces = [one for one in question.given if isinstance(one, Subspace)]
+        for subspace in subspaces:
             if len(subspace.directions) != 1:
                 raise ValueError(
                     f"one direction in each layer is required, got {len(subspace.directions)} at {subspace.site}"
@@ -499,35 +613,41 @@ class Doses:
                     f"directions inside the blocks are required, {subspace.site!r} is outside of them"
                 )
             layers.append(layer)
-        if not layers or len(set(layers)) < len(layers):
-            raise ValueError(f"directions of different layers are required, got those of layers {layers}")
-        doses = tuple(float(strength) for strength in question.strengths)
-        if not doses or len(set(doses)) < len(doses) or not np.isfinite(doses).all():
-            raise ValueError(
-                f"at least one finite strength, and none twice, is required, got strengths={list(doses)}"
-            )
+        _check_layers(layers)
+        doses = _doses_given(question.strengths)
         _check_count("random", question.random)
-        directions = torch.stack(
-            [subspace.directions[0].detach().double().cpu() for subspace in question.directions]
-        )
+        directions = torch.stack([subspace.directions[0].detach().double().cpu() for subspace in subspaces])
         if not bool(directions.any()):
             raise ValueError("a direction of some length is required, all are 0")
         noise = _comparison_vectors(question, directions)
         noise *= directions.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
-        return cls(
-            tuple(question.directions), tuple(layers), doses, torch.cat((directions[:, None], noise), 1)
-        )
+        return cls(tuple(subspaces), tuple(layers), doses, torch.cat((directions[:, None], noise), 1))
 
     def variants(self) -> list[Variant]:
         """One variant per layer, strength and vector, vectors fastest."""
         variants = []
-        for subspace, vectors in zip(self.subspaces, self.vectors, strict=True):
+        for subspace, vectors in zip(self.subspaces, self.directions, strict=True):
             variants += [
                 Variant([Edit(subspace.site, Add(vector, strength), subspace.at)])
                 for strength in self.strengths
                 for vector in vectors
             ]
         return variants
+
+
+def _check_layers(layers: Sequence[int | None]) -> None:
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"directions of different layers are required, got those of layers {list(layers)}")
+
+
+def _doses_given(strengths: Sequence[int | float]) -> tuple[float, ...]:
+    """The strengths, checked."""
+    doses = tuple(float(strength) for strength in strengths)
+    if not doses or len(set(doses)) < len(doses) or not np.isfinite(doses).all():
+        raise ValueError(
+            f"at least one finite strength, and none twice, is required, got strengths={list(doses)}"
+        )
+    return doses
 
 
 def _comparison_vectors(question: SteeringCurve, directions: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
@@ -557,10 +677,12 @@ def _comparison_vectors(question: SteeringCurve, directions: Float[Tensor, "l d"
 
 
 @torch.no_grad()
-def _rows(model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]) -> Steps[Values]:
-    """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
+def _rows(
+    model: Transformer, batch: Batch, doses: Doses | FeatureDoses, measures: Mapping[str, Metric]
+) -> Steps[Values]:
+    """By measure: the change of every row in every cell, `[b l s]`, under the random ones `[b l s r]`, and its base."""
     sweeps = yield from swept_by(batch, doses.variants(), list(measures.values()))
-    shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
+    shape = (len(doses.layers), len(doses.strengths), doses.vectors)
     changes = {}
     for (name, metric), swept in zip(measures.items(), sweeps, strict=True):
         message = f"{metric.name} is NaN or infinite in the base run of some prompt"
@@ -569,13 +691,14 @@ def _rows(model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str,
             1, shape
         )  # [(l s r) b] -> [b l s r]; r = 0: the direction
         changes[name], changes[f"{name} random"] = change[..., 0], change[..., 1:]
+        changes[f"{name} plain"] = swept.base
     return changes
 
 
 def _curve(
     merged: Partial,
     name: str,
-    doses: Doses,
+    doses: Doses | FeatureDoses,
     measures: Mapping[str, Metric],
     loss_moments: Mapping[str, Moments],
     attrs: Mapping[str, str | int | float],
@@ -583,24 +706,48 @@ def _curve(
     """The curve of every measure with its null."""
     assert isinstance(merged, Means)
     moments, cells = {**merged.moments, **loss_moments}, ("layer", "strength", "score")
-    random = {score: moments[f"{score} random"].mean for score in measures}
+    every = torch.stack([moments[f"{score} random"].mean for score in measures], 2)
+    chance = every if isinstance(doses, Doses) else every[..., : every.shape[-1] // 2]
     table = {
-        score: Score.of(moments[score], metric.unit, random[score].mean(-1), fewest=metric.fewest)
-        for score, metric in measures.items()
+        score: Score.of(moments[score], metric.unit, chance[:, :, i].mean(-1), fewest=metric.fewest)
+        for i, (score, metric) in enumerate(measures.items())
     }
-    chance = torch.stack(list(random.values()), 2)
     value = torch.stack([score.value for score in table.values()], 2)
     others: dict[str, tuple[Sequence[str], Tensor]] = {
         "p": (cells, two_sided_p(value, chance)),
         "band": ((*cells, "end"), band(chance)),
         "random": ((*cells, "draw"), chance),
-        "norm": (("layer",), doses.vectors[:, 0].norm(dim=-1)),
+        "plain": (("score",), torch.stack([moments[f"{score} plain"].mean for score in measures])),
+        "norm": (("layer",), doses.norms),
     }
     coords: dict[str, object] = {"layer": doses.layers, "strength": doses.strengths, "end": ["low", "high"]}
-    coords["site"] = (("layer",), [subspace.site for subspace in doses.subspaces])
+    coords["site"] = (("layer",), doses.sites)
+    if isinstance(doses, FeatureDoses):
+        others |= _beside_features(value, every.unflatten(-1, (2, -1)), doses)
+        coords |= {"feature": (("layer",), list(map(str, doses.parts))), "beside": list(NULLS)}
     metric = measures["effect"]
     known = {"metric": metric.name, "unit": metric.unit, "interval": over("rows", metric.fewest)}
-    return scored(name, table, cells[:2], coords=coords, attrs={**known, **attrs}, others=others)
+    notes = doses.notes if isinstance(doses, FeatureDoses) else ()
+    return scored(name, table, cells[:2], coords=coords, attrs={**known, **attrs}, others=others, notes=notes)
+
+
+def _beside_features(
+    value: Float[Tensor, "l s c"], draws: Float[Tensor, "l s c 2 r"], doses: FeatureDoses
+) -> dict[str, tuple[Sequence[str], Tensor]]:
+    """Each null of a feature: those of random features and directions, and of the plain prompt, whose effect is 0."""
+    cells, plain = ("layer", "strength", "score"), torch.zeros_like(value)[..., None]
+    unknown = torch.full_like(plain, torch.nan)
+    each = value[..., None].expand(*value.shape, 2)
+    return {
+        "nulls": ((*cells, "beside"), torch.cat((draws.mean(-1), plain), -1)),
+        "p_values": ((*cells, "beside"), torch.cat((two_sided_p(each, draws), unknown), -1)),
+        "bands": ((*cells, "beside", "end"), torch.cat((band(draws), unknown[..., None].expand(*plain.shape, 2)), -2)),
+        "draws": (
+            (*cells, "beside", "draw"),
+            torch.cat((draws, torch.full_like(draws[..., :1, :], torch.nan)), -2),
+        ),
+        "activation": (("layer",), torch.tensor(doses.units, dtype=torch.float64)),
+    }  # fmt: skip
 
 
 def band(draws: Float[Tensor, "*n r"]) -> Float[Tensor, "*n 2"]:

@@ -37,7 +37,7 @@ from interp.features.activations import (
 from interp.features.folding import shifted
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
-from interp.model.mounted import ERROR, FEATURES, Visit
+from interp.model.mounted import ERROR, FEATURES, Shares, Visit
 from interp.model.norm import Normalize
 from interp.model.parts import axis_size
 from interp.model.sites import axes_of, find
@@ -426,6 +426,42 @@ class Dictionary(nn.Module):
             return changed.view_as(written).to(written.dtype)
 
         return across(self._site("reads", self.reads), self._site("writes", self.writes), split)
+
+    def shares(
+        self,
+        direction: Float[Tensor, "b o"],
+        read: Float[Tensor, "b ..."],
+        written: Float[Tensor, "b ..."],
+        features: Float[Tensor, "b s"] | None = None,
+    ) -> Shares:
+        """The terms of what stands at the site that it writes, along a direction there (`interp.model.mounted`).
+
+        Raises:
+            ValueError: edited features of a dictionary that normalises: the scale of what was read is gone.
+        """
+        if features is not None and self.normalize_activations != "none":
+            raise ValueError(
+                f"features that are not edited are required of a dictionary that normalises "
+                f"({self.normalize_activations}): its scale is that of the value before the edit"
+            )
+        x = self.vectors(read[:, None])[:, 0].to(self.W_enc.device)
+        f = (self.encode(x) if features is None else features).to(direction)
+        shift, scale = (part.to(direction) for part in self._scaling(x))
+        directions, skip = self.W_dec.to(direction), self.skip
+        bias = self.b_dec.to(direction) * scale + shift
+        terms = (f.abs() @ directions.abs()) * scale + bias.abs()
+        given = (f @ directions) * scale + bias
+        linear = None if skip is None else x.to(direction) @ skip.to(direction)
+        if linear is not None:
+            given, terms = given + linear, terms + linear.abs()
+        return Shares(
+            f * (direction @ directions.mT) * scale,
+            (direction * bias).sum(-1, keepdim=True),
+            None if linear is None else (direction * linear).sum(-1, keepdim=True),
+            (direction * (written.reshape(given.shape).to(direction) - given)).sum(-1, keepdim=True),
+            f != 0,
+            (terms * direction).norm(dim=-1),
+        )
 
     @public()
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:

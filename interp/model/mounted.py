@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.model.records import ConfigRecord
@@ -24,6 +25,20 @@ Visit = Callable[[str, Tensor], Tensor]
 """A function from a site of a block and its value to the value that the pass goes on with."""
 
 
+class Shares(NamedTuple):
+    """What each term of a dictionary's sum adds along a direction; the terms sum to the value of the site it writes."""
+
+    features: Float[Tensor, "b s"]
+    bias: Float[Tensor, "b 1"]
+    skip: Float[Tensor, "b 1"] | None
+    """None where there is no skip."""
+    error: Float[Tensor, "b 1"]
+    active: Bool[Tensor, "b s"]
+    """Whether a feature is not 0."""
+    size: Float[Tensor, "b"]
+    """Length of the products that are summed, as rounding errors are relative to it."""
+
+
 @runtime_checkable
 class Mountable(Protocol):
     """A dictionary that can stand in a block: it reads a site of it, and writes the same or a later one."""
@@ -36,12 +51,34 @@ class Mountable(Protocol):
         """Number of features."""
         ...
 
+    @property
+    def skip(self) -> Float[Tensor, "d o"] | None:
+        """The matrix of a linear map of what it reads, where it adds one."""
+        ...
+
     def fitted_to(self, model: Any) -> Mountable:
         """The dictionary for this model: its sites and widths are checked."""
         ...
 
     def splits(self, visit: Visit) -> list[Edit]:
         """The edits that split what it writes into features and an error, visit both, and put them together again."""
+        ...
+
+    def shares(
+        self,
+        direction: Float[Tensor, "b o"],
+        read: Float[Tensor, "b ..."],
+        written: Float[Tensor, "b ..."],
+        features: Float[Tensor, "b s"] | None = None,
+    ) -> Shares:
+        """The terms of what stands at the site that it writes, along a direction there, in the direction's dtype.
+
+        Args:
+            direction: one for each row.
+            read: the value at the site that it reads, at one position of each row.
+            written: the value at the site that it writes.
+            features: those of a pass in which they were edited; None: those of what is read.
+        """
         ...
 
 

@@ -66,6 +66,7 @@ KINDS: Mapping[str, PartKind] = MappingProxyType(
             name: PartKind(f"L{{layer}}.{name}", None, None, (f"{{layer}}_{name}",))
             for name in (
                 "attn_bias", "cross_attn_bias", "mlp_bias", "mlp_before_bias", "mlp_rest", "mlp_before_rest",
+                "feature_bias", "feature_skip", "feature_rest",
                 "ln1_bias", "ln_cross_bias", "ln2_bias", "q_bias", "k_bias",
             )
         },

@@ -48,6 +48,8 @@ class SteeringRow:
     interval: str
     chance: str
     p: str
+    more: tuple[str, ...]
+    """Of a feature, beside random features: the band of random directions, and its p."""
     outside: bool
     """Whether the value lies outside of what directions that know nothing do."""
 
@@ -92,19 +94,32 @@ def steering_page(result: xr.Dataset) -> str:
         facts=[
             ("layers", str(some.sizes["layer"])),
             ("rows", str(int(some.n.max()))),
-            ("directions beside", str(some.sizes["draw"])),
+            (f"{'features' if 'feature' in some.coords else 'directions'} beside", str(some.sizes["draw"])),
         ],
         null=str(result.attrs["null"]),
         effect=str(result.attrs["effect"]),
         metric=str(result.attrs.get("metric", "the metric")),
-        norms=[
-            (str(layer), short(float(norm)))
-            for layer, norm in zip(some.layer.values, some.norm.values, strict=True)
-        ],
+        norms=[(_name(some, i), short(float(norm))) for i, norm in enumerate(some.norm.values)],
+        lede=_lede(result),
+        more="feature" in some.coords,
         ends=(short(float(strengths[0])), short(float(strengths[-1]))),
         size=(WIDTH, HEIGHT),
         scores=[_score(some, name, strengths) for name in names],
     )  # fmt: skip
+
+
+def _lede(result: xr.Dataset) -> str:
+    """What a dose is, in a sentence."""
+    if "feature" not in result.coords:
+        return "A direction is added to the stream of a layer, so many times its length."
+    unit = result.attrs["strength_unit"]
+    times = f"its {unit} activation" if isinstance(unit, str) else f"an activation of {short(float(unit))}"
+    return f"A feature of a dictionary is moved ({result.attrs['mode']}); strength 1 is {times}."
+
+
+def _name(some: xr.Dataset, i: int) -> str:
+    """What a curve is called: its feature, or its layer."""
+    return str(some.feature.values[i]) if "feature" in some.coords else f"layer {some.layer.values[i]}"
 
 
 def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
@@ -118,7 +133,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
         return HEIGHT * (1 - (values - low) / span)
 
     panels, rows = [], []
-    for layer in mine.layer.values:
+    for place, layer in enumerate(mine.layer.values):
         one = mine.sel(layer=layer)
         value = one.value.to_numpy()
         band = one.band.transpose("end", "strength").to_numpy()
@@ -127,13 +142,14 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
         dots = np.stack((along, up(value), *map(up, ends)), 1).round(1).tolist()
         panels.append(
             CurvePanel(
-                str(layer),
+                _name(mine, place),
                 _points(list(zip(along, up(value), strict=True))),
                 "" if np.isnan(band).any() else _points(outline),
                 [(d[0], d[1], d[2], d[3]) for d in dots],
             )
         )
-        rows += [_row(str(layer), one.isel(strength=i)) for i in range(len(strengths))]
+        called = str(one.feature.values) if "feature" in one.coords else str(layer)
+        rows += [_row(called, one.isel(strength=i)) for i in range(len(strengths))]
     unit, title = str(mine["unit"].item()), SAYS.get(name, name)
     return SteeringScore(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
 
@@ -151,7 +167,18 @@ def _row(layer: str, one: xr.Dataset) -> SteeringRow:
         short(float(one.strength)),
         number(value, 3),
         "–" if np.isnan(low) else f"{number(low, 3)} to {number(high, 3)}",
-        "–" if np.isnan(band).any() else f"{number(band[0], 3)} to {number(band[1], 3)}",
+        _ends(band),
         number(float(one.p), 3),
+        _directions(one) if "feature" in one.coords else (),
         bool((value < band[0]) | (value > band[1])),
     )
+
+
+def _ends(band: np.ndarray) -> str:
+    return "–" if np.isnan(band).any() else f"{number(band[0], 3)} to {number(band[1], 3)}"
+
+
+def _directions(one: xr.Dataset) -> tuple[str, str]:
+    """The band of random directions beside a feature, and its p."""
+    beside = one.sel(beside="random directions")
+    return _ends(beside.bands.to_numpy().astype(float)), number(float(beside.p_values), 3)

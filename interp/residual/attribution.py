@@ -26,6 +26,7 @@ from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
 from interp.model.layout import PerRow, one_position
+from interp.model.mounted import Shares
 from interp.model.parts import Part
 from interp.model.records import require
 from interp.model.sites import embedding_parts, final_stream
@@ -36,6 +37,7 @@ from interp.passes.answer_tokens import by_answer_token
 from interp.passes.edited import edits_at, layer_of, names_tokens
 from interp.passes.frozen import (
     SUM_NORMS,
+    FrozenNorm,
     embedding_norm,
     embedding_scale,
     final_norm,
@@ -49,6 +51,7 @@ from interp.passes.question import ByRow, Question, Reading, Values
 from interp.residual.decomposition import (
     EPS,
     IncompleteSumError,
+    StreamStart,
     bound,
     check_sum,
     in_half,
@@ -58,12 +61,22 @@ from interp.residual.decomposition import (
     rounded_off,
 )
 from interp.residual.edited_sums import head_shares
+from interp.residual.feature_shares import (
+    ACTIVE,
+    Counted,
+    Kept,
+    Stand,
+    Stands,
+    dense_result,
+    largest,
+    rows_of,
+)
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
+Grain = Literal["layer", "sublayer", "head", "source", "neuron", "feature"]
 """The grain of a decomposition."""
 
 
@@ -91,12 +104,21 @@ class Attribute(Question):
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
             that of the data.
         parts: grain of the split: "layer" (`L0`), "sublayer" (`L0.attn`, `L0.mlp`), "head" (`L0H3`, of cross-attention
-            `L0X3`), "source", which also splits each head by the token it moved from, or "neuron" (`L0N17`, of the MLP
-            before attention in Macaron blocks `L0B17`).
+            `L0X3`), "source", which also splits each head by the token it moved from, "neuron" (`L0N17`, of the MLP
+            before attention in Macaron blocks `L0B17`), or "feature" (`L0F123`, of a model with dictionaries, see
+            below).
         pos: token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
             counts. The prompt is cut after it, and its sources number the tokens that are left.
-        top: number of neurons kept with `parts="neuron"`, those of the largest mean absolute value over the prompts;
-            the others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`). None: all.
+        top: number of neurons or features kept with `parts="neuron"` and "feature", those of the largest mean absolute
+            value over the prompts; the others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`), of each
+            dictionary `L0.feature_rest`. None: all neurons, and all features that are active on some prompt.
+
+    With `parts="feature"` the dictionaries of `model.with_dictionaries([...])` split what they write: of an MLP's or
+    attention's output (or the MLP's neurons, or the heads' z) f_i W_dec[i] of each active feature, `L0.feature_bias`
+    (b_dec), `L0.feature_skip` (x W_skip) and `L0.error`, what the dictionary leaves unexplained. All other sublayers
+    are whole. A dictionary of the residual stream splits no part but the sum of all parts before it: its features,
+    bias and error stand in their place, those of the last such dictionary, and what comes after it is as elsewhere.
+    For the features of an earlier layer, open the model with that dictionary alone.
 
     Returns:
         Dataset over `prompt` and `part`, in logits (in units of u for a direction). Further parts are `embed`,
@@ -142,15 +164,16 @@ class Attribute(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """The direction's products with every part at the last row, or the same after cutting the prompts."""
-        config = model.transformer.config
+        network, config = model.transformer, model.transformer.config
         directions = _directions(self.answer, self.wrong, config.d_model)
         answers = (
             None
             if directions is not None
             else AnswerTokens.of(model.text, self.answer, self.wrong, several=self.pos == -1)
         )
-        rows = attribution(config, self.parts, directions=directions)
-        _check_top(config, self.parts, self.top)
+        stands = Stands.of(network) if self.parts == "feature" else None
+        rows = attribution(config, self.parts, directions=directions, stands=stands)
+        _check_top(config, self.parts, self.top, stands)
         if self.parts == "source":
             rows = replace(rows, compute=partial(_with_prompt_sources, inner=rows.compute))
         one_position(self.pos)
@@ -164,15 +187,25 @@ class Attribute(Question):
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
         last = isinstance(self.pos, int) and self.pos == -1
+        top = None if self.parts == "feature" else self.top
+        finish = partial(_finish, config=config, parts=self.parts, top=top, projected=directions is not None)
+        names = labels(config, self.parts, stands)
         question = ByRow(
             self.name,
             rows if last else partial(_attribution_at, pos=self.pos, rows=rows),
             Rows,
-            partial(_finish, config=config, parts=self.parts, top=self.top, projected=directions is not None),
+            partial(finish, names=names),
             answers,
             prompts=next(iter(counts.values()), None),
         )
-        return by_answer_token(question, model.text)
+        if stands is None:
+            return by_answer_token(question, model.text)
+        dense = partial(
+            dense_result, question=question, finish=finish, text=model.text, top=self.top, names=names,
+            counted=tuple(Counted(stand.layer, stand.dictionary.d_sae) for stand in stands.splitting),
+            notes=stands.left_out(network),
+        )  # fmt: skip
+        return replace(by_answer_token(question, model.text), result=dense)
 
 
 def attribution(
@@ -181,6 +214,7 @@ def attribution(
     *,
     directions: Float[Tensor, "n d"] | None = None,
     summed: bool = True,
+    stands: Stands | None = None,
 ) -> Reading:
     """The reads and the computation of `Attribute` for batches with answers, at the last token of each row.
 
@@ -188,6 +222,7 @@ def attribution(
         directions: one for all prompts, or one for each, after the final norm, in place of tokens.
         summed: whether parts that do not sum to the total are an error; False for parts that are not those which wrote
             the stream, such as random heads.
+        stands: the dictionaries of the model, for the grain "feature".
     """
     _check_parts(config, parts)
     if directions is None and (what := not_linear(config)):
@@ -196,7 +231,7 @@ def attribution(
             f"this model {what}"
         )
     compute = partial(_compute, parts=parts, directions=directions, summed=summed)
-    return Reading(_reads(config, parts), compute, last_only=True, ends_aligned=True)
+    return Reading(_reads(config, parts, stands), compute, last_only=True, ends_aligned=True)
 
 
 attribute = of_data(Attribute, renamed={"by": "parts"})
@@ -212,15 +247,18 @@ def _check_parts(config: ModelConfig, parts: Grain) -> None:
         require("additive", config.mixers, "parts='source'")
 
 
-def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
-    """Raises a ValueError for a `top` without `parts="neuron"`, or for more neurons than the model has."""
+def _check_top(config: ModelConfig, parts: Grain, top: int | None, stands: Stands | None) -> None:
+    """Raises a ValueError for a `top` of another grain, or for more neurons or features than the model has."""
     if top is None:
         return
-    if parts != "neuron" or not isinstance(config.mlp, MLP):
-        raise ValueError(f"top requires parts='neuron', got parts={parts!r}")
-    count = len(_mlps(config)) * config.mlp.d_mlp
+    if stands is not None:
+        count = sum(stand.dictionary.d_sae for stand in stands.splitting)
+    elif parts == "neuron" and isinstance(config.mlp, MLP):
+        count = len(_mlps(config)) * config.mlp.d_mlp
+    else:
+        raise ValueError(f"top requires parts='neuron' or parts='feature', got parts={parts!r}")
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= count:
-        raise ValueError(f"top must be in [1, {count}] neurons, got {top!r}")
+        raise ValueError(f"top must be in [1, {count}] {parts}s, got {top!r}")
 
 
 def _attribution_at(model: Transformer, batch: Batch, pos: int | PerRow, rows: Reading) -> Steps[Values]:
@@ -320,14 +358,23 @@ def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n
     return directions.detach().reshape(-1, d_model)
 
 
-def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
-    """The parts of one grain, in the order of the values."""
-    all_parts = _embedding_parts(config)
+def labels(config: ModelConfig, parts: Grain, stands: Stands | None = None) -> tuple[str, ...]:
+    """The parts of one grain, in the order of the values; without the features themselves, with `stands`."""
+    all_parts = _embedding_parts(config) if stands is None else _first_parts(config, stands)
     for layer in range(config.n_layers):
         block = [Part("block", layer)]
-        pieces = (part for s in config.sublayers for part in _sublayer_parts(config, parts, layer, s))
+        sublayers = [s for s in config.sublayers if stands is None or stands.counts(layer, s)]
+        pieces = (part for s in sublayers for part in _sublayer_parts(config, parts, layer, s, stands))
         all_parts += block if parts == "layer" else pieces
     return (*map(str, all_parts), "final_bias", "rounding")
+
+
+def _first_parts(config: ModelConfig, stands: Stands) -> list[Part]:
+    """The embeddings, or what a dictionary of the stream puts in place of them and of all that was added to them."""
+    if stands.stream is None:
+        return _embedding_parts(config)
+    layer, sublayer = stands.start
+    return [*stands.stream.parts, *([] if sublayer is None else _norm_bias(config, layer, sublayer))]
 
 
 def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
@@ -342,18 +389,28 @@ def _embedding_parts(config: ModelConfig) -> list[Part]:
     return [Part.of(site) for site in embedding_parts(config)] + bias
 
 
-def _sublayer_parts(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+def _sublayer_parts(
+    config: ModelConfig, grain: Grain, layer: int, sublayer: str, stands: Stands | None = None
+) -> list[Part]:
     """The parts into which a grain splits one sublayer, then its bias and, in post-norm models, the norm's beta."""
     name = sublayer.removesuffix("_out")
     head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
     pieces = [Part(name, layer)]
-    if head and grain in ("head", "source"):
+    if stands is not None and (stand := stands.sublayers.get((layer, sublayer))) is not None:
+        inside = stand.inner != f"hook_{sublayer}"
+        pieces = [*stand.parts, *([Part(f"{name}_bias", layer)] if inside else [])]
+    elif head and grain in ("head", "source"):
         pieces = [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
     elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
         kind = _NEURONS[sublayer]
         pieces = [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
+    return [*pieces, *_norm_bias(config, layer, sublayer)]
+
+
+def _norm_bias(config: ModelConfig, layer: int, sublayer: str) -> list[Part]:
+    """In post-norm models the beta of the norm of the stream after a sublayer."""
     post = config.norm_place == "post" and _has_beta(config)
-    return [*pieces, Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else pieces
+    return [Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else []
 
 
 def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
@@ -393,11 +450,12 @@ def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read
         yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
 
 
-def _reads(config: ModelConfig, parts: Grain) -> tuple[Read, ...]:
+def _reads(config: ModelConfig, parts: Grain, stands: Stands | None = None) -> tuple[Read, ...]:
     reads = [Read(site, _last) for site in (*embedding_parts(config), *embedding_scale(config))]
     for layer in range(config.n_layers):
         reads += _layer_reads(config, parts, layer)
-    return (*reads, Read(final_stream(config), _last))
+    reads += [Read(site, _last) for site in ([] if stands is None else stands.sites)]
+    return tuple(dict.fromkeys((*reads, Read(final_stream(config), _last))))
 
 
 def _compute(
@@ -415,31 +473,35 @@ def _compute(
         )
     if batch.keep is not None and not bool(batch.host().real[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (padding on the left)")
-    last = {read.site: upcast(trace[read]) for read in _reads(model.config, parts)}
+    stands = Stands.of(model) if parts == "feature" else None
+    last = {read.site: upcast(trace[read]) for read in _reads(model.config, parts, stands)}
     target = (
         _logit_target(model, batch, last)
         if directions is None
         else _direction_target(model, batch, last, directions)
     )
-    folded = Folded(model, last, upcast(target.direction), checked=summed)
-    columns = folded.embeddings()
+    folded = Folded(model, last, upcast(target.direction), checked=summed, stands=stands)
+    columns = folded.first()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
         block_columns, sources = folded.block(layer, parts)
         columns += [torch.cat(block_columns, 1).sum(1, keepdim=True)] if parts == "layer" else block_columns
         extra |= sources
     values = torch.cat((*columns, upcast(target.constant)[:, None]), 1)
-    rounding = target.total - values.sum(1)
-    size = values.abs().sum(1) + folded.size + target.size
-    allowed = bound(values.shape[1], size, values.dtype)
+    if stands is not None:
+        extra |= rows_of(folded.features, stands)
+    every = torch.cat((values, extra["features"]), 1) if stands is not None else values
+    rounding = target.total - every.sum(1)
+    size = every.abs().sum(1) + folded.size + target.size
+    allowed = bound(every.shape[1], size, every.dtype)
     if summed:
         known = folded.missed + folded.rounded_off()
         failure = partial(_incomplete, rounding, allowed, model, parts)
         check(((rounding - known).abs() <= allowed).all(), failure)
-    largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(values.dtype).tiny)
+    scale = torch.maximum(every.abs().amax(1), target.largest).clamp_min(torch.finfo(values.dtype).tiny)
     logits = torch.cat((values, rounding[:, None]), 1)
     half = {} if model.dtype in WIDE else {"unseen": folded.unseen + allowed}
-    return {"logits": logits, "total": target.total, "error": rounding.abs() / largest, **half, **extra}
+    return {"logits": logits, "total": target.total, "error": rounding.abs() / scale, **half, **extra}
 
 
 def _incomplete(
@@ -518,52 +580,96 @@ class Folded:
         direction: Float[Tensor, "b d"],
         *,
         checked: bool = False,
+        stands: Stands | None = None,
     ) -> None:
-        """checked: whether heads and neurons that do not sum to their sublayer's output are an error."""
+        """The direction at every place.
+
+        Args:
+            checked: whether heads and neurons that do not sum to their sublayer's output are an error.
+            stands: the dictionaries that split what they write.
+        """
         self.model, self.last, self.weights, self.checked = model, last, Weights(model), checked
+        self.stands = stands
+        self.features: dict[int, Kept] = {}
+        """The features of each dictionary that was split."""
         self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
         self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
         self.unseen = self.missed = self.size = torch.zeros_like(direction[:, 0])
         """`unseen`: the largest contribution that could be missing unnoticed. `missed`: contributions of all sublayers
         minus those of their pieces. `size`: sum over sublayers of the length of output * direction."""
         end = self.final = final_norm(model).of(last[final_stream(model.config)]).back(direction)
+        self.entering = {model.config.n_layers: end}
+        """The direction at the stream that enters each block, and at the final one."""
         for layer in reversed(range(model.config.n_layers)):
             for sublayer in reversed(model.config.sublayers):
                 norm = sum_norm(model, layer, sublayer).recorded(last)
                 if norm.beta is not None:
                     self.betas[layer, sublayer] = _dot(end, norm.beta.to(end))
                 end = self.at[layer, sublayer] = norm.back(end)
+            self.entering[layer] = end
         self.end = end
 
     def rounded_off(self) -> Float[Tensor, "b"]:
         """Contribution of what the pass rounded off when it summed the residual stream; checked to be rounding."""
         config, last = self.model.config, self.last[final_stream(self.model.config)]
-        places = [(layer, sublayer) for layer in range(config.n_layers) for sublayer in config.sublayers]
+        every = [(layer, sublayer) for layer in range(config.n_layers) for sublayer in config.sublayers]
+        places = [place for place in every if self.stands is None or self.stands.counts(*place)]
         edited = ", ".join(edit.name for edit in self.model.edits)
         under = f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""
-        lost, _ = rounded_off(self.last, self.model, places, last, f"the final stream{under}")
+        lost, _ = rounded_off(
+            self.last, self.model, places, last, f"the final stream{under}", start=self._stream_start()
+        )
         if self.model.dtype not in WIDE:
             seen = EPS[self.model.dtype] * (last * self.final).norm(dim=1)
             self.unseen = torch.maximum(self.unseen, seen)
         return _dot(lost, self.final)[:, 0]
 
-    def _add_missed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b _"]]) -> None:
+    def _stream_start(self) -> StreamStart | None:
+        """The stream that a dictionary splits, and the norm of it that follows; None where none does."""
+        if self.stands is None or self.stands.stream is None:
+            return None
+        layer, sublayer = self.stands.start
+        norm = FrozenNorm(None) if sublayer is None else sum_norm(self.model, layer, sublayer)
+        return StreamStart(self.last[self.stands.stream.writes], norm.recorded(self.last))
+
+    def _add_missed(
+        self,
+        out: Float[Tensor, "b d"],
+        direction: Float[Tensor, "b d"],
+        pieces: Sequence[Float[Tensor, "b _"]],
+        what: str,
+        more: Float[Tensor, "b"] | float = 0.0,
+    ) -> None:
         """Adds to `missed` what the pieces of a sublayer miss of it; IncompleteSumError if that is more than rounding.
 
         Half precision rounds each number of a sublayer's output independently. So the error along a direction is
         relative to the length of output * direction, not to the sum of its absolute values.
+
+        Args:
+            more: length of products that the pieces sum, and that may be larger than the output.
         """
-        out, direction = self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]
         size, total = (out * direction).norm(dim=1), _dot(out, direction)[:, 0]
         values = torch.cat(list(pieces), 1)
         missed = total - values.sum(1)
         half = in_half(self.model) * size
+        size = size + more
         allowed = bound(values.shape[1], values.abs().sum(1) + size, values.dtype) + half
         if self.checked:
-            failure = partial(_incomplete, missed, allowed, self.model, f"{sublayer} of layer {layer}")
-            check((missed.abs() <= allowed).all(), failure)
+            check((missed.abs() <= allowed).all(), partial(_incomplete, missed, allowed, self.model, what))
         self.missed, self.size = self.missed + missed, self.size + size
         self.unseen = torch.maximum(self.unseen, half)
+
+    def first(self) -> list[Float[Tensor, "b 1"]]:
+        """The embeddings' columns, or those of a dictionary that splits the stream in their place."""
+        if self.stands is None or self.stands.stream is None:
+            return self.embeddings()
+        (layer, sublayer), stand = self.stands.start, self.stands.stream
+        direction = self.entering[layer] if sublayer is None else self.at[layer, sublayer]
+        shares, columns = self._split(stand, direction)
+        pieces = [self.features[stand.layer].values, *columns]
+        self._add_missed(self.last[stand.writes], direction, pieces, stand.writes, shares.size)
+        beta = [] if sublayer is None else [self.betas.get((layer, sublayer))]
+        return [*columns, *(column for column in beta if column is not None)]
 
     def embeddings(self) -> list[Float[Tensor, "b 1"]]:
         """The embeddings' columns, and beta of the norm after them."""
@@ -577,14 +683,21 @@ class Folded:
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
-            if sublayer in WITH_HEADS and grain in ("head", "source"):
+            out, direction = self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]
+            more: Tensor | float = 0.0
+            by_number: list[Tensor] = []
+            if self.stands is not None and not self.stands.counts(layer, sublayer):
+                continue
+            if self.stands is not None and (layer, sublayer) in self.stands.sublayers:
+                by_number, pieces, more = self._features(layer, sublayer)
+            elif sublayer in WITH_HEADS and grain in ("head", "source"):
                 pieces, sources = self._heads(layer, sublayer, grain)
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
             elif sublayer in MLPS and grain == "neuron":
                 pieces = self._neurons(layer, sublayer)
             else:
-                pieces = [_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer])]
-            self._add_missed(layer, sublayer, pieces)
+                pieces = [_dot(out, direction)]
+            self._add_missed(out, direction, [*by_number, *pieces], f"{sublayer} of layer {layer}", more)
             columns += pieces
             if (layer, sublayer) in self.betas:
                 columns.append(self.betas[layer, sublayer])
@@ -595,16 +708,9 @@ class Folded:
     ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
         """Contributions of the heads and of b_O; with `grain="source"` also of each head by source token."""
         mixer = sublayer.removesuffix("_out")
-        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
-        z = self.last[f"blocks.{layer}.{mixer}.hook_z"]
-
-        def output() -> Tensor:
-            return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
-
-        direction, beta = self._at_output(layer, sublayer, output)
-        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
+        z, folded, bias = self._at_heads(layer, sublayer)
         heads = (z * folded).sum(-1)
-        columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
+        columns = [heads, bias]
         if grain == "head" or not _splits_by_source(self.model.config, layer, sublayer):
             return columns, None
         v = self.last[f"blocks.{layer}.{mixer}.hook_v"][:, :, self.weights.kv_head()]
@@ -620,14 +726,63 @@ class Folded:
         check_sum(sources.movedim(-1, 0), heads, what, size=size, more=more)
         return columns, sources
 
+    def _at_heads(
+        self, layer: int, sublayer: str
+    ) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h e"], Float[Tensor, "b 1"]]:
+        """The heads' z, the direction before W_O of each, and the contribution of b_O."""
+        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
+        z = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_z"]
+
+        def output() -> Tensor:
+            return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
+        direction, beta = self._at_output(layer, sublayer, output)
+        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
+        return z, folded, _dot(direction, w.b_O.to(z)) + beta
+
     def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
         """Contributions of every neuron, and of b_out."""
+        post, folded, bias = self._at_neurons(layer, sublayer)
+        return [post * folded, bias]
+
+    def _at_neurons(
+        self, layer: int, sublayer: str
+    ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b m"], Float[Tensor, "b 1"]]:
+        """The neurons' activations, the direction before W_out of each, and the contribution of b_out."""
         w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
         post = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_post"]
         assert w.W_out is not None and w.b_out is not None
         out, bias = w.W_out.to(post), w.b_out.to(post)
         direction, beta = self._at_output(layer, sublayer, lambda: post @ out + bias)
-        return [post * (direction @ out.mT), _dot(direction, bias) + beta]
+        return post, direction @ out.mT, _dot(direction, bias) + beta
+
+    def _features(
+        self, layer: int, sublayer: str
+    ) -> tuple[list[Float[Tensor, "b k"]], list[Float[Tensor, "b 1"]], Float[Tensor, "b"]]:
+        """Contributions of a dictionary's largest features, of its other terms and of the bias after it; their size."""
+        assert self.stands is not None
+        stand, direction, after = (
+            self.stands.sublayers[layer, sublayer],
+            self.at[layer, sublayer],
+            list[Tensor](),
+        )
+        if stand.inner.endswith("hook_z"):
+            _, folded, bias = self._at_heads(layer, sublayer)
+            direction, after = folded.flatten(1), [bias]
+        elif stand.inner.endswith("hook_post"):
+            _, direction, bias = self._at_neurons(layer, sublayer)
+            after = [bias]
+        shares, columns = self._split(stand, direction)
+        return [self.features[stand.layer].values], [*columns, *after], shares.size
+
+    def _split(
+        self, stand: Stand, direction: Float[Tensor, "b o"]
+    ) -> tuple[Shares, list[Float[Tensor, "b 1"]]]:
+        """The terms of a dictionary: the columns but for its features, of which the largest are kept."""
+        shares = stand.shares(direction, self.last)
+        kept = self.features[stand.layer] = largest(shares, ACTIVE)
+        skip = [] if shares.skip is None else [shares.skip]
+        return shares, [kept.rest, shares.bias, *skip, shares.error]
 
     def _at_output(
         self, layer: int, sublayer: str, output: Callable[[], Tensor]
@@ -643,10 +798,16 @@ def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b
 
 
 def _finish(
-    merged: Partial, config: ModelConfig, parts: Grain, top: int | None, projected: bool
+    merged: Partial,
+    config: ModelConfig,
+    parts: Grain,
+    top: int | None,
+    projected: bool,
+    names: tuple[str, ...],
+    notes: Sequence[str] = (),
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    rows, names = merged.rows, labels(config, parts)
+    rows = merged.rows
     contributions, names = (
         (rows["logits"], names) if top is None else _top_neurons(rows["logits"], names, config, top)
     )
@@ -670,7 +831,7 @@ def _finish(
         coords={"part": names},
         units="projection on the direction" if projected else unit,
         attrs={"parts": parts, "completeness_error": float(rows["error"].max())},
-        notes=_half_precision_notes(rows),
+        notes=[*notes, *_half_precision_notes(rows)],
     )
 
 

@@ -11,6 +11,7 @@ rounded, `ROUNDINGS` eps times a sublayer's output or a head's z (`in_half`). Th
 |---|---|---|
 | stream = embeddings + sublayers (`rounded_off`) | the parts, number by number | the additions are made again |
 | heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | the output |
+| features, bias, skip, error = what a dictionary writes | lengths of f W_dec, b_dec, x W_skip | the output |
 | sources = their head (`by_source`, attribution by source) | products a v W | z, `ROUNDINGS` |
 | attribution = logit | columns, length of out . direction by sublayer | stream and sublayers as above, folded |
 | pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32 |
@@ -209,12 +210,22 @@ def check_missed(
 _NO_MISS = Missed(torch.tensor(0.0), torch.tensor(0.0))
 
 
+class StreamStart(NamedTuple):
+    """A stream that sublayers were added to, in place of the embeddings."""
+
+    stream: Float[Tensor, "*b d"]
+    norm: FrozenNorm
+    """The norm that it passes before anything is added."""
+
+
 def rounded_off(
     cache: Cache,
     model: Transformer,
     places: Iterable[tuple[int, str]],
     whole: Float[Tensor, "*b d"],
     what: str,
+    *,
+    start: StreamStart | None = None,
 ) -> tuple[Float[Tensor, "*b d"], Missed]:
     """The residual stream `whole` minus its embeddings and sublayers, in float32 at least, checked to be rounding.
 
@@ -226,11 +237,12 @@ def rounded_off(
 
     Args:
         places: layer and name of the sublayers that wrote to the stream.
+        start: the stream that they were added to; None: the embeddings.
 
     Raises:
         IncompleteSumError: the difference is more than rounding.
     """
-    replay = _Replay.of(cache, model, places)
+    replay = _Replay.of(cache, model, places, start)
     whole = upcast(whole)
     if model.dtype in WIDE:
         allowed = bound(replay.n, replay.size + whole.abs(), model.dtype)
@@ -260,14 +272,17 @@ class _Replay:
     """Whether a norm stands in the stream."""
 
     @classmethod
-    def of(cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]]) -> _Replay:
-        """The stream of the embeddings and the sublayers in `places`, summed again in their order."""
-        first, *others = (cache[site] for site in embedding_parts(model.config))
+    def of(
+        cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]], start: StreamStart | None
+    ) -> _Replay:
+        """The stream of the embeddings (or `start`) and the sublayers in `places`, summed again in their order."""
+        embeddings = [cache[site] for site in embedding_parts(model.config)] if start is None else []
+        first, *others = [start.stream] if start is not None else embeddings
         size = upcast(first).abs()
         replay = cls(first.to(model.dtype), upcast(first), size, size)
         for other in others:
             replay = replay.plus(other)
-        replay = replay.through(embedding_norm(model).recorded(cache))
+        replay = replay.through(embedding_norm(model).recorded(cache) if start is None else start.norm)
         for layer, sublayer in places:
             replay = replay.plus(cache[f"blocks.{layer}.hook_{sublayer}"])
             replay = replay.through(sum_norm(model, layer, sublayer).recorded(cache))

@@ -126,6 +126,12 @@ def sae() -> interp.features.Dictionary:
 
 
 @once
+def split() -> interp.HookedTransformer:
+    """The model with a dictionary of the stream after its last block."""
+    return model().with_dictionaries([sae()])
+
+
+@once
 def directions() -> list[interp.causal.Subspace]:
     """One, after the first block."""
     return [interp.causal.Subspace("blocks.0.hook_resid_post", numbers(1, model().cfg.d_model))]
@@ -524,6 +530,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "causal.steering": KINDS, "causal.Steering": KINDS,
     "causal.steering_curve": METRIC | {"random": lambda: 2},
     "causal.SteeringCurve": METRIC | {"random": lambda: 2},
+    "causal.feature_edits": {"model": split, "feature": lambda: "L1F3", "amount": lambda: 2.0},
     "causal.continuations": {"pairs": lambda: [("The cat sat", " on the mat")]},
     "compat.from_bridge": {"bridge": lambda: torch.nn.Linear(2, 2)},
     "compat.from_hooked_transformer": {"state": lambda: state()[0], "config": lambda: state()[1]},

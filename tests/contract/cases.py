@@ -503,6 +503,7 @@ _CAUSAL: dict[str, Case] = {
         of(*_SCORE, "p", over="layer strength score")
         | of("band", over="layer strength score end")
         | of("random", over="layer strength score draw")
+        | of("plain", over="score")
         | of("norm", over="layer"),
     ),
 }  # fmt: skip

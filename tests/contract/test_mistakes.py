@@ -67,8 +67,8 @@ MISTAKES: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a word among many": (
         lambda: interp.attribute(model(), TOKENS, 3, parts="heads"),
-        "attribute: parts must be one of 'layer', 'sublayer', 'head', 'source', 'neuron', got 'heads' (str); "
-        "nearest: head",
+        "attribute: parts must be one of 'layer', 'sublayer', 'head', 'source', 'neuron', 'feature', got "
+        "'heads' (str); nearest: head",
     ),
     "one word for several": (
         lambda: interp.patch(model(), TOKENS, OTHERS, by="pos"),

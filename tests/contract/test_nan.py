@@ -17,6 +17,7 @@ FUNCTIONS = {**dict(public_names()), **dict(public_methods())}
 LOOK_AT_NONE = {
     "observe": "what a pass holds is to be seen, NaN too", "verify.contract": "its lines say nan and that they fail",
     "weights.HeadCircuits": "it computes nothing yet", "passes.Sweep": "it is a plan", "causal.batches": "it cuts data",
+    "causal.feature_edits": "it makes edits, of the dictionary's weights",
     "causal.continuations": "it cuts data", "lenses.FittedJacobianLens": "it holds what was computed",
     "residual.ActivationCache": "it holds what was computed",
     "features.load": "the sites of a model are asked, and the gain of a norm where a dictionary reads before it",

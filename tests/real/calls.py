@@ -293,6 +293,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "causal.function_vectors": ANTONYMS | {"random": lambda: 5},
     "causal.linear_relation": {"pairs": lambda: interp.tasks.load_word_pairs()["country_capital"][:16],
                                "template": lambda: "The capital of {input} is {output}", "examples": lambda: 2},
+    "causal.feature_edits": {"model": lambda: model().with_dictionaries([sae()]), "feature": lambda: f"L{MIDDLE}F3",
+                             "amount": lambda: 2.0},
     "causal.steering": KINDS, "causal.steering_curve": METRIC | {"random": lambda: 9, "loss_on": texts(*TEXTS[:2])},
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},

@@ -327,7 +327,7 @@ def test_the_number_of_neurons_must_fit_the_model_and_the_grain() -> None:
     for top in (0, 81):
         with pytest.raises(ValueError, match=rf"top must be in \[1, 80\] neurons, got {top}"):
             attributed("gpt2", "neuron", top=top)
-    with pytest.raises(ValueError, match="top requires parts='neuron', got parts='head'"):
+    with pytest.raises(ValueError, match="top requires parts='neuron' or parts='feature', got parts='head'"):
         attributed("gpt2", "head", top=3)
 
 
