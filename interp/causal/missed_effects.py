@@ -256,13 +256,13 @@ def _rows(
 def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) -> list[Variant]:
     """One variant per subset: the other run's values in all its cells."""
     device, layered = other[Read(names[0])].device, "layer" in drawn.dims
-    where = to_device(_positions(own.host()), device)
+    where = to_device(positions_of(own.host()), device)
     inside = to_device(drawn.over(own.tokens.shape[1]), device)  # [subset (layer) *cells]
     dims = tuple(dim for dim in drawn.dims if dim != "layer")
     return [
         Variant(
             [
-                Edit(name, _Put(other[Read(name)], chosen[layer] if layered else chosen, where, dims))
+                Edit(name, PutInCells(other[Read(name)], chosen[layer] if layered else chosen, where, dims))
                 for layer, name in enumerate(names)
             ]
         )
@@ -270,14 +270,14 @@ def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) ->
     ]
 
 
-def _positions(own: Batch) -> Int[Tensor, "b p"]:
+def positions_of(own: Batch) -> Int[Tensor, "b p"]:
     """The position of every column, -1 at padding."""
     where = own.layout.positions(own.tokens.shape[1], 0, own.tokens.device)
     return where.expand(len(own), -1).masked_fill(~own.real, -1)
 
 
 @dataclass(frozen=True, eq=False)
-class _Put:
+class PutInCells:
     """The change of a site to given values in some of its cells."""
 
     values: Float[Tensor, "b ..."]

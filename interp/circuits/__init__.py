@@ -12,6 +12,7 @@ from interp.circuits.edge_attribution import EdgeAttribution, edge_attribution
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol
 from interp.circuits.edge_effects import EdgeEffects, edge_effects
 from interp.circuits.edge_rankings import edge_stability, recovery
+from interp.circuits.feature_circuit import FeatureCircuit, feature_circuit
 from interp.circuits.graph_files import (
     AttributionGraph,
     GraphNode,
@@ -33,6 +34,7 @@ __all__ = [
     "EdgeAttribution",
     "EdgeEffects",
     "EvaluateCircuit",
+    "FeatureCircuit",
     "FindCircuit",
     "GraphNode",
     "GraphPrompt",
@@ -43,6 +45,7 @@ __all__ = [
     "edge_effects",
     "edge_stability",
     "evaluate_circuit",
+    "feature_circuit",
     "find_circuit",
     "interchange",
     "read_attribution_graph",
