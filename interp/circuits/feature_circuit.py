@@ -32,7 +32,7 @@ from interp.circuits.feature_nodes import (
     nodes_by_layer,
     sites_of,
 )
-from interp.circuits.interchange import STAND_INS, Replacement, reference_of
+from interp.circuits.interchange import STAND_INS, Replacement, check_reference
 from interp.core.kinds import Count, NotNegative, PositiveCount, Seed
 from interp.core.results import labelled
 from interp.core.stats import FEWEST, MaskedMeans, Means, Moments, Rows, over, poisson_weights
@@ -42,9 +42,10 @@ from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource
+from interp.data.text import Text
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
-from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.metrics import LogitFunction, as_metric, followed
 from interp.passes.needs import Steps, swept
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import Ask, ByRow, Question, Staged, Stages, Values
@@ -187,12 +188,12 @@ class FeatureCircuit(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with its reference prompts (by default those of the data that are in memory), and the data."""
-        data = text_of(model).batch(data) if is_prompts(data) else data
-        pairs = data
-        if isinstance(data, Batch) and data.corrupt is None:
-            pairs = replace(data, corrupt=data.tokens)  # means over the prompts themselves
-        reference = reference_of(model, self.replacement, self.reference, pairs, self.metric)
+        """The question with its reference prompts (by default those of the data, if in memory), and the data."""
+        text, own = text_of(model), self.reference is None and self.replacement == "mean"
+        check_reference(self.replacement, self.reference)
+        reference = _prompts_in_memory(data, text) if own else self.reference
+        if own and reference is not None:
+            reference = followed(reference, self.metric, text)
         return replace(self, reference=reference), data
 
     def bind(self, model: Subject) -> Staged:
@@ -210,16 +211,27 @@ class FeatureCircuit(Brief, Question):
         reference = None if self.reference is None else model.text.batch(self.reference)
         names = space.sites
         fill = StandIns.of(STAND_INS[self.replacement], network, partial(recorded, names=names), reference)
-        line = GradientLine("eap" if self.method == "attribution" else "eap-ig-activations", self.steps, self.rule)
-        how = Contrasted(
-            space, metric, line, self.direction, self.replacement, fill, self.by_position
+        line = GradientLine(
+            "eap" if self.method == "attribution" else "eap-ig-activations", self.steps, self.rule
         )
+        how = Contrasted(space, metric, line, self.direction, self.replacement, fill, self.by_position)
         return Staged(
-            self.name, partial(_stages, model, self, how), again="prompts in memory, files or a stream that starts anew"
+            self.name,
+            partial(_stages, model, self, how),
+            again="prompts in memory, files or a stream that starts anew",
         )
 
 
 feature_circuit = of_data(FeatureCircuit)
+
+
+def _prompts_in_memory(data: DataSource | Data | Pairs, text: Text) -> Batch | None:
+    """The corrupted prompts of data in memory, the prompts themselves where there are none; None for other data."""
+    prompts = data.corrupt if isinstance(data, Pairs) else data
+    if not is_prompts(prompts):
+        return None
+    batch = text.batch(prompts, prepend_bos=data.prepend_bos if isinstance(data, Pairs) else None)
+    return batch if batch.corrupt is None else batch.pair()[1]
 
 
 def _stages(model: Subject, asked: FeatureCircuit, how: Contrasted, has_data: bool) -> Stages[xr.Dataset]:
@@ -262,11 +274,11 @@ def _chosen(effect: Moments, asked: FeatureCircuit, how: Contrasted) -> Chosen:
     if not nodes:
         place = int(size.argmax())
         raise ValueError(
-            f"node_threshold: no node has an effect of {asked.node_threshold} {how.metric.unit}, the largest is that of "
-            f"{how.space.node(place % columns)}, {float(size[place]):.3g}"
+            f"node_threshold: no node has an effect of {asked.node_threshold} {how.metric.unit}, the largest is that "
+            f"of {how.space.node(place % columns)}, {float(size[place]):.3g}"
         )
-    cut = f"{passing} nodes pass node_threshold={asked.node_threshold}; the {asked.most} of the largest effects are kept"
-    return Chosen(tuple(sorted(nodes)), (f"{cut} (most=)",) if passing > asked.most else ())
+    cut = f"{passing} nodes pass node_threshold={asked.node_threshold}; most={asked.most} of the largest are kept"
+    return Chosen(tuple(sorted(nodes)), (cut,) if passing > asked.most else ())
 
 
 def _chosen_by_name(
@@ -301,7 +313,10 @@ class CircuitRun:
         edits, place = [], ("pos",) if by_position else ()
         for layer, mask in self.features.items():
             features, error = sites_of(layer)
-            for site, chosen, dims in ((features, mask, (*place, "feature")), (error, self.errors[layer], place)):
+            for site, chosen, dims in (
+                (features, mask, (*place, "feature")),
+                (error, self.errors[layer], place),
+            ):
                 if bool(chosen.any()):
                     put = PutInCells(replaced[site], to_device(chosen, where.device), where, dims)
                     edits.append(Edit(site, put))
@@ -322,7 +337,9 @@ def circuits_run(
     generator = np.random.default_rng(asked.seed)
     drawn = [_random_like(inside, effect, space, generator) for _ in range(asked.draws)]
     none, every = torch.zeros_like(inside), torch.ones_like(inside)
-    of_errors = [(inside, every, none)] * (1 + len(drawn)) + [(~inside, every, none)] + [(inside, every, none)] * 2
+    of_errors = (
+        [(inside, every, none)] * (1 + len(drawn)) + [(~inside, every, none)] + [(inside, every, none)] * 2
+    )
     runs = []
     for kept, choices in zip((inside, *drawn, ~inside, none, every), of_errors, strict=True):
         for errors in choices:
@@ -404,7 +421,8 @@ def _table(
         },
         coords={
             "node": names, "sender": names, "receiver": [*names, LOGITS], "circuit": list(CIRCUITS),
-            "errors": list(ERRORS), "prompt": _rows_of(metrics).tolist(), "layer": list(how.space.layers), "edge": (ends, kept.numpy()),
+            "errors": list(ERRORS), "prompt": _rows_of(metrics).tolist(),
+            "layer": list(how.space.layers), "edge": (ends, kept.numpy()),
             "part": ("node", [node.part for node in nodes]),
             "feature": ("node", [-1 if node.is_error else node.feature for node in nodes]),
             "pos": ("node", [node.pos for node in nodes]),
@@ -439,7 +457,7 @@ def _error_share(
 def _faithfulness(
     metrics: Rows, asked: FeatureCircuit, fewest: int
 ) -> tuple[dict[str, Tensor], dict[str, Float[Tensor, "circuit errors"]]]:
-    """The metric of every prompt, and faithfulness with its interval and null. ValueError where nothing is explained."""
+    """The metric of every prompt, and faithfulness with interval and null. ValueError where nothing is explained."""
     value, full = metrics.rows["value"].cpu().double(), metrics.rows["full"].cpu().double()
     found, drawn, others = value.unflatten(1, (-1, len(ERRORS))).split([1, asked.draws, 3], 1)
     random = drawn.mean(1, keepdim=True) if asked.draws else torch.full_like(found, torch.nan)
@@ -448,8 +466,8 @@ def _faithfulness(
     moved = torch.cat((value.flatten(1) - empty[:, None], (full - empty)[:, None]), 1)
     if not bool(moved[:, -1].mean().abs() > 1e-9 * full.mean().abs()):
         raise ValueError(
-            f"the metric is {float(full.mean()):.4g} in the whole model and with every feature and error replaced alike: "
-            "nothing to explain"
+            f"the metric is {float(full.mean()):.4g} in the whole model and with every feature and error replaced "
+            "alike: nothing to explain"
         )
     resampled = poisson_weights(_rows_of(metrics), RESAMPLES, asked.seed) @ moved
     ratios = (resampled[:, :-1] / resampled[:, -1:]).nan_to_num(nan=0.0)
@@ -479,7 +497,9 @@ def _attrs(
     size: float,
     prompts: int,
 ) -> dict[str, str | float | int]:
-    integrated = {"steps": len(how.line.points()[0]), "rule": asked.rule} if asked.method == "integrated" else {}
+    integrated = (
+        {"steps": len(how.line.points()[0]), "rule": asked.rule} if asked.method == "integrated" else {}
+    )
     runs = f"{over('prompts', how.metric.fewest)}, of faithfulness a bootstrap of {RESAMPLES} resamples"
     return {
         "metric": how.metric.name, "unit": how.metric.unit, "effect": SIGN, "method": asked.method, **integrated,

@@ -41,7 +41,9 @@ def _weights(
 ) -> Steps[Float[Tensor, "b node receiver"]]:
     """The weights of some prompts."""
     n = kept[-1].place.stop
-    weights = torch.zeros(len(line.own), n, n + 1, device=model.device, dtype=line.slope[how.space.sites[0]].dtype)
+    weights = torch.zeros(
+        len(line.own), n, n + 1, device=model.device, dtype=line.slope[how.space.sites[0]].dtype
+    )
     held = {layer: Edit(written(model, layer), Detach()) for layer in how.space.layers}
     reads = {nodes.layer: nodes.reads(line.change) for nodes in kept}
     every = [read for layer in reads.values() for read in layer]

@@ -55,7 +55,9 @@ class FeatureNode:
         """The node of this name. ValueError for a name that no feature and no error has."""
         match = re.fullmatch(r"(L\d+(?:F\d+|\.error))(?:@(\d+))?", name)
         if match is None:
-            raise ValueError(f"a feature or an error is required, L5F123 or L5.error, or L5F123@7, got {name!r}")
+            raise ValueError(
+                f"a feature or an error is required, L5F123 or L5.error, or L5F123@7, got {name!r}"
+            )
         part, pos = Part.of(match[1]), -1 if match[2] is None else int(match[2])
         assert part.layer is not None
         return cls(part.layer, part.kind == "error", part.index or 0, pos)
@@ -111,7 +113,9 @@ class FeatureSpace:
     def place(self, node: FeatureNode) -> int:
         """The place of a node in the row. KeyError or IndexError for a node that the model lacks."""
         if node.layer not in self.parts:
-            raise KeyError(f"{node}: block {node.layer} has no dictionary; those of {list(self.layers)} have one")
+            raise KeyError(
+                f"{node}: block {node.layer} has no dictionary; those of {list(self.layers)} have one"
+            )
         part = self.parts[node.layer]
         if node.is_error:
             return part.stop - 1
@@ -122,7 +126,9 @@ class FeatureSpace:
     def rows_that_fit(self, model: Transformer, columns: int) -> int:
         """Rows of a differentiated pass. ValueError where one of so many columns takes more memory than is free."""
         each = COPIES * columns * sum(self.counts) * max(4, model.dtype.itemsize)
-        what = f"a pass over {sum(self.counts)} features of {len(self.layers)} dictionaries at {columns} tokens"
+        what = (
+            f"a pass over {sum(self.counts)} features of {len(self.layers)} dictionaries at {columns} tokens"
+        )
         check_memory(what, each, model.device, "shorter prompts take less, and fewer or smaller dictionaries")
         return that_fit(model, each)
 
@@ -254,9 +260,7 @@ class LayerNodes:
     place: slice
     """Their place among all kept nodes: features, then errors."""
 
-    def reduced(
-        self, product: Float[Tensor, "b p c"], pos: Int[Tensor, "c"] | None
-    ) -> Float[Tensor, "b c"]:
+    def reduced(self, product: Float[Tensor, "b p c"], pos: Int[Tensor, "c"] | None) -> Float[Tensor, "b c"]:
         """The product of every node: summed over positions, or at the node's own (0 beyond the prompt's end)."""
         if pos is None:
             return product.sum(1)
@@ -281,9 +285,7 @@ class LayerNodes:
     ) -> Float[Tensor, "b c"]:
         return self.reduced(upcast(gradient)[..., self.features] * change, self.pos)
 
-    def of_error(
-        self, value: Float[Tensor, "b p d"], other: Float[Tensor, "b p d"]
-    ) -> Float[Tensor, "b e"]:
+    def of_error(self, value: Float[Tensor, "b p d"], other: Float[Tensor, "b p d"]) -> Float[Tensor, "b e"]:
         """The products of an error with another vector, one for each node."""
         return self.reduced((upcast(value) * other).sum(-1, keepdim=True), self.error_pos)
 

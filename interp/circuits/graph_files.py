@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
@@ -180,7 +180,11 @@ def write_attribution_graph(circuit: Circuit | xr.Dataset, prompt: GraphPrompt, 
     if not prompt.tokens:
         raise ValueError("a prompt of at least one token is required, got none")
     slug = Path(path).stem
-    record = _graph_record(circuit, prompt, slug) if isinstance(circuit, Circuit) else _feature_record(circuit, prompt, slug)
+    record = (
+        _graph_record(circuit, prompt, slug)
+        if isinstance(circuit, Circuit)
+        else _feature_record(circuit, prompt, slug)
+    )
     record["qParams"] = {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""}
     text = json.dumps(record, indent=1, allow_nan=False)
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
@@ -354,7 +358,10 @@ def _feature_record(circuit: xr.Dataset, prompt: GraphPrompt, slug: str) -> dict
     """
     sign = -1.0 if circuit.attrs["direction"] == "noise" else 1.0
     nodes = [_feature_node(circuit.isel(node=i), prompt) for i in range(circuit.sizes["node"])]
-    ids = {**dict(zip(circuit.node.to_numpy().tolist(), (n["node_id"] for n in nodes), strict=True)), LOGITS: LOGITS}
+    ids = {
+        **dict(zip(circuit.node.to_numpy().tolist(), (n["node_id"] for n in nodes), strict=True)),
+        LOGITS: LOGITS,
+    }
     weights = circuit.edge_value.to_numpy()
     links = [
         {
@@ -364,7 +371,7 @@ def _feature_record(circuit: xr.Dataset, prompt: GraphPrompt, slug: str) -> dict
         for i, j in zip(*(~np.isnan(weights)).nonzero(), strict=True)
     ]  # fmt: skip
     direction = "noise" if sign < 0 else "denoise"
-    about = f"Features and errors, by {circuit.attrs['method']}. Weight: {WEIGHT[direction]}: positive weights speak for"
+    about = f"Features and errors, by {circuit.attrs['method']}. Weight: {WEIGHT[direction]}: positive ones speak for"
     return {
         "metadata": {
             "slug": slug, "scan": "", "prompt_tokens": list(prompt.tokens), "prompt": prompt.prompt,
@@ -380,9 +387,16 @@ def _feature_node(node: xr.Dataset, prompt: GraphPrompt) -> dict[str, Any]:
     part, pos = Part.of(str(node.part.item())), int(node.pos.item())
     layer, place = part.layer or 0, len(prompt.tokens) - 1 if pos < 0 else pos
     if place >= len(prompt.tokens):
-        raise ValueError(f"a prompt with a token at position {place} is required, got {len(prompt.tokens)} tokens")
+        raise ValueError(
+            f"a prompt with a token at position {place} is required, got {len(prompt.tokens)} tokens"
+        )
     if part.kind == "error":
-        name, kind, number, shown = f"{layer}_error_{place}", "mlp reconstruction error", -1, f"{layer}_error-0"
+        name, kind, number, shown = (
+            f"{layer}_error_{place}",
+            "mlp reconstruction error",
+            -1,
+            f"{layer}_error-0",
+        )
     else:
         index = part.index or 0
         number = (layer + index) * (layer + index + 1) // 2 + index

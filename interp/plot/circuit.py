@@ -69,7 +69,7 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
 @public()
 def feature_circuit(result: xr.Dataset, *, top: PositiveCount = 24, ax: Axes | None = None) -> Axes:
-    """The features and errors of a circuit in the order of their layers, the metric on top, with the edges between them.
+    """The features and errors of a circuit in the order of their layers, the metric on top, and the edges between them.
 
     An arrow is an edge, as wide as the size of its weight; blue speaks for the metric (what the sender is in the clean
     run raises it), red against it. Errors are grey.
@@ -108,7 +108,8 @@ def feature_circuit(result: xr.Dataset, *, top: PositiveCount = 24, ax: Axes | N
         _draw_node(ax, node, x, y, shaded=".error" in node or node == LOGITS)
     more = f" of {result.sizes['node']}" if result.sizes["node"] > len(order) else ""
     ax.set_title(
-        f"{len(order)}{more} nodes, {result.attrs['edges']} edges; errors {result.attrs['errors'].partition(' of ')[0]}",
+        f"{len(order)}{more} nodes, {result.attrs['edges']} edges; "
+        f"errors {result.attrs['errors'].partition(' of ')[0]} of the effects",
         fontsize="medium",
     )
     label = f"widest: {reach:.3g} {result.attrs['unit']}"
@@ -265,7 +266,12 @@ def _arrows(
 
 
 def _arrow(
-    start: tuple[float, float], end: tuple[float, float], score: float, reach: float, colour: str, port: float = 0.0
+    start: tuple[float, float],
+    end: tuple[float, float],
+    score: float,
+    reach: float,
+    colour: str,
+    port: float = 0.0,
 ) -> FancyArrowPatch:
     """The arrow between two nodes, as wide as its score. port: where it enters, from the middle of the lower side."""
     (x, y), (to_x, to_y) = start, end
