@@ -8,7 +8,7 @@ edges are the direct paths between them. The circuit is then run: everything out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.contrast import Direction
-from interp.causal.effects import SIGN
+from interp.causal.effects import ENDS, SIGN
 from interp.causal.graph import LOGITS
 from interp.causal.missed_effects import PutInCells, positions_of
 from interp.causal.stand_ins import StandIns, recorded
@@ -50,7 +50,7 @@ from interp.passes.needs import Steps, swept
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import Ask, ByRow, Question, Staged, Stages, Values
 from interp.passes.variants import Variant
-from interp.runs.functions import of_data
+from interp.runs.functions import of_pairs_or_rows
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,6 +85,8 @@ class FeatureCircuit(Brief, Question):
     (m(C) - m(nothing kept)) / (m(M) - m(nothing kept)).
 
     Args:
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row. Without corrupted ones `replacement` is "zero" or "mean".
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             answers that come with the prompts.
         method: where the gradient of an effect is taken: "attribution", in the run that is intervened on;
@@ -113,11 +115,12 @@ class FeatureCircuit(Brief, Question):
         Dataset over `node`, with the coordinates `part`, `layer`, `feature` (-1 for errors) and `pos` (-1 for all):
 
         - `value`: effect of a node, in the metric's unit, mean over prompts, with `low`, `high` and `n`.
-        - `edge_value` [sender, receiver]: weight of an edge, mean over prompts, with `edge_low` and `edge_high`; NaN
-          where there is none or it is below `edge_threshold`. Receivers are the nodes and `logits`.
+        - `edge_value` [sender, receiver]: weight of an edge, mean over prompts, and `edge_ends` [sender, receiver,
+          end], the ends low and high of its interval; NaN where there is none or it is below `edge_threshold`.
+          Receivers are the nodes and `logits`.
         - `outside` [node]: effect minus all edges into kept nodes and the metric, before `edge_threshold`: what runs
           through nodes that were not kept. With the integrated method gradients of other runs are in it too.
-        - `faithfulness` [circuit, errors], with the ends `faithfulness_low` and `faithfulness_high` of its 95 %
+        - `faithfulness` [circuit, errors], with `faithfulness_ends` [..., end], the ends low and high of its 95 %
           interval, a bootstrap over prompts, and `faithfulness_null`, that of the random circuits. Circuits: "found",
           "random", "complement" (0 says that the circuit is complete), "no feature" and "every feature"; `errors` says
           which errors stay: "circuit", those that are nodes of the circuit (of the complement: that are not), "kept",
@@ -163,13 +166,14 @@ class FeatureCircuit(Brief, Question):
         ...     interp.features.Dictionary(interp.features.ReLU(), weights, reads=f"blocks.{i}.hook_resid_post")
         ...     for i in (0, 1)
         ... ]
-        >>> pairs = interp.data.Pairs(torch.tensor([[5, 6, 7], [5, 6, 8]]), torch.tensor([[5, 9, 7], [5, 9, 8]]))
+        >>> pairs = torch.tensor([[5, 6, 7], [5, 6, 8]]), torch.tensor([[5, 9, 7], [5, 9, 8]])
         >>> asked = {"metric": interp.logit_difference(3, 4), "node_threshold": 0.0, "most": 8, "draws": 1}
-        >>> found = feature_circuit(model.with_dictionaries(saes), pairs, **asked)
+        >>> found = feature_circuit(model.with_dictionaries(saes), *pairs, **asked)
         >>> found.edge_value.shape, float(found.faithfulness.sel(circuit="every feature", errors="kept"))
         ((8, 9), 1.0)
     """
 
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     method: NodeMethod = "attribution"
     steps: PositiveCount = 10
@@ -222,15 +226,14 @@ class FeatureCircuit(Brief, Question):
         )
 
 
-feature_circuit = of_data(FeatureCircuit)
+feature_circuit = of_pairs_or_rows(FeatureCircuit)
 
 
 def _prompts_in_memory(data: DataSource | Data | Pairs, text: Text) -> Batch | None:
     """The corrupted prompts of data in memory, the prompts themselves where there are none; None for other data."""
-    prompts = data.corrupt if isinstance(data, Pairs) else data
-    if not is_prompts(prompts):
+    if not is_prompts(data):
         return None
-    batch = text.batch(prompts, prepend_bos=data.prepend_bos if isinstance(data, Pairs) else None)
+    batch = text.batch(data)
     return batch if batch.corrupt is None else batch.pair()[1]
 
 
@@ -407,28 +410,29 @@ def _table(
     }
     names, (values, faithful) = list(map(str, nodes)), _faithfulness(metrics, asked, fewest)
     ends, runs = ("sender", "receiver"), ("circuit", "errors")
-    of_edges = {"edge_value": weight, "edge_low": low, "edge_high": high}
+    edge_ends = torch.stack((low, high), -1).masked_fill(~kept[..., None], torch.nan)
     return labelled(
         asked.name,
         {
             **of_nodes,
             "outside": (("node",), of_nodes["value"][1] - edges.mean.where(exists, 0.0).sum(1)),
-            **{name: (ends, x.masked_fill(~kept, torch.nan)) for name, x in of_edges.items()},
-            **{name: (runs, x) for name, x in faithful.items()},
+            "edge_value": (ends, weight.masked_fill(~kept, torch.nan)),
+            "edge_ends": ((*ends, "end"), edge_ends),
+            **{name: ((*runs, "end") if x.ndim == 3 else runs, x) for name, x in faithful.items()},
             **{name: (("prompt", *runs) if x.ndim == 3 else ("prompt",), x) for name, x in values.items()},
             "error_share": (("layer",), share),
             "layer_nodes": (("layer",), torch.tensor([sum(n.layer == i for n in nodes) for i in how.space.layers])),
         },
         coords={
             "node": names, "sender": names, "receiver": [*names, LOGITS], "circuit": list(CIRCUITS),
-            "errors": list(ERRORS), "prompt": _rows_of(metrics).tolist(),
+            "errors": list(ERRORS), "end": list(ENDS), "prompt": _rows_of(metrics).tolist(),
             "layer": list(how.space.layers), "edge": (ends, kept.numpy()),
             "part": ("node", [node.part for node in nodes]),
             "feature": ("node", [-1 if node.is_error else node.feature for node in nodes]),
             "pos": ("node", [node.pos for node in nodes]),
         },
         units={
-            **dict.fromkeys((*of_nodes, "outside", *of_edges, *values), unit),
+            **dict.fromkeys((*of_nodes, "outside", "edge_value", "edge_ends", *values), unit),
             **dict.fromkeys(faithful, SHARE), "error_share": "share of the summed size of all effects",
         },
         attrs=_attrs(asked, how, kept, errors, size, len(metrics.rows["full"])),
@@ -456,7 +460,7 @@ def _error_share(
 
 def _faithfulness(
     metrics: Rows, asked: FeatureCircuit, fewest: int
-) -> tuple[dict[str, Tensor], dict[str, Float[Tensor, "circuit errors"]]]:
+) -> tuple[dict[str, Tensor], dict[str, Float[Tensor, "circuit errors *end"]]]:
     """The metric of every prompt, and faithfulness with interval and null. ValueError where nothing is explained."""
     value, full = metrics.rows["value"].cpu().double(), metrics.rows["full"].cpu().double()
     found, drawn, others = value.unflatten(1, (-1, len(ERRORS))).split([1, asked.draws, 3], 1)
@@ -479,8 +483,7 @@ def _faithfulness(
     faithful = (mean[:-1] / mean[-1]).view(value.shape[1:])
     null = torch.full_like(faithful, torch.nan)
     null[CIRCUITS.index("found")] = faithful[CIRCUITS.index("random")]
-    low, high = (end.view(value.shape[1:]) for end in ends)
-    numbers = {"": faithful, "_low": low, "_high": high, "_null": null}
+    numbers = {"": faithful, "_ends": ends.mT.reshape(*value.shape[1:], 2), "_null": null}
     return {"each": value, "full": full, "empty": empty}, {f"faithfulness{k}": x for k, x in numbers.items()}
 
 

@@ -86,9 +86,9 @@ def feature_circuit(result: xr.Dataset, *, top: PositiveCount = 24, ax: Axes | N
         >>> eye, zero = torch.eye(24), torch.zeros(24)
         >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
         >>> sae = interp.features.Dictionary(interp.features.ReLU(), weights, reads="blocks.1.hook_resid_post")
-        >>> pairs = interp.data.Pairs(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]]))
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
         >>> asked = {"metric": interp.logit_difference(3, 4), "node_threshold": 0.0, "most": 8}
-        >>> found = interp.circuits.feature_circuit(model.with_dictionaries([sae]), pairs, **asked)
+        >>> found = interp.circuits.feature_circuit(model.with_dictionaries([sae]), *pairs, **asked)
         >>> ax = feature_circuit(found)
     """
     check_result("result", result, ("node", "edge_value", "error_share"), "feature_circuit")
