@@ -60,6 +60,12 @@ def model() -> interp.HookedTransformer:
 
 
 @once
+def with_features() -> interp.HookedTransformer:
+    """Two layers with MLPs, a dictionary in the second, and a tokenizer."""
+    return model().with_dictionaries([sae()])
+
+
+@once
 def plain() -> interp.HookedTransformer:
     """Two layers of attention only."""
     return hooked("attention-only")
@@ -430,6 +436,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": PAIRED | {
         "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
     "circuits.score_edges": PAIRED,
+    "circuits.feature_circuit": METRIC | {"model": with_features, "node_threshold": lambda: 0.0, "draws": lambda: 1},
     "circuits.edge_stability": {"resamples": lambda: 2},
     "editing.diff_interactions": {"parts": lambda: ["L0.mlp", "L1.attn"]},
     "editing.edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},

@@ -125,6 +125,12 @@ def sae() -> interp.features.Dictionary:
 
 
 @once
+def with_features() -> interp.HookedTransformer:
+    """The model with that dictionary in its block."""
+    return model().with_dictionaries([sae()])
+
+
+@once
 def mend() -> interp.editing.Mend:
     return interp.editing.Mend.untrained(model(), [WRITER], rank=4)
 
@@ -292,6 +298,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
     "circuits.edge_attribution": METRIC, "circuits.score_edges": METRIC,
+    "circuits.feature_circuit": METRIC | {"model": with_features, "node_threshold": lambda: 0.01, "most": lambda: 8,
+                                          "draws": lambda: 1},
     "circuits.edge_effects": {**ONE_PAIR, "edges": lambda: 100},
     "circuits.edge_stability": {"top": lambda: 100}, "evaluate_circuit": METRIC,
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
