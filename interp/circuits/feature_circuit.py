@@ -45,7 +45,7 @@ from interp.data.stream import DataSource
 from interp.data.text import Text
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
-from interp.passes.metrics import LogitFunction, as_metric, followed
+from interp.passes.metrics import LogitFunction, Metric, as_metric, followed
 from interp.passes.needs import Steps, swept
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import Ask, ByRow, Question, Staged, Stages, Values
@@ -193,11 +193,11 @@ class FeatureCircuit(Brief, Question):
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
         """The question with its reference prompts (by default those of the data, if in memory), and the data."""
-        text, own = text_of(model), self.reference is None and self.replacement == "mean"
         check_reference(self.replacement, self.reference)
-        reference = _prompts_in_memory(data, text) if own else self.reference
-        if own and reference is not None:
-            reference = followed(reference, self.metric, text)
+        if self.reference is not None or self.replacement != "mean":
+            return self, data
+        batch = _prompts_in_memory(data, text_of(model))
+        reference = None if batch is None else followed(batch, self.metric, text_of(model))
         return replace(self, reference=reference), data
 
     def bind(self, model: Subject) -> Staged:
