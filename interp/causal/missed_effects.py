@@ -283,7 +283,14 @@ def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) ->
 
 
 def positions_of(own: Batch) -> Int[Tensor, "b p"]:
-    """The position of every column, -1 at padding."""
+    """The position of every column, -1 at padding.
+
+    Args:
+        own: the prompts, on the host.
+
+    Returns:
+        [b, p].
+    """
     where = own.layout.positions(own.tokens.shape[1], 0, own.tokens.device)
     return where.expand(len(own), -1).masked_fill(~own.real, -1)
 

@@ -129,7 +129,6 @@ class FeatureCircuit(Brief, Question):
           feature and error replaced.
         - `error_share` [layer]: share of the errors in the summed size of all effects in a layer, kept or not;
           `attrs["errors"]` is that of all layers. A circuit of features cannot explain what the errors carry.
-        - `layer_nodes` [layer]: number of nodes that were kept.
 
     Raises:
         ValueError: a model without dictionaries, no node of so large an effect, a metric that is the same with every
@@ -143,14 +142,14 @@ class FeatureCircuit(Brief, Question):
         one given. Nodes are chosen on the same prompts on which the circuit is run: `nodes=` of other prompts judges it
         without that advantage.
 
+    Memory:
+        About 8 times the features of a prompt (dictionaries x tokens x features) in a pass, 16 bytes for each feature
+        (and position, `by_position`), and nodes x nodes edges; never features x features.
+
     Cost:
         Of each prompt 4 forward and 2 backward passes, or for the integrated method `steps` times the number of
         dictionaries of both, twice; then, for the edges, a forward pass for each dictionary and, to its block, a
         backward pass for each kept node; and 3 (4 + draws) runs of circuits. The data are read twice.
-
-    Memory:
-        About 8 times the features of a prompt (dictionaries x tokens x features) in a pass, 16 bytes for each feature
-        (and position, `by_position`), and nodes x nodes edges; never features x features.
 
     Source:
         Marks et al. 2024, "Sparse Feature Circuits", arXiv:2403.19647; which paths its code holds:
@@ -245,10 +244,10 @@ def _stages(model: Subject, asked: FeatureCircuit, how: Contrasted, has_data: bo
     assert isinstance(effects, Means)
     chosen = _chosen(effects.moments["effect"], asked, how)
     kept = nodes_by_layer(chosen.nodes, by_position=how.by_position)
-    runs = circuits_run(chosen.nodes, effects.moments["effect"].mean, asked, how.space)
+    runs = _runs_of(chosen.nodes, effects.moments["effect"].mean, asked, how.space)
     edges, metrics = yield [
         Ask(make("feature edges", partial(edge_weights, how=how, kept=kept), Means)),
-        Ask(make("feature runs", partial(circuit_runs, how=how, runs=runs), Rows)),
+        Ask(make("feature runs", partial(_metrics_of_runs, how=how, runs=runs), Rows)),
     ]
     assert isinstance(edges, Means) and isinstance(metrics, Rows)
     return _table(asked, how, chosen, effects.moments["effect"], edges.moments["edge"], metrics)
@@ -326,7 +325,7 @@ class CircuitRun:
         return edits
 
 
-def circuits_run(
+def _runs_of(
     nodes: Sequence[FeatureNode], effect: Float[Tensor, "*p node"], asked: FeatureCircuit, space: FeatureSpace
 ) -> list[CircuitRun]:
     """The runs of a circuit: of each of `CIRCUITS`, with every draw of "random", those of `ERRORS`.
@@ -373,7 +372,7 @@ def _random_like(
     return drawn
 
 
-def circuit_runs(
+def _metrics_of_runs(
     model: Transformer, batch: Batch, how: Contrasted, runs: Sequence[CircuitRun]
 ) -> Steps[Values]:
     """The metric of every prompt in the whole model, and in every run."""
@@ -421,7 +420,6 @@ def _table(
             **{name: ((*runs, "end") if x.ndim == 3 else runs, x) for name, x in faithful.items()},
             **{name: (("prompt", *runs) if x.ndim == 3 else ("prompt",), x) for name, x in values.items()},
             "error_share": (("layer",), share),
-            "layer_nodes": (("layer",), torch.tensor([sum(n.layer == i for n in nodes) for i in how.space.layers])),
         },
         coords={
             "node": names, "sender": names, "receiver": [*names, LOGITS], "circuit": list(CIRCUITS),
@@ -503,14 +501,14 @@ def _attrs(
     integrated = (
         {"steps": len(how.line.points()[0]), "rule": asked.rule} if asked.method == "integrated" else {}
     )
-    runs = f"{over('prompts', how.metric.fewest)}, of faithfulness a bootstrap of {RESAMPLES} resamples"
+    runs = f"{over('prompts', how.metric.fewest)} (faithfulness: bootstrap)"
     return {
         "metric": how.metric.name, "unit": how.metric.unit, "effect": SIGN, "method": asked.method, **integrated,
         "direction": asked.direction, "replacement": asked.replacement, "node_threshold": asked.node_threshold,
         "edge_threshold": asked.edge_threshold, "edges": int(kept.sum()), "dictionaries": len(how.space.layers),
         "features": sum(how.space.counts), "draws": asked.draws, "seed": asked.seed, "prompts": prompts,
         "interval": runs,
-        "null": "as many random features of every dictionary among those of an effect, with the circuit's errors",
+        "null": "as many random active features, the circuit's errors",
         "errors": f"carry {errors:.0%} of the summed size of all effects, {size:.3g} {how.metric.unit}",
     }  # fmt: skip
 
@@ -519,7 +517,4 @@ def _error_notes(errors: float) -> list[str]:
     """Note about errors that carry more than the features."""
     if errors < POOR:
         return []
-    return [
-        f"the errors of the dictionaries carry {errors:.0%} of the summed size of all effects: most of what the model "
-        "does here is in no feature"
-    ]
+    return [f"errors carry {errors:.0%} of all effects: most of this is in no feature"]

@@ -436,7 +436,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": PAIRED | {
         "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
     "circuits.score_edges": PAIRED,
-    "circuits.feature_circuit": METRIC | {"model": with_features, "node_threshold": lambda: 0.0, "draws": lambda: 1},
+    "circuits.feature_circuit": METRIC | {
+        "model": with_features, "corrupt": lambda: OTHERS, "nodes": lambda: ["L1F1"], "draws": lambda: 1},
     "circuits.edge_stability": {"resamples": lambda: 2},
     "editing.diff_interactions": {"parts": lambda: ["L0.mlp", "L1.attn"]},
     "editing.edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
@@ -692,5 +693,6 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
         with found:
             pass
     if isinstance(found, Question):
-        found.bind(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
+        of_features, of_edges = name == "circuits.FeatureCircuit", name.startswith(("circuits", "residual"))
+        found.bind(as_model(with_features() if of_features else plain() if of_edges else model()))
     return found

@@ -539,7 +539,7 @@ _CIRCUITS: dict[str, Case] = {
         | of("faithfulness_ends", over="circuit errors end")
         | of("each", over="prompt circuit errors")
         | of("full", "empty", over="prompt")
-        | of("error_share", "layer_nodes", over="layer"),
+        | of("error_share", over="layer"),
         only=SPLIT,
         drawn_apart=_without_resamples,
     ),
