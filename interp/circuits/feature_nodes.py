@@ -264,17 +264,21 @@ class LayerNodes:
         """The product of every node: summed over positions, or at the node's own (0 beyond the prompt's end)."""
         if pos is None:
             return product.sum(1)
-        inside = (pos < product.shape[1]).to(product.device)
+        inside = to_device(pos < product.shape[1], product.device)
         at = to_device(pos.clamp(max=product.shape[1] - 1), product.device)
         column = torch.arange(len(pos), device=product.device)
         return product[:, at, column % product.shape[2]] * inside
+
+    def columns(self, values: Float[Tensor, "b p s"]) -> Float[Tensor, "b p f"]:
+        """The values at the features of the nodes."""
+        return values.index_select(-1, to_device(self.features, values.device))
 
     def reads(self, change: Mapping[str, Tensor]) -> list[Read]:
         """Reads of the gradients at these nodes, times their changes: `[b node]` each."""
         features, error = sites_of(self.layer)
         reads = []
         if len(self.features):
-            via = partial(self._along_features, change=change[features][..., self.features])
+            via = partial(self._along_features, change=self.columns(change[features]))
             reads.append(Read(features, via=via, grad=True))
         if self.has_error:
             reads.append(Read(error, via=partial(self.of_error, other=change[error]), grad=True))
@@ -283,7 +287,7 @@ class LayerNodes:
     def _along_features(
         self, gradient: Float[Tensor, "b p s"], change: Float[Tensor, "b p c"]
     ) -> Float[Tensor, "b c"]:
-        return self.reduced(upcast(gradient)[..., self.features] * change, self.pos)
+        return self.reduced(self.columns(upcast(gradient)) * change, self.pos)
 
     def of_error(self, value: Float[Tensor, "b p d"], other: Float[Tensor, "b p d"]) -> Float[Tensor, "b e"]:
         """The products of an error with another vector, one for each node."""
@@ -294,7 +298,7 @@ class LayerNodes:
         features, error = sites_of(self.layer)
         found = []
         if len(self.features):
-            product = upcast(values[features])[..., self.features] * slope[features][..., self.features]
+            product = self.columns(upcast(values[features])) * self.columns(slope[features])
             found.append(self.reduced(product, self.pos))
         if self.has_error:
             found.append(self.of_error(values[error], slope[error]))
