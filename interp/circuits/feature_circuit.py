@@ -107,8 +107,8 @@ class FeatureCircuit(Brief, Question):
         replacement: other value of a node, for effects and in the runs of the circuit: "resample", in the corrupted
             prompt of the same pair, "mean", over the `reference` prompts, position by position, or "zero".
         reference: prompts that means are taken over; None: the corrupted ones of the data, or the prompts themselves.
-        draws: number of random circuits for the null, with as many features of every dictionary, drawn from those
-            whose value the replacement changes, and with the circuit's errors.
+        draws: number of random circuits for the null (0: none), with as many features of every dictionary, drawn from
+            those of an effect other than 0, and with the circuit's errors.
         seed: seed of the random circuits and of the resamples.
 
     Returns:
@@ -203,6 +203,8 @@ class FeatureCircuit(Brief, Question):
         """Two stages over the data: effects of all nodes, then edges and runs of the nodes that are kept."""
         network, metric = model.transformer, as_metric(self.metric, model.text)
         space = FeatureSpace.of(network.config)
+        if self.draws < 0:
+            raise ValueError(f"draws must be a number, at least 0, got {self.draws}")
         if self.direction == "denoise" and self.replacement != "resample":
             raise ValueError(f"direction='denoise' requires replacement='resample', got {self.replacement!r}")
         if self.direction == "noise" and metric.compares:
@@ -422,7 +424,7 @@ def _table(
             "error_share": (("layer",), share),
         },
         coords={
-            "node": names, "sender": names, "receiver": [*names, LOGITS], "circuit": list(CIRCUITS),
+            "node": names, "sender": names, "receiver": [*names, LOGITS], "circuit": _circuits(asked),
             "errors": list(ERRORS), "end": list(ENDS), "prompt": _rows_of(metrics).tolist(),
             "layer": list(how.space.layers), "edge": (ends, kept.numpy()),
             "part": ("node", [node.part for node in nodes]),
@@ -462,9 +464,9 @@ def _faithfulness(
     """The metric of every prompt, and faithfulness with interval and null. ValueError where nothing is explained."""
     value, full = metrics.rows["value"].cpu().double(), metrics.rows["full"].cpu().double()
     found, drawn, others = value.unflatten(1, (-1, len(ERRORS))).split([1, asked.draws, 3], 1)
-    random = drawn.mean(1, keepdim=True) if asked.draws else torch.full_like(found, torch.nan)
+    random, circuits = drawn.mean(1, keepdim=True) if asked.draws else drawn, _circuits(asked)
     value = torch.cat((found, random, others), 1)  # [prompt circuit errors]
-    empty = value[:, CIRCUITS.index("no feature"), ERRORS.index("replaced")]
+    empty = value[:, circuits.index("no feature"), ERRORS.index("replaced")]
     moved = torch.cat((value.flatten(1) - empty[:, None], (full - empty)[:, None]), 1)
     if not bool(moved[:, -1].mean().abs() > 1e-9 * full.mean().abs()):
         raise ValueError(
@@ -476,13 +478,18 @@ def _faithfulness(
     ends = torch.full((2, value[0].numel()), torch.nan, dtype=value.dtype)
     if len(full) >= max(FEWEST, fewest):
         ends = ratios.quantile(torch.tensor([0.025, 0.975], dtype=ratios.dtype), 0)
-        ends[:, moved.isnan().any(0)[:-1]] = torch.nan
     mean = moved.mean(0)
     faithful = (mean[:-1] / mean[-1]).view(value.shape[1:])
     null = torch.full_like(faithful, torch.nan)
-    null[CIRCUITS.index("found")] = faithful[CIRCUITS.index("random")]
+    if asked.draws:
+        null[circuits.index("found")] = faithful[circuits.index("random")]
     numbers = {"": faithful, "_ends": ends.mT.reshape(*value.shape[1:], 2), "_null": null}
     return {"each": value, "full": full, "empty": empty}, {f"faithfulness{k}": x for k, x in numbers.items()}
+
+
+def _circuits(asked: FeatureCircuit) -> list[str]:
+    """The circuits of the result: "random" where some were drawn."""
+    return [name for name in CIRCUITS if asked.draws or name != "random"]
 
 
 def _rows_of(metrics: Rows) -> Int[Tensor, "prompt"]:

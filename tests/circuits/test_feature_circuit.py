@@ -486,6 +486,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
     refused("no node has an effect of 1000", node_threshold=1000.0)
     refused("requires replacement='resample'", direction="denoise", replacement="zero")
+    refused("draws must be a number, at least 0", draws=-1)
     refused("compares with the clean run", metric=kl_divergence())
     refused("a feature or an error is required", nodes=("L0H1",))
     refused("requires every node without a position", nodes=("L0F1@2",))

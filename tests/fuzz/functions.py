@@ -382,6 +382,11 @@ NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
     **dict.fromkeys(("entropy", "kl", "top_prob", "target_prob"), "no token is there: padding, or no answer"),
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
+    "circuits.feature_circuit edge_value": "there is no edge, or its weight is below the threshold",
+    **{
+        f"circuits.feature_circuit {name}": "an interval takes more rows, a null is that of the found circuit"
+        for name in ("edge_ends", "faithfulness_ends", "faithfulness_null")
+    },
     **{
         f"features.{name} value": "vectors that are all alike have no variance to explain"
         for name in ("reconstruction", "reconstruction_quality", "dictionary_quality")

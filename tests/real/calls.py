@@ -454,6 +454,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
         "circuits.edge_effects": "value normalised",
         "circuits.edge_stability": "kept",
+        "circuits.feature_circuit": "edge_value edge_ends faithfulness_ends faithfulness_null",
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
