@@ -298,8 +298,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
     "circuits.edge_attribution": METRIC, "circuits.score_edges": METRIC,
-    "circuits.feature_circuit": METRIC | {"model": with_features, "node_threshold": lambda: 0.01, "most": lambda: 8,
-                                          "draws": lambda: 1},
+    "circuits.feature_circuit": METRIC | {
+        "model": with_features, "corrupt": texts(*CORRUPT), "node_threshold": lambda: 0.01, "most": lambda: 8,
+        "draws": lambda: 1},
     "circuits.edge_effects": {**ONE_PAIR, "edges": lambda: 100},
     "circuits.edge_stability": {"top": lambda: 100}, "evaluate_circuit": METRIC,
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
@@ -454,7 +455,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
         "circuits.edge_effects": "value normalised",
         "circuits.edge_stability": "kept",
-        "circuits.feature_circuit": "edge_value edge_ends faithfulness_ends faithfulness_null",
+        "circuits.feature_circuit": "edge_value edge_ends faithfulness_null",
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
