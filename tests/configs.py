@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from interp.features import Dictionary, ReLU
 from interp.lab import Macaron
 from interp.model import (
     MLP,
@@ -135,11 +136,31 @@ def perturbed(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int
     return model.to(dtype).eval().requires_grad_(False)
 
 
+SPLIT = "llama-gqa with dictionaries"
+"""Name of the model "llama-gqa" with a random dictionary in each block, which `build` makes too."""
+
+
 @functools.cache
 def build(name: str, dtype: torch.dtype = torch.float64) -> Transformer:
-    """The perturbed model of one of the `CONFIGS`; shared between tests, so never write to it."""
+    """The perturbed model of one of the `CONFIGS`, or `SPLIT`; shared between tests, so never write to it."""
+    if name == SPLIT:
+        return build("llama-gqa", dtype).with_dictionaries(_dictionaries(dtype))
     torch.manual_seed(zlib.crc32(name.encode()))
     return perturbed(CONFIGS[name], dtype, zlib.crc32(name.encode()))
+
+
+def _dictionaries(dtype: torch.dtype) -> list[Dictionary]:
+    """An SAE of the stream after block 0 and a transcoder of the MLP of block 1, of seven features each."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for reads, writes in (
+        ("blocks.0.hook_resid_post", "blocks.0.hook_resid_post"),
+        ("blocks.1.ln2.hook_normalized", "blocks.1.hook_mlp_out"),
+    ):
+        shapes = {"W_enc": (24, 7), "b_enc": (7,), "W_dec": (7, 24), "b_dec": (24,)}
+        weights = {name: 0.5 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        of_type = {name: x.to(dtype) for name, x in weights.items()}
+        found.append(Dictionary(ReLU(), of_type, reads=reads, writes=writes, apply_b_dec_to_input=False))
+    return found
 
 
 def some_tokens(rows: int = 3, n: int = 9, seed: int = 0) -> Tensor:

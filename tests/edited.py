@@ -2,6 +2,8 @@
 whose values are zero, for every number but their gradients.
 """
 
+from dataclasses import replace
+
 from interp.model import Transformer
 from tests.configs import CONFIGS, build
 
@@ -9,7 +11,7 @@ from tests.configs import CONFIGS, build
 def without_head(name: str, layer: int = 1, head: int = 2) -> Transformer:
     """A copy of the model of one of the `CONFIGS` whose W_O rows of one head are 0."""
     network = copy_of(name)
-    width = CONFIGS[name].head_width
+    width = network.config.head_width
     network.block(layer).attn.out.weight[:, head * width : (head + 1) * width] = 0
     return network
 
@@ -29,6 +31,7 @@ def without_values(name: str, layer: int = 1, head: int = 2) -> Transformer:
 
 def copy_of(name: str) -> Transformer:
     """A copy of the model of one of the `CONFIGS`."""
-    network = Transformer(CONFIGS[name]).double().eval().requires_grad_(False)
-    network.load_state_dict(build(name).state_dict())
-    return network
+    own = build(name)
+    network = Transformer(replace(own.config, features=None)).double().eval().requires_grad_(False)
+    network.load_state_dict(own.state_dict())
+    return network.with_dictionaries(list(own.dictionaries.values())) if own.dictionaries else network

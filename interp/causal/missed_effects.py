@@ -28,6 +28,7 @@ from interp.core.stats import Partial, Rows
 from interp.core.transfers import to_device
 from interp.data.batch import Batch
 from interp.model import sites
+from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import axis_size
 from interp.model.sites import DIMS
@@ -134,7 +135,7 @@ class MissedEffects(Question):
         possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
         sizes = {
-            dim: len(names) if dim == "layer" else axis_size(_AXES[dim], config)
+            dim: len(names) if dim == "layer" else _size(dim, names, config)
             for dim in dims
             if dim not in COLUMN_DIMS
         }
@@ -156,6 +157,17 @@ class MissedEffects(Question):
 
 
 missed_effects = of_pairs(MissedEffects)
+
+
+def _size(dim: str, names: Sequence[str], config: ModelConfig) -> int:
+    """Number of cells along a dim of a site. ValueError where layers have different numbers of them."""
+    layers = [sites.find(name, config)[1] for name in names]
+    found = {axis_size(_AXES[dim], config if layer is None else config.at_layer(layer)) for layer in layers}
+    if len(found) > 1:
+        raise ValueError(
+            f"as many {dim}s in every layer are required, got {sorted(found)}: name the site of one layer, {names[0]!r}"
+        )
+    return found.pop()
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,13 +268,13 @@ def _rows(
 def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) -> list[Variant]:
     """One variant per subset: the other run's values in all its cells."""
     device, layered = other[Read(names[0])].device, "layer" in drawn.dims
-    where = to_device(_positions(own.host()), device)
+    where = to_device(positions_of(own.host()), device)
     inside = to_device(drawn.over(own.tokens.shape[1]), device)  # [subset (layer) *cells]
     dims = tuple(dim for dim in drawn.dims if dim != "layer")
     return [
         Variant(
             [
-                Edit(name, _Put(other[Read(name)], chosen[layer] if layered else chosen, where, dims))
+                Edit(name, PutInCells(other[Read(name)], chosen[layer] if layered else chosen, where, dims))
                 for layer, name in enumerate(names)
             ]
         )
@@ -270,14 +282,21 @@ def _variants(other: Trace, own: Batch, names: Sequence[str], drawn: Subsets) ->
     ]
 
 
-def _positions(own: Batch) -> Int[Tensor, "b p"]:
-    """The position of every column, -1 at padding."""
+def positions_of(own: Batch) -> Int[Tensor, "b p"]:
+    """The position of every column, -1 at padding.
+
+    Args:
+        own: the prompts, on the host.
+
+    Returns:
+        [b, p].
+    """
     where = own.layout.positions(own.tokens.shape[1], 0, own.tokens.device)
     return where.expand(len(own), -1).masked_fill(~own.real, -1)
 
 
 @dataclass(frozen=True, eq=False)
-class _Put:
+class PutInCells:
     """The change of a site to given values in some of its cells."""
 
     values: Float[Tensor, "b ..."]

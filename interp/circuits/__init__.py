@@ -13,6 +13,7 @@ from interp.circuits.edge_attribution import EdgeAttribution, edge_attribution
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol
 from interp.circuits.edge_effects import EdgeEffects, edge_effects
 from interp.circuits.edge_rankings import edge_stability, recovery
+from interp.circuits.feature_circuit import FeatureCircuit, feature_circuit
 from interp.circuits.graph_files import (
     AttributionGraph,
     GraphNode,
@@ -36,6 +37,7 @@ __all__ = [
     "EdgeAttribution",
     "EdgeEffects",
     "EvaluateCircuit",
+    "FeatureCircuit",
     "FindCircuit",
     "GraphNode",
     "GraphPrompt",
@@ -47,6 +49,7 @@ __all__ = [
     "edge_effects",
     "edge_stability",
     "evaluate_circuit",
+    "feature_circuit",
     "find_circuit",
     "graph_interventions",
     "interchange",

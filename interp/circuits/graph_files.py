@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
@@ -221,8 +221,11 @@ class AttributionGraph(Brief):
 
 
 @public()
-def write_attribution_graph(circuit: Circuit, prompt: GraphPrompt, path: str | Path) -> None:
+def write_attribution_graph(circuit: Circuit | xr.Dataset, prompt: GraphPrompt, path: str | Path) -> None:
     """Write a circuit of one prompt as an attribution graph for Neuronpedia's viewer or `read_attribution_graph`.
+
+    Of heads and MLPs, or of features (the result of `feature_circuit`), whose nodes bear the format's own kinds and
+    numbers; those of all positions together stand at the last token.
 
     A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
     into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each
@@ -230,12 +233,13 @@ def write_attribution_graph(circuit: Circuit, prompt: GraphPrompt, path: str | P
     on. The node `logits` stands for the metric.
 
     Args:
-        circuit: the circuit, scored on one pair of prompts.
+        circuit: the circuit, or the result of `feature_circuit`, of one prompt or pair of prompts.
         prompt: the prompt, its tokens, and its answer with its probability.
         path: JSON file to write.
 
     Raises:
-        ValueError: a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
+        ValueError: a circuit that was scored on more than one pair of prompts, a prompt without tokens, or without
+            those at which nodes stand.
 
     Caveats:
         Weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer requires
@@ -253,23 +257,18 @@ def write_attribution_graph(circuit: Circuit, prompt: GraphPrompt, path: str | P
         >>> read_attribution_graph(path).circuit() == circuit
         True
     """
-    if circuit.protocol is not None and circuit.protocol.n != 1:
-        raise ValueError(
-            f"an attribution graph is about one prompt, this circuit was scored on {circuit.protocol.n} pairs"
-        )
+    n = _prompts_of(circuit)
+    if n != 1:
+        raise ValueError(f"an attribution graph is about one prompt, this circuit was scored on {n} pairs")
     if not prompt.tokens:
         raise ValueError("a prompt of at least one token is required, got none")
-    links = _links(circuit)
-    ends = {INPUT, LOGITS, *(end for pair in links for end in pair)}
-    record = {
-        "metadata": _metadata(circuit, prompt, Path(path).stem),
-        "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
-        "nodes": [_node(name, circuit.graph, prompt) for name in sorted(ends, key=_sort_key)],
-        "links": [
-            {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
-            for (source, target), parts in links.items()
-        ],
-    }
+    slug = Path(path).stem
+    record = (
+        _graph_record(circuit, prompt, slug)
+        if isinstance(circuit, Circuit)
+        else _feature_record(circuit, prompt, slug)
+    )
+    record["qParams"] = {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""}
     text = json.dumps(record, indent=1, allow_nan=False)
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
@@ -366,6 +365,28 @@ def _node_record(node: GraphNode, number: int) -> dict[str, object]:
     return found
 
 
+def _prompts_of(circuit: Circuit | xr.Dataset) -> int:
+    """Number of prompts, or of pairs, that a circuit is about."""
+    if isinstance(circuit, Circuit):
+        return 1 if circuit.protocol is None else circuit.protocol.n
+    check_result("circuit", circuit, ("node", "edge_value", "full"), "feature_circuit")
+    return circuit.sizes["prompt"]
+
+
+def _graph_record(circuit: Circuit, prompt: GraphPrompt, slug: str) -> dict[str, object]:
+    """A circuit of heads and MLPs as the format has it."""
+    links = _links(circuit)
+    ends = {INPUT, LOGITS, *(end for pair in links for end in pair)}
+    return {
+        "metadata": _metadata(circuit, prompt, slug),
+        "nodes": [_node(name, circuit.graph.n_layers, prompt) for name in sorted(ends, key=_sort_key)],
+        "links": [
+            {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
+            for (source, target), parts in links.items()
+        ],
+    }
+
+
 def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
     """Weights of the edges from each sender to each receiving node, by (sender, node), then by the input (`q`, ...)."""
     weights: dict[tuple[str, str], dict[str, float]] = {}
@@ -434,7 +455,7 @@ def _node_place(name: str) -> tuple[str, int, int | None]:
     return part.kind, part.layer, part.index
 
 
-def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]:
+def _node(name: str, n_layers: int, prompt: GraphPrompt) -> dict[str, object]:
     """One node as the format has it; a head's number is its index in the layer, other nodes have null."""
     feature = None
     if name == INPUT:
@@ -443,7 +464,7 @@ def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]
         against = "" if prompt.wrong is None else f' against "{prompt.wrong}"'
         # Their viewer takes the probability from these words.
         label = f'Output "{prompt.answer}"{against} (p={prompt.probability:.3f})'
-        kind, where = "logit", str(graph.n_layers + 1)
+        kind, where = "logit", str(n_layers + 1)
     else:
         node_kind, layer, index = _node_place(name)
         where = str(layer)
@@ -458,6 +479,63 @@ def _node(name: str, graph: EdgeGraph, prompt: GraphPrompt) -> dict[str, object]
         "jsNodeId": name, "clerp": label,
     }  # fmt: skip
     return node | {"token_prob": prompt.probability, "is_target_logit": True} if name == LOGITS else node
+
+
+def _feature_record(circuit: xr.Dataset, prompt: GraphPrompt, slug: str) -> dict[str, Any]:
+    """A circuit of features as the format has it: transcoder features and errors by its own kinds and numbers.
+
+    An error's id has no counterpart in the format, whose own (`0_{layer}_{pos}`) is that of a feature of layer 0.
+    """
+    sign = -1.0 if circuit.attrs["direction"] == "noise" else 1.0
+    nodes = [_feature_node(circuit.isel(node=i), prompt) for i in range(circuit.sizes["node"])]
+    ids = {
+        **dict(zip(circuit.node.to_numpy().tolist(), (n["node_id"] for n in nodes), strict=True)),
+        LOGITS: LOGITS,
+    }
+    weights = circuit.edge_value.to_numpy()
+    links = [
+        {
+            "source": ids[str(circuit.sender.to_numpy()[i])], "target": ids[str(circuit.receiver.to_numpy()[j])],
+            "weight": sign * float(weights[i, j]),
+        }
+        for i, j in zip(*(~np.isnan(weights)).nonzero(), strict=True)
+    ]  # fmt: skip
+    direction = "noise" if sign < 0 else "denoise"
+    about = f"Features and errors, by {circuit.attrs['method']}. Weight: {WEIGHT[direction]}: positive ones speak for"
+    return {
+        "metadata": {
+            "slug": slug, "scan": "", "prompt_tokens": list(prompt.tokens), "prompt": prompt.prompt,
+            "info": {"description": f"{about} the answer.", "generator": {"name": TOOL}},
+        },
+        "nodes": [*nodes, _node(LOGITS, int(circuit.layer.to_numpy().max()), prompt)],
+        "links": links,
+    }  # fmt: skip
+
+
+def _feature_node(node: xr.Dataset, prompt: GraphPrompt) -> dict[str, Any]:
+    """A feature or an error as the format has it; a feature's number pairs its layer and its index (Cantor)."""
+    part, pos = Part.of(str(node.part.item())), int(node.pos.item())
+    layer, place = part.layer or 0, len(prompt.tokens) - 1 if pos < 0 else pos
+    if place >= len(prompt.tokens):
+        raise ValueError(
+            f"a prompt with a token at position {place} is required, got {len(prompt.tokens)} tokens"
+        )
+    if part.kind == "error":
+        name, kind, number, shown = (
+            f"{layer}_error_{place}",
+            "mlp reconstruction error",
+            -1,
+            f"{layer}_error-0",
+        )
+    else:
+        index = part.index or 0
+        number = (layer + index) * (layer + index + 1) // 2 + index
+        name, kind, shown = f"{layer}_{index}_{place}", "cross layer transcoder", f"{layer}_{index}-0"
+    effect = float(node["value"].item())
+    return {
+        "node_id": name, "feature": number, "layer": str(layer), "ctx_idx": place, "feature_type": kind,
+        "jsNodeId": shown, "clerp": f"{node.node.item()} (effect {effect:.3g})",
+    }  # fmt: skip
 
 
 def _check_keys(record: object, keys: Sequence[str], where: object) -> None:

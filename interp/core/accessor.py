@@ -30,7 +30,7 @@ AFTER_EACH = ("depth", "pos", "rank")
 """Dims of lens results, which list the predicted next words at each depth and position."""
 BY_DEPTH = ("top_prob", "target_prob", "target_rank", "entropy", "kl")
 """Variables of lens results that are shown by depth."""
-FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement", "dtype")
+FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement", "errors", "dtype")
 """Attributes that say how to read the numbers, in the order in which they are shown."""
 
 

@@ -178,14 +178,12 @@ class Dictionary(nn.Module):
         """Whether it writes at another site than the one that it reads."""
         return self.writes != self.reads
 
-    @public()
     def encode(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """The features of each vector, in the dictionary's dtype."""
         if isinstance(self.kind, MatchingPursuit):
             return self.kind.features(self._centred(x), self.W_dec)
         return self.activate(self.before(x))
 
-    @public()
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
         """Pre-activations z = (x - b_dec) W_enc + b_enc (Gated: without b_enc). Not for x of another width."""
         z = self._centred(x) @ self.W_enc
@@ -211,7 +209,6 @@ class Dictionary(nn.Module):
             return self.W_enc.new_zeros(self.d_sae)
         return self.kind.compared_with(self.get_parameter("threshold"))
 
-    @public()
     def decode(
         self, features: Float[Tensor, "*n s"], x: Float[Tensor, "*n d"] | None = None
     ) -> Float[Tensor, "*n o"]:

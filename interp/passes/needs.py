@@ -129,7 +129,24 @@ class TowardStream:
         return self.stop, id(self.gradient)
 
 
-Toward = TowardMetric | TowardLoss | TowardStream
+@dataclass(frozen=True, eq=False)
+class TowardSites:
+    """Target of a differentiated pass that ends after the last of some sites: numbers computed from their values.
+
+    The backward passes of the numbers share the forward pass. A read of a gradient has one along its first axis for
+    each number.
+    """
+
+    sites: Sequence[str]
+    numbers: Callable[[Mapping[str, Tensor]], Float[Tensor, "k"]]
+    """Function of the values of the sites, by name."""
+
+    def key(self, batch: Batch) -> Hashable:
+        """Equal for passes over the same tokens that are differentiated towards the same numbers."""
+        return tuple(self.sites), id(self.numbers)
+
+
+Toward = TowardMetric | TowardLoss | TowardStream | TowardSites
 """Targets of a differentiated pass."""
 
 

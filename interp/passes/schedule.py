@@ -34,6 +34,7 @@ from interp.passes.needs import (
     Toward,
     TowardLoss,
     TowardMetric,
+    TowardSites,
     TowardStream,
     metric_key,
 )
@@ -215,6 +216,8 @@ def _differentiated_pass(
     model: Transformer, batch: Batch, reads: Sequence[Read], edits: Sequence[Edit], toward: Toward
 ) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
     """The values and gradients of one forward and backward pass, and the stream it ends with; None for a loss."""
+    if isinstance(toward, TowardSites):
+        return _pass_toward_sites(model, batch, reads, edits, toward), None
     number = partial(toward.value, model, batch)
     if isinstance(toward, TowardLoss):
         where = toward.columns(model, batch)
@@ -226,6 +229,23 @@ def _differentiated_pass(
     stop = toward.stop if isinstance(toward, TowardStream) else model.config.n_layers
     seen = observe(model, batch, reads, edits, stop=stop, metric=number)
     return seen.trace, seen.output
+
+
+def _pass_toward_sites(
+    model: Transformer, batch: Batch, reads: Sequence[Read], edits: Sequence[Edit], toward: TowardSites
+) -> Trace:
+    """The values and gradients `[k ...]` of a pass that ends after the sites whose numbers are differentiated."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(site: str, value: Tensor) -> Tensor:
+        seen[site] = value
+        return value
+
+    watched = [Edit(site, partial(keep, site)) for site in toward.sites]
+    stop = deepest(toward.sites, model.config)
+    return observe(
+        model, batch, reads, [*edits, *watched], stop=stop, metric=lambda _: toward.numbers(seen), each=True
+    ).trace
 
 
 def _reads(needed: Iterable[Pass]) -> list[Read]:

@@ -22,7 +22,7 @@ from interp.plot.backward_lens import (
 )
 from interp.plot.cards import card, drawn
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
-from interp.plot.circuit import circuit, circuit_checks, circuit_curve
+from interp.plot.circuit import circuit, circuit_checks, circuit_curve, feature_circuit
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
 from interp.plot.cost import costs
@@ -77,6 +77,7 @@ __all__ = [
     "drawn",
     "eigenvalue_disc",
     "factored_spectrum",
+    "feature_circuit",
     "function_vectors",
     "gradient_cosines",
     "gradient_rank",
@@ -141,6 +142,7 @@ PICTURES.draws |= {
     "diff_interactions": diff,
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
+    "feature_circuit": feature_circuit,
     "find_circuit": circuit,
     "function_vectors": function_vectors,
     "gradient_cosines": gradient_cosines,

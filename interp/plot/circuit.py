@@ -12,9 +12,11 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from interp.causal.graph import INPUT
+from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
+from interp.core.results import check_result
 from interp.model.parts import Part
 from interp.plot.canvas import COLOURS, axes, curve
 
@@ -53,20 +55,95 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
     places = _places(found)
-    left, right, top = (f(place[i] for place in places.values()) for f, i in ((min, 0), (max, 0), (max, 1)))
-    spare = max(0.0, NARROWEST - (right - left)) / 2 + 0.6
-    ax = axes(ax, 0.3 + 0.95 * (right - left + 2 * spare), 1.4 + 0.95 * top)
+    ax = _graph_axes(ax, places)
     reach = max(abs(score) for score in found.scores.values()) or 1.0
     for edge, score in sorted(found.scores.items(), key=lambda item: abs(item[1])):
         for arrow in _arrows(found, edge, places, score, reach):
             ax.add_patch(arrow)
     for node, (x, y) in places.items():
-        _draw_node(ax, node, x, y)
+        _draw_node(ax, node, x, y, head=Part.of(node).kind == "head")
+    ax.set_title(_title(found), fontsize="medium")
+    _explain(ax, found, reach)
+    return ax
+
+
+@public()
+def feature_circuit(result: xr.Dataset, *, top: PositiveCount = 24, ax: Axes | None = None) -> Axes:
+    """The features and errors of a circuit in the order of their layers, the metric on top, and the edges between them.
+
+    An arrow is an edge, as wide as the size of its weight; blue speaks for the metric (what the sender is in the clean
+    run raises it), red against it. Errors are grey.
+
+    Args:
+        result: what `interp.circuits.feature_circuit` returned.
+        top: most nodes that are drawn, those of the largest effects; the title says of how many.
+        ax: the Axes to draw on; None: a new figure.
+
+    Raises:
+        ValueError: a result of something else.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> weights = {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero}
+        >>> sae = interp.features.Dictionary(interp.features.ReLU(), weights, reads="blocks.1.hook_resid_post")
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> asked = {"metric": interp.logit_difference(3, 4), "node_threshold": 0.0, "most": 8}
+        >>> found = interp.circuits.feature_circuit(model.with_dictionaries([sae]), *pairs, **asked)
+        >>> ax = feature_circuit(found)
+    """
+    check_result("result", result, ("node", "edge_value", "error_share"), "feature_circuit")
+    order = np.argsort(-np.abs(result.value.to_numpy()), kind="stable")[:top]
+    shown = result.isel(node=np.sort(order))
+    names = [*map(str, shown.node.to_numpy()), LOGITS]
+    weights = result.edge_value.sel(sender=names[:-1], receiver=names).to_numpy()
+    weights = -weights if result.attrs["direction"] == "noise" else weights
+    places = _feature_places(shown)
+    ax = _graph_axes(ax, places)
+    reach = float(np.nanmax(np.abs(weights), initial=0.0)) or 1.0
+    for sender, receiver in np.argwhere(~np.isnan(weights)):
+        weight = float(weights[sender, receiver])
+        ends = places[names[sender]], places[names[receiver]]
+        ax.add_patch(_arrow(*ends, weight, reach, FOR if weight > 0 else AGAINST))
+    for node, (x, y) in places.items():
+        _draw_node(ax, node, x, y, shaded=".error" in node or node == LOGITS)
+    more = f" of {result.sizes['node']}" if result.sizes["node"] > len(order) else ""
+    ax.set_title(
+        f"{len(order)}{more} nodes, {result.attrs['edges']} edges; "
+        f"errors {result.attrs['errors'].partition(' of ')[0]} of the effects",
+        fontsize="medium",
+    )
+    label = f"widest: {reach:.3g} {result.attrs['unit']}"
+    handles = [
+        Line2D([], [], color=colour, linewidth=THICK, label=f"{does} the {result.attrs['metric']}")
+        for colour, does in ((FOR, "raises"), (AGAINST, "lowers"))
+    ]
+    ax.legend(handles=handles, title=label, fontsize="small", title_fontsize="small", loc="upper center",
+              bbox_to_anchor=(0.5, 0.0), frameon=False)  # fmt: skip
+    return ax
+
+
+def _feature_places(result: xr.Dataset) -> dict[str, tuple[float, float]]:
+    """Where every node stands: one row per layer that has one, the metric in the middle of the row above."""
+    layers = [Part.of(part).layer or 0 for part in result.part.to_numpy().tolist()]
+    rows: dict[int, list[str]] = {}
+    for name, layer in zip(result.node.to_numpy().tolist(), layers, strict=True):
+        rows.setdefault(layer, []).append(str(name))
+    places = {
+        node: (i - (len(rows[layer]) - 1) / 2, float(height))
+        for height, layer in enumerate(sorted(rows))
+        for i, node in enumerate(rows[layer])
+    }
+    return {**places, LOGITS: (0.0, float(len(rows)))}
+
+
+def _graph_axes(ax: Axes | None, places: dict[str, tuple[float, float]]) -> Axes:
+    """Axes without frame in which nodes stand 1 apart."""
+    left, right, top = (f(place[i] for place in places.values()) for f, i in ((min, 0), (max, 0), (max, 1)))
+    spare = max(0.0, NARROWEST - (right - left)) / 2 + 0.6
+    ax = axes(ax, 0.3 + 0.95 * (right - left + 2 * spare), 1.4 + 0.95 * top)
     ax.set_xlim(left - spare, right + spare)
     ax.set_ylim(-0.4, top + 0.4)
     ax.set_axis_off()
-    ax.set_title(_title(found), fontsize="medium")
-    _explain(ax, found, reach)
     return ax
 
 
@@ -183,32 +260,38 @@ def _arrows(
     """The arrow of an edge; several where heads share what it carries."""
     sender, receiver = found.graph.index(edge)
     port = PORTS.get(Part.of(found.graph.receivers[receiver]).kind.removeprefix("group_")[0], 0.0)
-    x, y = places[found.graph.senders[sender]]
+    start, colour = places[found.graph.senders[sender]], _colour(found, score)
+    ends = [places[node] for node in found.graph.nodes_of(receiver) if node in places]
+    return [_arrow(start, end, score, reach, colour, port) for end in ends]
+
+
+def _arrow(
+    start: tuple[float, float],
+    end: tuple[float, float],
+    score: float,
+    reach: float,
+    colour: str,
+    port: float = 0.0,
+) -> FancyArrowPatch:
+    """The arrow between two nodes, as wide as its score. port: where it enters, from the middle of the lower side."""
+    (x, y), (to_x, to_y) = start, end
     width = THIN + (THICK - THIN) * abs(score) / reach
-    arrows = []
-    for node in found.graph.nodes_of(receiver):
-        if node in places:
-            to_x, to_y = places[node]
-            bend = 0.0 if to_y - y <= 1 else 0.15 * (1 if to_x >= x else -1)
-            arrows.append(
-                FancyArrowPatch(
-                    (x, y + BOX[1] / 2), (to_x + port, to_y - BOX[1] / 2),
-                    connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=7 + 1.5 * width,
-                    shrinkA=0, shrinkB=0, linewidth=width, color=_colour(found, score), alpha=0.8, zorder=1,
-                )
-            )  # fmt: skip
-    return arrows
+    bend = 0.0 if to_y - y <= 1 else 0.15 * (1 if to_x >= x else -1)
+    return FancyArrowPatch(
+        (x, y + BOX[1] / 2), (to_x + port, to_y - BOX[1] / 2),
+        connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=7 + 1.5 * width,
+        shrinkA=0, shrinkB=0, linewidth=width, color=colour, alpha=0.8, zorder=1,
+    )  # fmt: skip
 
 
-def _draw_node(ax: Axes, node: str, x: float, y: float) -> None:
+def _draw_node(ax: Axes, node: str, x: float, y: float, *, head: bool = False, shaded: bool = True) -> None:
     width, height = BOX
-    head = Part.of(node).kind == "head"
     box = FancyBboxPatch(
         (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.08",
-        facecolor="white" if head else "0.92", edgecolor="0.3", linewidth=0.9, zorder=2,
+        facecolor="white" if head or not shaded else "0.92", edgecolor="0.3", linewidth=0.9, zorder=2,
     )  # fmt: skip
     ax.add_patch(box)
-    ax.text(x, y + 0.07 * head, node, ha="center", va="center", fontsize=9, zorder=3)
+    ax.text(x, y + 0.07 * head, node, ha="center", va="center", fontsize=9 if len(node) < 9 else 7, zorder=3)
     for letter, shift in PORTS.items():
         if head:
             ax.text(x + shift, y - 0.12, letter, ha="center", va="center", fontsize=6, color="0.35", zorder=3)

@@ -55,6 +55,20 @@ class OfPairs(Protocol[P]):
 
 
 @runtime_checkable
+class OfPairsOrRows(Protocol[P]):
+    """The function of a question that compares two runs, or one run with values that need no other."""
+
+    def __call__(  # noqa: D102
+        self,
+        model: Model,
+        clean: Prompts | Data,
+        corrupt: Prompts | Data | None = None,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> xr.Dataset: ...
+
+
+@runtime_checkable
 class OfOwnRows(Protocol[P]):
     """The function of a question that makes rows of its own, unless it is given data."""
 
@@ -106,6 +120,23 @@ def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING
         return answer_of(question, model, rows)
 
     return cast("OfPairs[P]", _public_function(function, record, renamed))
+
+
+def of_pairs_or_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfPairsOrRows[P]:
+    """The function of a question about pairs of prompts, or about prompts alone. renamed: as in `of_data`."""
+
+    def function(
+        model: Model,
+        clean: Prompts | Data,
+        corrupt: Prompts | Data | None = None,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> xr.Dataset:
+        data = clean if corrupt is None else paired(text_of(model), clean, corrupt)
+        question, rows = _question_of(record, *args, **kwargs).with_data(model, data)
+        return answer_of(question, model, rows)
+
+    return cast("OfPairsOrRows[P]", _public_function(function, record, renamed))
 
 
 def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfOwnRows[P]:

@@ -13,13 +13,16 @@ from interp import HookedTransformer
 from interp.causal import missed_effects, patch
 from interp.causal.missed_effects import Subsets, Welch
 from interp.data.batch import Batch
+from interp.features import Dictionary
 from interp.model import Tap, Transformer
 from interp.model.edits import Edit
+from interp.model.mounted import Mountable
 from interp.passes.metrics import kl_divergence, logit_difference
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.causal.test_attribution_patching import recorded
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
-from tests.configs import build
+from tests.circuits.test_feature_circuit import linear as linear_in_features
+from tests.configs import SPLIT, build, some_tokens
 from tests.loops import over
 
 METRIC = logit_difference(ANSWER, WRONG)
@@ -207,3 +210,28 @@ def test_what_cannot_be_bounded_is_refused_by_name() -> None:
         bounded(model, by=("layer", "head"), known=torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"confidence above 0\.5 and below 1 is required, got 1\.0"):
         bounded(model, confidence=1.0)
+
+
+def test_features_are_compared_like_any_other_cells_where_effects_add_up() -> None:
+    model, _ = linear_in_features()
+    tokens, others = some_tokens(4, 5), some_tokens(4, 5, seed=1)
+    site, by = "blocks.1.hook_features", ("feature",)
+    exact = patch(model, tokens, others, site, metric=METRIC, by=by).value
+    found = missed_effects(model, tokens, others, site, metric=METRIC, by=by, subsets=400)
+    inside = (found.low <= exact) & (exact <= found.high)
+    assert float(inside.mean()) >= 0.9 and float(found.bound) >= float(abs(exact).max())
+
+
+def test_features_of_one_layer_are_as_many_as_its_dictionary_has() -> None:
+    model = HookedTransformer(build(SPLIT)).with_dictionaries(unequal())
+    tokens, others = some_tokens(2, 5), some_tokens(2, 5, seed=1)
+    ask = partial(missed_effects, model, tokens, others, metric=METRIC, by=("feature",), subsets=40)
+    assert ask("blocks.1.hook_features").sizes["feature"] == 3
+    with pytest.raises(ValueError, match="as many features in every layer are required"):
+        ask("features")
+
+
+def unequal() -> list[Mountable]:
+    first, second = build(SPLIT).dictionaries.values()
+    assert isinstance(second, Dictionary)
+    return [first, second.prefix(3)]

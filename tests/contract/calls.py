@@ -60,6 +60,12 @@ def model() -> interp.HookedTransformer:
 
 
 @once
+def with_features() -> interp.HookedTransformer:
+    """Two layers with MLPs, a dictionary in the second, and a tokenizer."""
+    return model().with_dictionaries([sae()])
+
+
+@once
 def plain() -> interp.HookedTransformer:
     """Two layers of attention only."""
     return hooked("attention-only")
@@ -441,6 +447,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "find_circuit": PAIRED | {
         "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
     "circuits.score_edges": PAIRED,
+    "circuits.feature_circuit": METRIC | {
+        "model": with_features, "corrupt": lambda: OTHERS, "nodes": lambda: ["L1F1"], "draws": lambda: 1},
     "circuits.edge_stability": {"resamples": lambda: 2},
     "editing.diff_interactions": {"parts": lambda: ["L0.mlp", "L1.attn"]},
     "editing.edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
@@ -700,5 +708,6 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
         with found:
             pass
     if isinstance(found, Question):
-        found.bind(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
+        of_features, of_edges = name == "circuits.FeatureCircuit", name.startswith(("circuits", "residual"))
+        found.bind(as_model(with_features() if of_features else plain() if of_edges else model()))
     return found

@@ -42,6 +42,7 @@ from interp.circuits import (
     EdgeAttribution,
     EdgeEffects,
     EvaluateCircuit,
+    FeatureCircuit,
     FindCircuit,
     Interchange,
     edge_attribution,
@@ -99,7 +100,7 @@ from interp.weights import (
     Superposition,
     TopPairs,
 )
-from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
+from tests.configs import CONFIGS, D_VOCAB, SPLIT, build, perturbed, some_tokens
 from tests.contract.case import DATA, ROWS, Case, Dims, known, repeats, some_rows, with_names
 from tests.edited import without_head, without_values
 
@@ -109,6 +110,7 @@ SPAN[1, 5] = False
 NEXT = {step: [([i], [i + n]) for i in range(3, 13)] for n, step in enumerate(("next", "second"), 1)}
 SHORT_LISTS = PairLists(shots=3, rows=4)
 LABELS = (True, False, True, False, True)
+SOME_NODES = ("L0F1", "L0F3", "L0F4", "L0.error", "L1F0", "L1F2", "L1F5")
 _SCORE = ("value", "low", "high", "null", "n")
 _EFFECT = ("value", "low", "high", "n", "changed")
 _DISTANCE = ("layer", "head", "distance")
@@ -157,6 +159,12 @@ def _labelled(merged: Partial) -> xr.Dataset:
 
 def _without_bootstrap(found: xr.Dataset) -> xr.Dataset:
     return found.drop_vars(("low", "high"), errors="ignore")
+
+
+def _without_resamples(found: xr.Dataset) -> xr.Dataset:
+    """Without the random circuits, which are drawn from what is active in the rows, and the interval."""
+    rest = found.drop_vars(("faithfulness_ends", "faithfulness_null"), errors="ignore")
+    return rest.sel(circuit=rest.circuit != "random")
 
 
 def _of_methods(found: xr.Dataset) -> xr.Dataset:
@@ -527,6 +535,19 @@ _CIRCUITS: dict[str, Case] = {
         | of("full", "empty", over="prompt"),
         only="llama-gqa",
         drawn_apart=_without_bootstrap,
+    ),
+    "FeatureCircuit": Case(
+        FeatureCircuit(nodes=SOME_NODES, edge_threshold=0.0, draws=2),
+        of("value", "low", "high", "n", "outside", over="node")
+        | of("edge_value", over="sender receiver")
+        | of("edge_ends", over="sender receiver end")
+        | of("faithfulness", "faithfulness_null", over="circuit errors")
+        | of("faithfulness_ends", over="circuit errors end")
+        | of("each", over="prompt circuit errors")
+        | of("full", "empty", over="prompt")
+        | of("error_share", over="layer"),
+        only=SPLIT,
+        drawn_apart=_without_resamples,
     ),
     "FindCircuit": Case(
         FindCircuit(method="eap", edges=10),

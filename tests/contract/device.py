@@ -139,6 +139,8 @@ def question(name: str, *, on_host: bool = False) -> Callable[[], object]:
     if not on_host:
         question = with_saes(question, on_device)
         network = on_device(network)
+    if not on_host and network.dictionaries:
+        network = network.with_dictionaries([on_device(each) for each in network.dictionaries.values()])
     return lambda: called(question, network, batch)
 
 

@@ -21,7 +21,7 @@ from interp.data.batch import Batch
 from interp.model import Transformer
 from interp.passes.question import ByRow, Questions, merged
 from interp.plot import cards
-from tests.configs import CONFIGS, build
+from tests.configs import build
 from tests.contract.case import agree, by_hand, discovered
 from tests.contract.cases import CASES
 from tests.contract.test_pictures import PNG, WITHOUT_PLOT
@@ -129,7 +129,7 @@ def test_pickled_questions_and_partial_results_give_the_same_bits(case: str, mod
 
     def travelled(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -> Partial:
         copy = pickle.loads(pickle.dumps(asked))
-        questions, total = Questions.of([copy], CONFIGS[model]), None
+        questions, total = Questions.of([copy], build(model).config), None
         for batch in batches:
             part = questions.reduced(questions.values(network, batch), batch.identities())
             tensors = part[asked.name].tensors()

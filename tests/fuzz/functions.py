@@ -165,9 +165,6 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "causal.EdgeGraph.nodes_of": {"receiver": lambda: 1},
     "circuits.AttributionGraph.of_result": {"result": neuron_graph}, "circuits.AttributionGraph.write": WRITTEN,
     "core.FactoredMatrix.rows": {"index": lambda: 1}, "core.FactoredMatrix.columns": {"index": lambda: 1},
-    "features.Dictionary.encode": {"x": lambda: numbers(2, sae().d_in)},
-    "features.Dictionary.before": {"x": lambda: numbers(2, sae().d_in)},
-    "features.Dictionary.decode": {"features": lambda: numbers(2, sae().d_sae)},
     **{f"features.Crosscoder.{name}": {"x": lambda: numbers(2, *made("features.Crosscoder").W_enc.shape[:2])}
        for name in ("encode", "before")},
     "features.Crosscoder.decode": {"features": lambda: numbers(2, made("features.Crosscoder").d_sae)},
@@ -412,6 +409,11 @@ NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
     **dict.fromkeys(("entropy", "kl", "top_prob", "target_prob"), "no token is there: padding, or no answer"),
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
+    "circuits.feature_circuit edge_value": "there is no edge, or its weight is below the threshold",
+    **{
+        f"circuits.feature_circuit {name}": "an interval takes more rows, a null is that of the found circuit"
+        for name in ("edge_ends", "faithfulness_ends", "faithfulness_null")
+    },
     **{
         f"features.{name} value": "vectors that are all alike have no variance to explain"
         for name in ("reconstruction", "reconstruction_quality", "dictionary_quality")

@@ -130,6 +130,12 @@ def sae() -> interp.features.Dictionary:
 
 
 @once
+def with_features() -> interp.HookedTransformer:
+    """The model with that dictionary in its block."""
+    return model().with_dictionaries([sae()])
+
+
+@once
 def mend() -> interp.editing.Mend:
     return interp.editing.Mend.untrained(model(), [WRITER], rank=4)
 
@@ -299,6 +305,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
     "circuits.edge_attribution": METRIC, "circuits.score_edges": METRIC,
+    "circuits.feature_circuit": METRIC | {
+        "model": with_features, "corrupt": texts(*CORRUPT), "node_threshold": lambda: 0.01, "most": lambda: 8,
+        "draws": lambda: 1},
     "circuits.edge_effects": {**ONE_PAIR, "edges": lambda: 100},
     "circuits.edge_stability": {"top": lambda: 100}, "evaluate_circuit": METRIC,
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
@@ -458,6 +467,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         "circuits.edge_stability": "kept",
         # nodes without edges of their own
         **dict.fromkeys(("circuits.attribution_graph", "circuits.prune_graph"), "incoming bias others"),
+        "circuits.feature_circuit": "edge_value edge_ends faithfulness_null",
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
