@@ -85,7 +85,7 @@ def attribution_graph(
 
         - `value` [edge]: how much of the logits passes along it, their mean weighted by probability: `weight` times
           what one unit of the target adds to them along all paths.
-        - `weight` [edge]: what `source` adds to `target` (places of nodes), in the unit of the target.
+        - `weight` [edge]: what `source` adds to `target` (names of nodes), in the unit of the target.
         - `activation` [node]: its value (of embeddings and errors the length of the vector).
         - `effect` [node]: what it adds along all paths to the logits, their mean weighted by probability.
         - `influence` [node]: share of the logits' probability that leads back to it (`interp.circuits.prune_graph`).
@@ -95,7 +95,8 @@ def attribution_graph(
         - `probability` [node]: of logits, else 0.
 
         Coordinates of a node: its name `node` (`L12N345@7`), `kind`, `layer` (-1 outside the blocks), `pos`, `index`
-        (-1 for errors; of embeddings and logits the token) and `token`, the text at its position, or of the logit.
+        (-1 for errors; of embeddings and logits the token), `token`, the text at its position, or of the logit, and
+        `number`, its place in the pass.
         Attributes: `replacement` and `completeness`, how much is explained without errors (`graph_scores`); `covered`,
         the share of the sizes of all neurons' or features' effects that is in the graph; `completeness_error`, by how
         much the worst sum misses.
@@ -120,7 +121,7 @@ def attribution_graph(
 
     Example:
         >>> graph = interp.circuits.attribution_graph(model, "one two three", most=8)
-        >>> into_logit = graph.isel(edge=graph.target == graph.sizes["node"] - 1)
+        >>> into_logits = graph.isel(edge=graph.target.isin(graph.node[graph.kind == "logit"]))
         >>> graph.attrs["completeness_error"] < 1e-3
         True
     """
@@ -136,7 +137,7 @@ def attribution_graph(
     local = local_model(network, batch, where)
     goals = Goals.of(local, subject.text, answer, wrong)
     effects = _effects(local_model(network, batch, where, through=True), goals)
-    rows = list(_rows_of(local, local.into(goals.values(local)), goals.start(local), links))
+    rows = list(_rows_of(local, local.into_logits(goals.values(local)), goals.start(local), links))
     if by == "effect":
         rows += _expanded(local, _largest(effects * local.by_entry, most), links)
     else:
@@ -222,7 +223,7 @@ def _effects(through: LocalModel, goals: Goals) -> np.ndarray:
     """What each node adds along all paths to the logits, their mean weighted by probability."""
     values = goals.values(through)
     weights = torch.tensor(goals.probabilities, dtype=torch.float64).to(values)
-    return through.into((values * weights / weights.sum()).sum()[None]).edges[0].double().cpu().numpy()
+    return through.into_logits((values * weights / weights.sum()).sum()[None]).edges[0].double().cpu().numpy()
 
 
 def _largest(sizes: np.ndarray, most: int) -> np.ndarray:
@@ -382,8 +383,9 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
         },
         coords={
             "edge": [f"{names[s]} -> {names[t]}" for s, t in zip(source, target, strict=True)],
-            "source": ("edge", source),
-            "target": ("edge", target),
+            "source": ("edge", [names[s] for s in source]),
+            "target": ("edge", [names[t] for t in target]),
+            "number": ("node", range(len(names))),
             **{name: ("node", column) for name, column in labels.items()},
         },
         units={"value": "logits", "effect": "logits", "influence": "share", "probability": "probability"},

@@ -25,6 +25,7 @@ from jaxtyping import Float
 
 from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
+from interp.circuits.graph_influence import ends, in_order
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import Finite, Probability
@@ -126,18 +127,10 @@ class AttributionGraph(Brief):
         """
         import pandas as pd
 
-        needs = (
-            "weight",
-            "source",
-            "target",
-            "kind",
-            "pos",
-            "token",
-            "influence",
-            "activation",
-            "probability",
-        )
+        needs = ("weight", "source", "target", "kind", "pos", "token", "influence", "activation", "number")
         check_result("result", result, needs, "attribution_graph")
+        result = in_order(result)
+        source, target = ends(result)
         table = result[["kind", "layer", "pos", "index", "token", "influence", "activation", "probability"]]
         rows = table.to_dataframe().reset_index(drop=True)
         last = int(result.attrs["n_layers"]) + 1
@@ -148,8 +141,8 @@ class AttributionGraph(Brief):
         names = [node.name for node in nodes]
         links = pd.DataFrame(
             {
-                "source": pd.Series([names[i] for i in result["source"].to_numpy()], dtype=object),
-                "target": pd.Series([names[i] for i in result["target"].to_numpy()], dtype=object),
+                "source": pd.Series([names[i] for i in source], dtype=object),
+                "target": pd.Series([names[i] for i in target], dtype=object),
                 "weight": result["weight"].to_numpy(),
             }
         )

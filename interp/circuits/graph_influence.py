@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Int
 
 from interp.core.boundary import public
 from interp.core.kinds import Probability
@@ -58,9 +59,32 @@ def shares_of(source: np.ndarray, target: np.ndarray, share: np.ndarray) -> list
     ]
 
 
+def in_order(graph: xr.Dataset) -> xr.Dataset:
+    """The graph with its nodes in the order of the pass."""
+    return graph.isel(node=np.argsort(graph["number"].to_numpy(), kind="stable"))
+
+
+def ends(graph: xr.Dataset) -> tuple[Int[np.ndarray, "e"], Int[np.ndarray, "e"]]:
+    """The places of the source and the target of each edge among the nodes.
+
+    Raises:
+        ValueError: an end that is no node of the graph.
+    """
+    place = {name: i for i, name in enumerate(graph["node"].to_numpy())}
+    source, target = (
+        np.array([place.get(name, -1) for name in graph[end].to_numpy()], dtype=np.int64)
+        for end in ("source", "target")
+    )
+    if (lost := np.minimum(source, target) < 0).any():
+        raise ValueError(
+            f"edges must join nodes of the graph, {graph['edge'].to_numpy()[lost][0]!r} does not"
+        )
+    return source, target
+
+
 def _rows(graph: xr.Dataset, size: np.ndarray | None = None) -> list[Shares]:
     """The edges of a graph as shares of the sizes that enter their targets; None: those of the whole graph."""
-    source, target, weight = (graph[name].to_numpy() for name in ("source", "target", "weight"))
+    (source, target), weight = ends(graph), graph["weight"].to_numpy()
     size = graph["size"].to_numpy() if size is None else size
     return shares_of(source, target, np.abs(weight) / np.maximum(size[target], TINY))
 
@@ -111,7 +135,7 @@ def prune_graph(graph: xr.Dataset, nodes: Probability = 0.8, edges: Probability 
 
     Returns:
         The same Dataset with fewer nodes and edges. `size`, `bias` and `incoming` are those of the whole graph; what
-        enters a node from nodes that were left out is in `others`.
+        enters a node from nodes that were left out is in `others`. `covered` is that of the nodes that are left.
 
     Raises:
         ValueError: no result of `attribution_graph`.
@@ -125,13 +149,19 @@ def prune_graph(graph: xr.Dataset, nodes: Probability = 0.8, edges: Probability 
         >>> small.sizes["node"] <= graph.sizes["node"]
         True
     """
-    check_result("graph", graph, ("weight", "source", "target", "size", "incoming"), "attribution_graph")
+    check_result(
+        "graph",
+        graph,
+        ("weight", "source", "target", "size", "incoming", "effect", "number"),
+        "attribution_graph",
+    )
+    graph = in_order(graph)
     kind, start = graph["kind"].to_numpy(), _start(graph)
     fixed = np.isin(kind, ("embedding", "logit"))
     kept = fixed | _largest(influence_of(_rows(graph), start, len(kind)), nodes)
-    source, target = graph["source"].to_numpy(), graph["target"].to_numpy()
+    source, target = ends(graph)
     small = _selected(graph, kept, kept[source] & kept[target])
-    target, weight = small["target"].to_numpy(), np.abs(small["weight"].to_numpy())
+    target, weight = ends(small)[1], np.abs(small["weight"].to_numpy())
     whole = np.bincount(target, weight, small.sizes["node"])
     own = influence_of(_rows(small, whole), _start(small), len(whole)) + small["probability"].to_numpy()
     score = weight / np.maximum(whole[target], TINY) * own[target]
@@ -152,22 +182,25 @@ def _without_loose_ends(graph: xr.Dataset) -> xr.Dataset:
     """Without neurons and features that have no edge in or none out, and errors that have none out."""
     while True:
         kind, count = graph["kind"].to_numpy(), graph.sizes["node"]
-        has_out, has_in = (
-            np.bincount(graph[end].to_numpy(), minlength=count) > 0 for end in ("source", "target")
-        )
+        source, target = ends(graph)
+        has_out, has_in = (np.bincount(end, minlength=count) > 0 for end in (source, target))
         inner = np.isin(kind, ("neuron", "feature"))
         loose = (inner & ~(has_in & has_out)) | ((kind == "error") & ~has_out)
         if not loose.any():
             return graph
-        source, target = graph["source"].to_numpy(), graph["target"].to_numpy()
         graph = _selected(graph, ~loose, ~(loose[source] | loose[target]))
 
 
 def _selected(graph: xr.Dataset, nodes: np.ndarray, edges: np.ndarray) -> xr.Dataset:
-    """Some nodes and edges of a graph, numbered anew; what enters from elsewhere is in `others`."""
-    number = np.cumsum(nodes) - 1
+    """Some nodes and edges of a graph; what enters from elsewhere is in `others`."""
     small = graph.isel(node=nodes, edge=edges)
-    ends = {end: ("edge", number[small[end].to_numpy()]) for end in ("source", "target")}
-    small = small.assign_coords(ends)
-    inside = np.bincount(small["target"].to_numpy(), small["weight"].to_numpy(), small.sizes["node"])
+    inside = np.bincount(ends(small)[1], small["weight"].to_numpy(), small.sizes["node"])
+    left = share(_sizes_of_effects(small), _sizes_of_effects(graph))
+    small = small.assign_attrs(covered=graph.attrs["covered"] * left)
     return small.assign(others=small["others"].copy(data=small["incoming"].to_numpy() - inside))
+
+
+def _sizes_of_effects(graph: xr.Dataset) -> float:
+    """The sum of the sizes of the effects of neurons or features."""
+    inner = np.isin(graph["kind"].to_numpy(), ("neuron", "feature"))
+    return float(np.abs(graph["effect"].to_numpy()[inner]).sum())

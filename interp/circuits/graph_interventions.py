@@ -23,6 +23,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import of_logits
 from interp.passes.observe import Model, as_model, observe
+from interp.passes.question import NotFiniteError
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.provenance import with_origin
@@ -109,6 +110,8 @@ def graph_interventions(
         swept = Sweep(network, batch, variants, common).run(metric)
         changes.append(upcast(swept.values[:, 0] - swept.base[0]).double())
     on_host = to_host(dict(zip(("value", "held"), changes, strict=True)))
+    if not all(bool(x.isfinite().all()) for x in on_host.values()):
+        raise NotFiniteError("finite logits are required, got NaN or infinity")
     predicted = torch.from_numpy((factor - 1) * chosen["effect"].to_numpy())
     result = labelled(
         "graph_interventions",

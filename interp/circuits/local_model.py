@@ -9,7 +9,7 @@ counts the paths that meet no other node on their way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from interp.core.stats import upcast
 from interp.data.batch import Batch
-from interp.features.activations import Gated, MatchingPursuit
-from interp.features.dictionary import Dictionary
 from interp.model import sites
 from interp.model.edits import Edit
 from interp.model.mounted import ERROR, FEATURES
@@ -93,9 +91,12 @@ class LocalModel:
     """The same values as functions of the nodes before them."""
     constants: tuple[Tensor, ...]
     """Parameters and embeddings that are no nodes."""
+    stream: Float[Tensor, "d"]
+    """The final stream at the last token, as a function of the nodes."""
+    end: Float[Tensor, "d"]
+    """Its value, at which the gradient of the logits ends."""
     logits: Float[Tensor, "v"]
-    """Logits after the last token, before a soft cap, as functions of the nodes."""
-    dictionaries: Mapping[int, Dictionary] = field(default_factory=dict)
+    """Logits after the last token, before a soft cap, as functions of `end`."""
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -140,24 +141,44 @@ class LocalModel:
         own = torch.zeros(len(nodes))
         if site.kind == "feature":
             assert site.layer is not None
-            own = constant_of(self.dictionaries[site.layer])[at % self.leaves[site.name].shape[-1]]
-        found = self.into(cells, number)
+            constants = upcast(self.model.dictionaries[site.layer].constants()).cpu()
+            own = constants[at % self.leaves[site.name].shape[-1]]
+        found = self._into(cells, torch.eye(len(cells)).to(cells), number)
         return Incoming(found.edges, found.bias + own.to(found.bias), found.values)
 
-    def into(self, cells: Float[Tensor, "r"], number: int | None = None) -> Incoming:
-        """What enters some values that are functions of the nodes of the first `number` sites; None: of all."""
+    def into_logits(self, values: Float[Tensor, "r"]) -> Incoming:
+        """What enters some values that are functions of the logits."""
+        slopes, bias = [], []
+        for value in values:  # one by one, as products with half-precision weights take no batch of gradients
+            slope, *others = torch.autograd.grad(
+                value, [self.end, *self.constants], retain_graph=True, allow_unused=True
+            )
+            slopes.append(slope)
+            terms = [
+                (upcast(g) * upcast(x.detach())).sum()
+                for g, x in zip(others, self.constants, strict=True)
+                if g is not None
+            ]
+            bias.append(sum(terms, torch.zeros((), device=slope.device)))
+        found = self._into(self.stream, torch.stack(slopes).to(self.stream), None)
+        return Incoming(found.edges, found.bias + torch.stack(bias).to(found.bias), upcast(values.detach()))
+
+    def _into(
+        self, outputs: Float[Tensor, "*n"], directions: Float[Tensor, "r *n"], number: int | None
+    ) -> Incoming:
+        """What enters outputs along directions, as functions of the nodes of the first `number` sites; None: of all."""
         before = self.sites[:number]
         leaves = [self.leaves[site.name] for site in before]
         slopes = torch.autograd.grad(
-            cells, [*leaves, *self.constants], torch.eye(len(cells)).to(cells), retain_graph=True,
-            allow_unused=True, is_grads_batched=True,
+            outputs, [*leaves, *self.constants], directions, retain_graph=True, allow_unused=True,
+            is_grads_batched=True,
         )  # fmt: skip
-        values = upcast(cells.detach())
+        values = (upcast(directions) * upcast(outputs.detach())).flatten(1).sum(1)
         edges, bias = [], torch.zeros_like(values)
         for site, leaf, slope in zip(before, leaves, slopes, strict=False):
             if slope is None:
                 shape = leaf.shape if site.by_entry else leaf.shape[:2]
-                edges.append(bias.new_zeros(len(cells), shape.numel()))
+                edges.append(bias.new_zeros(len(values), shape.numel()))
                 continue
             terms = upcast(slope) * upcast(leaf.detach())
             edges.append((terms if site.by_entry else terms.sum(-1)).flatten(1))
@@ -166,21 +187,13 @@ class LocalModel:
         for value, slope in zip(self.constants, slopes[len(leaves) :], strict=True):
             if slope is not None:
                 bias = bias + (upcast(slope) * upcast(value.detach())).flatten(1).sum(1)
-        return Incoming(torch.cat(edges, 1) if edges else bias.new_zeros(len(cells), 0), bias, values)
+        return Incoming(torch.cat(edges, 1) if edges else bias.new_zeros(len(values), 0), bias, values)
 
     def _decoder_bias(self, error: NodeSite, slope: Float[Tensor, "r 1 p d"]) -> Float[Tensor, "r"]:
         """What a dictionary's b_dec adds, which enters where its error does."""
         assert error.layer is not None
-        b_dec = upcast(self.dictionaries[error.layer].b_dec.detach())
+        b_dec = upcast(self.model.dictionaries[error.layer].b_dec.detach())
         return torch.einsum("r...d, d -> r...", upcast(slope), b_dec.to(slope.device)).flatten(1).sum(1)
-
-
-def constant_of(dictionary: Dictionary) -> Float[Tensor, "s"]:
-    """The value of each active feature at x = 0, as a linear function of x goes on to it."""
-    z = dictionary.before(torch.zeros(1, dictionary.d_in).to(dictionary.W_enc))[0]
-    if isinstance(dictionary.kind, Gated):
-        z = z * dictionary.get_parameter("r_mag").exp() + dictionary.get_parameter("b_mag")
-    return upcast(z.detach()).cpu()
 
 
 def node_sites(model: Transformer, nodes: Literal["neuron", "feature"]) -> tuple[NodeSite, ...]:
@@ -198,24 +211,10 @@ def node_sites(model: Transformer, nodes: Literal["neuron", "feature"]) -> tuple
     if not model.dictionaries:
         raise ValueError("nodes that are features require a model with dictionaries: model.with_dictionaries")
     for layer, dictionary in sorted(model.dictionaries.items()):
-        if not isinstance(dictionary, Dictionary):
-            raise ValueError(f"a Dictionary is required in block {layer}, got {type(dictionary).__name__}")
-        _check_linear(dictionary, layer)
+        dictionary.constants()  # ValueError for features that are not linear
         found += [NodeSite(f"blocks.{layer}.{FEATURES}", "feature", layer)]
         found += [NodeSite(f"blocks.{layer}.{ERROR}", "error", layer)]
     return tuple(found)
-
-
-def _check_linear(dictionary: Dictionary, layer: int) -> None:
-    if dictionary.normalize_activations != "none" or isinstance(dictionary.kind, MatchingPursuit):
-        how = (
-            "matching pursuit"
-            if dictionary.normalize_activations == "none"
-            else f"the normalization {dictionary.normalize_activations!r}"
-        )
-        raise ValueError(
-            f"features that are linear in what the dictionary reads are required, block {layer} has {how}"
-        )
 
 
 def local_model(
@@ -249,10 +248,10 @@ def local_model(
     with torch.enable_grad():
         own = ruled.with_parameters(biases)
         stream = own(batch.tokens, Tap([], edits), stop=ruled.config.n_layers, types=batch.types)
-        logits = own.uncapped(upcast(stream[0, -1]))
+        end = upcast(stream[0, -1].detach()).requires_grad_()
+        logits = own.uncapped(end)
     return LocalModel(
-        ruled, tuple(node_sites), leaves, computed, tuple(constants), logits,
-        {layer: each for layer, each in ruled.dictionaries.items() if isinstance(each, Dictionary)},
+        ruled, tuple(node_sites), leaves, computed, tuple(constants), stream[0, -1], end, logits
     )  # fmt: skip
 
 

@@ -202,6 +202,23 @@ class Dictionary(nn.Module):
         norm = {"norm": self.W_dec.norm(dim=-1)} if isinstance(self.kind, NormTopK) else {}
         return activated(self.kind, z, {**dict(self.named_parameters(recurse=False)), **norm})
 
+    def constants(self) -> Float[Tensor, "s"]:
+        """The value at x = 0 of each feature as the linear function of x that it is where it is active.
+
+        Raises:
+            ValueError: a dictionary that normalises, or matching pursuit, whose features are no such functions.
+        """
+        if self.normalize_activations != "none" or isinstance(self.kind, MatchingPursuit):
+            normalised = f"the normalization {self.normalize_activations!r}"
+            raise ValueError(
+                "features that are linear in what the dictionary reads are required, this one has "
+                + ("matching pursuit" if self.normalize_activations == "none" else normalised)
+            )
+        z = self.before(self.W_enc.new_zeros(1, self.d_in))[0]
+        if isinstance(self.kind, Gated):
+            z = z * self.get_parameter("r_mag").exp() + self.get_parameter("b_mag")
+        return z.detach()
+
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
         """Threshold of each feature that z must exceed for it to be active: trained for JumpReLU, else 0."""

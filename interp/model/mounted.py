@@ -45,6 +45,11 @@ class Mountable(Protocol):
 
     reads: str | None
     writes: str | None
+    b_dec: Tensor
+
+    def constants(self) -> Tensor:
+        """The value of each active feature at x = 0; ValueError where active features are not linear in x."""
+        ...
 
     @property
     def d_sae(self) -> int:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 
+from interp.circuits.graph_influence import ends
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.visible import visible
@@ -48,7 +49,7 @@ def attribution_graph(
     inner = ~np.isin(kind, ("embedding", "logit"))
     shown = ~inner
     shown[np.argsort(-np.abs(effect) * inner, kind="stable")[:most]] = True
-    source, target = result["source"].to_numpy(), result["target"].to_numpy()
+    source, target = ends(result)
     value = result["value"].to_numpy()
     kept = np.flatnonzero(shown[source] & shown[target])
     kept = kept[np.argsort(np.abs(value[kept]), kind="stable")[-edges:]]
@@ -59,7 +60,8 @@ def attribution_graph(
     ax = axes(ax, min(14.0, 2.0 + 0.75 * width), 5.5)
     _edges(ax, places, source[kept], target[kept], value[kept])
     _nodes(ax, result, places)
-    drawn = np.abs(effect[inner & shown & used]).sum() / max(np.abs(effect[inner]).sum(), 1e-30)
+    entries = np.isin(kind, ("neuron", "feature"))
+    drawn = np.abs(effect[entries & shown & used]).sum() / max(np.abs(effect[entries]).sum(), 1e-30)
     share = f"{drawn * result.attrs['covered']:.0%} of the sizes of all effects"
     ax.set_title(f"{len(kept)} of {len(value)} edges; nodes with {share}", fontsize="medium")
     return ax

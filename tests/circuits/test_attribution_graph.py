@@ -70,12 +70,18 @@ def with_features() -> HookedTransformer:
     )  # fmt: skip
 
 
+def places(graph: xr.Dataset, end: str) -> np.ndarray:
+    """The places of the sources or targets of all edges."""
+    names = graph.node.values.tolist()
+    return np.array([names.index(name) for name in graph[end].values])
+
+
 def sums(graph: xr.Dataset) -> None:
     """Every target is the sum of its edges and biases."""
     known = graph.isel(node=graph["size"].values > 0)
     assert known.sizes["node"] > 1 and graph.attrs["completeness_error"] < 1e-12
     np.testing.assert_allclose(known.incoming + known.bias, known.activation, rtol=1e-10, atol=1e-12)
-    inside = np.bincount(graph.target, graph.weight, graph.sizes["node"])
+    inside = np.bincount(places(graph, "target"), graph.weight, graph.sizes["node"])
     np.testing.assert_allclose(
         (graph.others + inside)[graph["size"].values > 0], known.incoming, rtol=1e-10, atol=1e-12
     )
@@ -122,7 +128,7 @@ def test_an_edge_is_the_gradient_in_a_pass_of_its_own() -> None:
     rng = np.random.default_rng(0)
     for number in rng.choice(graph.sizes["edge"], 12, replace=False):
         edge = graph.isel(edge=number)
-        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        source, target = (graph.sel(node=str(edge[end].values)) for end in ("source", "target"))
         site = "hook_embed" if source.kind == "embedding" else f"blocks.{int(source.layer)}.mlp.hook_post"
         seen = {}
         into = f"blocks.{int(target.layer)}.mlp.hook_post" if target.kind == "neuron" else None
@@ -166,7 +172,7 @@ def test_edges_of_a_relu_model_without_norms_are_products_along_paths() -> None:
     checked = 0
     for number in range(graph.sizes["edge"]):
         edge = graph.isel(edge=number)
-        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        source, target = (graph.sel(node=str(edge[end].values)) for end in ("source", "target"))
         if (source.layer, target.layer) == (0, 1):
             at = int(source.pos), int(source["index"]), int(target.pos), int(target["index"])
             assert_close(torch.tensor(float(edge.weight), dtype=torch.float64), paths[at])
@@ -181,7 +187,7 @@ def whole() -> xr.Dataset:
 def test_what_leaves_a_node_is_its_effect() -> None:
     """All paths of a node begin with one of its edges; effects of tokens, errors and biases make up the logits."""
     graph = whole()
-    leaving = np.bincount(graph.source, graph.value, graph.sizes["node"])
+    leaving = np.bincount(places(graph, "source"), graph.value, graph.sizes["node"])
     inner = graph.kind.values != "logit"
     np.testing.assert_allclose(leaving[inner], graph.effect[inner], rtol=1e-9, atol=1e-12)
 
@@ -208,7 +214,7 @@ def test_an_effect_is_the_gradient_of_the_model_whose_mlps_are_lines() -> None:
 def dense(graph: xr.Dataset) -> np.ndarray:
     """A[t, s] = |edge| / sum of the sizes of edges into t."""
     a = np.zeros((graph.sizes["node"],) * 2)
-    a[graph.target.values, graph.source.values] = np.abs(graph.weight.values)
+    a[places(graph, "target"), places(graph, "source")] = np.abs(graph.weight.values)
     return a / np.maximum(a.sum(1, keepdims=True), 1e-30)
 
 
@@ -260,6 +266,8 @@ def test_pruning_is_that_of_the_dense_matrix(shares: tuple[float, float]) -> Non
     names = graph.node.values
     expected = {f"{names[s]} -> {names[t]}" for t, s in np.argwhere(edges)}
     assert set(small.edge.values) == expected
+    sizes = [np.abs(g.effect.values[g.kind.values == "feature"]).sum() for g in (small, graph)]
+    assert small.attrs["covered"] == pytest.approx(sizes[0] / sizes[1])
 
 
 def test_a_doubled_feature_moves_a_later_one_by_its_edge() -> None:
@@ -277,7 +285,7 @@ def test_a_doubled_feature_moves_a_later_one_by_its_edge() -> None:
     checked = 0
     for number in range(graph.sizes["edge"]):
         edge = graph.isel(edge=number)
-        source, target = (graph.isel(node=int(edge[end])) for end in ("source", "target"))
+        source, target = (graph.sel(node=str(edge[end].values)) for end in ("source", "target"))
         if (str(source.kind.values), str(target.kind.values)) != ("feature", "feature") or checked == 8:
             continue
         values = {name: clean[name].clone() for name in held}
@@ -328,7 +336,7 @@ def test_what_has_no_graph_is_refused_in_words() -> None:
     pursuit = {name: x for name, x in weights(subject.cfg.d_model, 1).items() if name in ("W_dec", "b_dec")}
     pursuit |= {"W_enc": pursuit["W_dec"].mT.clone()}
     odd = Dictionary(MatchingPursuit(), pursuit, reads=STREAM, apply_b_dec_to_input=True)
-    with pytest.raises(ValueError, match="block 0 has matching pursuit"):
+    with pytest.raises(ValueError, match="this one has matching pursuit"):
         attribution_graph(subject.with_dictionaries([odd]), PROMPT, 2)
     with pytest.raises(ValueError, match="must be a result of attribution_graph"):
         prune_graph(xr.Dataset({"value": ("edge", [1.0])}))
@@ -339,7 +347,7 @@ def test_a_missed_sum_is_an_error() -> None:
     local = local_model(
         subject.transformer, subject.to_batch([PROMPT]), node_sites(subject.transformer, "neuron")
     )
-    found = local.into(local.logits[:2])
+    found = local.into_logits(local.logits[:2])
     found.checked(torch.float64)
     with pytest.raises(ArithmeticError, match="edges and biases should sum to"):
         type(found)(found.edges, found.bias + 1e-3, found.values).checked(torch.float64)
@@ -396,7 +404,7 @@ def test_edges_are_those_of_circuit_tracer(name: str) -> None:
         subject.with_dictionaries(coders), theirs["ids"].tolist(), most=10_000, links=10_000
     )
     ours = np.zeros((graph.sizes["node"],) * 2)
-    ours[graph.target.values, graph.source.values] = graph.weight.values
+    ours[places(graph, "target"), places(graph, "source")] = graph.weight.values
     logits = [place for place, kind in enumerate(graph.kind.values) if kind == "logit"]
     assert graph["index"].values[logits].tolist() == theirs["tokens"].tolist()
     np.testing.assert_allclose(graph.probability.values[logits], theirs["probabilities"], rtol=1e-6)

@@ -44,6 +44,7 @@ def calls() -> Mapping[str, Callable[[], Given]]:
         "circuits.write_mib": lambda: {
             "path": Path(tempfile.mkdtemp()) / "scores.json", "model": plain(), "scores": edges()},
         "causal.Subspace.of_result": lambda: {"result": result_of("causal.steering"), "layer": 1},
+        "circuits.AttributionGraph.of_result": lambda: {"result": result_of("circuits.attribution_graph")},
         "circuits.Circuit.of_result": lambda: {"result": found_circuit()},
         "lenses.FittedJacobianLens.of_result": lambda: {"result": jacobian(), "model": model()},
     }  # fmt: skip
@@ -147,6 +148,9 @@ def outcome(name: str, function: Callable[..., object], given: Given) -> object:
     found = called(name, function, given)
     if name == "features.neuronpedia_json":  # a list of features, in the order of the result
         return sorted(found, key=lambda one: one["feature_index"])  # type: ignore[call-overload]
+    if name == "circuits.AttributionGraph.of_result":  # links stand in the order of the result
+        assert isinstance(found, interp.circuits.AttributionGraph)
+        return [str(found.nodes), sorted(found.links.itertuples(index=False, name=None))]
     return given["path"].read_text() if name == "circuits.write_mib" else found  # type: ignore[attr-defined]
 
 
