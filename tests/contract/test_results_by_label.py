@@ -150,7 +150,7 @@ def outcome(name: str, function: Callable[..., object], given: Given) -> object:
         return sorted(found, key=lambda one: one["feature_index"])  # type: ignore[call-overload]
     if name == "circuits.AttributionGraph.of_result":  # links stand in the order of the result
         assert isinstance(found, interp.circuits.AttributionGraph)
-        return [str(found.nodes), sorted(found.links.itertuples(index=False, name=None))]
+        return f"{found.nodes} {sorted(found.links.itertuples(index=False, name=None))}"
     return given["path"].read_text() if name == "circuits.write_mib" else found  # type: ignore[attr-defined]
 
 
