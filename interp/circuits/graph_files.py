@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -48,6 +48,11 @@ WEIGHT = {
     "noise": "minus the estimated change of the metric when the edge carries the corrupted prompt's value",
 }
 """Meaning of a weight, by the direction of the scores: positive weights speak for the answer in both."""
+WEIGHTS = {
+    "weight": "what the source adds to the target, in the target's unit",
+    "value": "how much of the explained logits passes along the link, in logits",
+}
+"""Meaning of a weight in the graph of a result, by the variable that it is."""
 PLACES = "all positions together; every node stands at the last token because the format requires a place"
 GROUP = re.compile(r"L(\d+)G(\d+)")
 """Pattern of the node for keys and values of a group of heads: the name that its inputs have in common."""
@@ -98,6 +103,8 @@ class AttributionGraph(Brief):
     """Groups that a user made: a label, then names of nodes."""
     ours: Mapping[str, object] | None = None
     """Notes of `write_attribution_graph`; None in files of other tools."""
+    description: str = ""
+    """What a weight is, in words; empty where the file does not say."""
     parts: tuple[Mapping[str, float], ...] = ()
     """For each link of our files, its weight by the input that it enters.
 
@@ -106,7 +113,14 @@ class AttributionGraph(Brief):
 
     @classmethod
     @public()
-    def of_result(cls, result: xr.Dataset, slug: str = "prompt") -> AttributionGraph:
+    def of_result(
+        cls,
+        result: xr.Dataset,
+        slug: str = "prompt",
+        *,
+        model: str = "model",
+        by: Literal["weight", "value"] | None = None,
+    ) -> AttributionGraph:
         """The graph that `attribution_graph` or `prune_graph` found, with the names that Neuronpedia's viewer knows.
 
         Features are `layer_index_position` of kind "cross layer transcoder", as circuit-tracer names those of every
@@ -116,6 +130,10 @@ class AttributionGraph(Brief):
         Args:
             result: the graph.
             slug: name of the graph in the viewer.
+            model: name of the model there, such as "gemma-2-2b".
+            by: what links weigh: "weight", what the source adds to the target, as circuit-tracer has it; or "value",
+                how much of the logits passes along, which can be compared between targets. None: "weight" of
+                features; "value" of neurons, whose activations differ by thousands.
 
         Raises:
             ValueError: another result.
@@ -139,16 +157,17 @@ class AttributionGraph(Brief):
             for row, share in zip(rows.itertuples(), _cumulative(rows.influence.to_numpy()), strict=True)
         )
         names = [node.name for node in nodes]
+        by = by or ("weight" if result.attrs["nodes"] == "feature" else "value")
         links = pd.DataFrame(
             {
                 "source": pd.Series([names[i] for i in source], dtype=object),
                 "target": pd.Series([names[i] for i in target], dtype=object),
-                "weight": result["weight"].to_numpy(),
+                "weight": result[by].to_numpy(),
             }
         )
         pieces = rows[rows.kind == "embedding"].sort_values("pos").token
-        model = str(result.attrs.get("model", "model"))
-        return cls(slug, model, str(result.attrs["prompt"]), tuple(pieces), nodes, links)
+        prompt = str(result.attrs["prompt"])
+        return cls(slug, model, prompt, tuple(pieces), nodes, links, description=WEIGHTS[by])
 
     @public()
     def write(self, path: str | Path) -> None:
@@ -166,7 +185,7 @@ class AttributionGraph(Brief):
                 "prompt_tokens": list(self.tokens),
                 "prompt": self.prompt,
                 "schema_version": 1,
-                "info": {"generator": {"name": TOOL}},
+                "info": {"description": self.description, "generator": {"name": TOOL}},
             },
             "qParams": {
                 "linkType": "both", "pinnedIds": [], "supernodes": [list(group) for group in self.supernodes],
@@ -307,7 +326,8 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     groups = _groups(record.get("qParams"), path)
     return AttributionGraph(
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
-        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, notes, parts,
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, notes,
+        _description(about), parts,
     )  # fmt: skip
 
 
@@ -565,6 +585,14 @@ def _groups(record: object, path: object) -> tuple[tuple[str, ...], ...]:
     listed = groups.get("supernodes", [])
     _check_kinds({"supernodes": listed}, {"supernodes": list}, path)
     return tuple(_words(group, "supernodes", path) for group in listed)
+
+
+def _description(about: Mapping[str, object]) -> str:
+    """What the file says of itself, in a graph of `AttributionGraph.write`."""
+    info = about.get("info")
+    if not isinstance(info, Mapping) or info.get("generator") != {"name": TOOL}:
+        return ""
+    return "" if "generation_settings" in about else str(info.get("description") or "")
 
 
 def _read_node(record: Mapping[str, object], path: object) -> GraphNode:

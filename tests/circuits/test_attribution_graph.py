@@ -356,8 +356,13 @@ def test_a_missed_sum_is_an_error() -> None:
 def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
     graph = prune_graph(whole())
     made = AttributionGraph.of_result(graph, "features")
+    carried = AttributionGraph.of_result(graph, by="value")
+    assert made.links.weight.tolist() == graph.weight.values.tolist()
+    assert carried.links.weight.tolist() == graph.value.values.tolist()
+    assert "in logits" in graph_page(carried) and "in logits" not in graph_page(made)
     made.write(tmp_path / "graph.json")
     read = read_attribution_graph(tmp_path / "graph.json")
+    assert read.description == made.description
     assert read.nodes == made.nodes and read.links.equals(made.links) and read.tokens == made.tokens
     assert len({node.name for node in read.nodes}) == graph.sizes["node"]
     record = json.loads((tmp_path / "graph.json").read_text())
