@@ -20,7 +20,7 @@ from interp.circuits.local_model import Incoming, LocalModel, local_model, node_
 from interp.core.boundary import public
 from interp.core.kinds import Count, PositiveCount
 from interp.core.results import labelled
-from interp.data.batch import Answers, Prompts
+from interp.data.batch import Answers, Batch, Prompts
 from interp.data.ids import check_contrast
 from interp.data.text import Text
 from interp.model.edits import Edit
@@ -126,10 +126,7 @@ def attribution_graph(
         True
     """
     subject = as_model(model, edits)
-    batch = subject.text.batch(prompt, prepend_bos=prepend_bos)
-    if len(batch) != 1:
-        raise ValueError(f"a graph is of one prompt, got {len(batch)}")
-    network = subject.transformer
+    batch, network = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)), subject.transformer
     if not network.config.unembed or not network.config.causal:
         raise ValueError("an attribution graph requires a causal model with logits")
     kind = nodes or ("feature" if network.dictionaries else "neuron")
@@ -145,6 +142,15 @@ def attribution_graph(
     chosen = Chosen.of(local, goals, rows, batch.tokens[0].cpu())
     graph = _result(chosen, effects, subject.text)
     return with_origin(graph, network)
+
+
+def one_prompt(batch: Batch) -> Batch:
+    """The one prompt of a batch without its padding. ValueError for several, packed ones too."""
+    if len(batch) != 1 or batch.documents is not None:
+        raise ValueError(f"a graph is of one prompt, got {'packed ones' if len(batch) == 1 else len(batch)}")
+    real = batch.real[0]
+    types = None if batch.types is None else batch.types[:, real]
+    return Batch(batch.tokens[:, real], bos=batch.bos, types=types)
 
 
 @dataclass(frozen=True)

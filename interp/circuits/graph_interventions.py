@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.circuits.attribution_graph import one_prompt
 from interp.core.boundary import public
 from interp.core.kinds import Finite
 from interp.core.results import check_result, labelled
@@ -86,8 +87,8 @@ def graph_interventions(
     needs = ("effect", "probability", "kind", "pos", "index")
     check_result("graph", graph, needs, "attribution_graph")
     subject = as_model(model, edits)
-    network, batch = subject.transformer, subject.text.batch(prompt, prepend_bos=prepend_bos)
-    batch = batch.to(network.device)
+    network = subject.transformer
+    batch = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)).to(network.device)
     _check_prompt(batch, graph)
     chosen = _chosen(graph, nodes)
     names, pos = chosen["node"].to_numpy(), chosen["pos"].to_numpy()

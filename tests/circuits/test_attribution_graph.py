@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Edit, HookedTransformer, Read
+from interp import Batch, Edit, HookedTransformer, Read
 from interp.circuits import (
     AttributionGraph,
     attribution_graph,
@@ -318,6 +318,18 @@ def test_a_head_that_is_zeroed_leaves_exact_sums_and_added_values_are_refused() 
     sums(graph)
     with pytest.raises(ValueError, match="exact sums require edits that zero, scale or project"):
         attribution_graph(subject, PROMPT, 2, edits=[Edit("L0H1", Set(1.0))])
+
+
+def test_padding_is_no_token() -> None:
+    subject = model()
+    keep = torch.tensor([[False, False, *[True] * len(PROMPT), False]])
+    padded = Batch(torch.tensor([[7, 7, *PROMPT, 7]]), keep)
+    plain = attribution_graph(subject, PROMPT, 2, most=5)
+    xr.testing.assert_identical(attribution_graph(subject, padded, 2, most=5), plain)
+    found = (graph_interventions(subject, prompt, plain) for prompt in (padded, PROMPT))
+    xr.testing.assert_identical(*found)
+    with pytest.raises(ValueError, match="a graph is of one prompt, got packed ones"):
+        attribution_graph(subject, Batch.packed([[3, 1], [4, 1]], 4), 2)
 
 
 def test_what_has_no_graph_is_refused_in_words() -> None:
