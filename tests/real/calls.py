@@ -406,6 +406,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # methods
     "HookedTransformer.from_pretrained": {"source": folder},
     "HookedTransformer.chat": {"messages": lambda: [{"role": "user", "content": "Who wrote Hamlet?"}]},
+    "HookedTransformer.to_batch": {"prompts": lambda: list(PROMPTS)},
     "HookedTransformer.to_single_token": {"text": lambda: " Mary"},
     "HookedTransformer.to_str_tokens": {"prompt": lambda: PROMPTS[0]},
     "HookedTransformer.edited": {}, "HookedTransformer.to_string": {"tokens": lambda: [5, 6]},
@@ -470,6 +471,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         "circuits.feature_circuit": "edge_value edge_ends faithfulness_null",
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
+        "features.feature_cards": "peak activation group_activation",
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
         # scores that only some cells have
         "causal_trace": "value spread total", "evaluate_circuit": "value needed", "heads": "confidence",
