@@ -292,10 +292,12 @@ def test_a_question_about_one_token_is_about_the_first_of_each_fact(tmp_path: Pa
     with pytest.warns(
         Note, match="1 of 1 facts have answers of several tokens; compare_methods is about the first"
     ):
-        found = interp.tokens.compare_methods(model, facts, methods=["attention"])
+        found = interp.tokens.compare_methods(model, facts, methods=["attention"], measure="logits")
     same_numbers(
         found.value.values,
-        interp.tokens.compare_methods(model, facts.prompts, first, methods=["attention"]).value,
+        interp.tokens.compare_methods(
+            model, facts.prompts, first, methods=["attention"], measure="logits"
+        ).value,
     )
 
 
