@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from interp.core import torch_state
 from interp.features import Dictionary, ReLU
 from interp.lab import Macaron
 from interp.model import (
@@ -128,7 +129,8 @@ CAUSAL = tuple(name for name, config in CONFIGS.items() if config.causal)
 
 def perturbed(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:
     """A frozen model in eval mode whose every parameter is random, the same numbers in every dtype."""
-    model = Transformer(config).double()
+    with torch_state.reset():  # whoever asks first, and whatever torch is set to there
+        model = Transformer(config).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
