@@ -262,7 +262,7 @@ def write_attribution_graph(circuit: Circuit | xr.Dataset, prompt: GraphPrompt, 
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
-        >>> circuit = Circuit(EdgeGraph(2, 1, 1), scores)
+        >>> circuit = Circuit(interp.causal.EdgeGraph(2, 1, 1), scores)
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "graph.json"
         >>> write_attribution_graph(circuit, GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
