@@ -145,7 +145,17 @@ def attribution_graph(
 
 
 def one_prompt(batch: Batch) -> Batch:
-    """The one prompt of a batch without its padding. ValueError for several, packed ones too."""
+    """The one prompt of a batch without its padding.
+
+    Args:
+        batch: a batch of one row.
+
+    Returns:
+        A batch of one row, all of whose tokens are real.
+
+    Raises:
+        ValueError: several prompts, packed ones too.
+    """
     if len(batch) != 1 or batch.documents is not None:
         raise ValueError(f"a graph is of one prompt, got {'packed ones' if len(batch) == 1 else len(batch)}")
     real = batch.real[0]
