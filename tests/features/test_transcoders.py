@@ -207,7 +207,7 @@ def test_the_gain_of_a_norm_is_folded_into_the_weights(name: str) -> None:
 
 
 def test_the_gain_of_a_norm_is_folded_into_both_affine_maps_of_a_gated_dictionary() -> None:
-    subject = HookedTransformer(build("gpt2")).to(torch.float64)
+    subject = HookedTransformer(copy.deepcopy(build("gpt2"))).to(torch.float64)
     norm = subject.transformer.get_submodule("blocks.1.ln2")
     assert isinstance(norm, Normalize)
     for vector in (norm.weight, norm.bias):
