@@ -153,6 +153,14 @@ def _vectors(cells: Float[Tensor, "b ..."], width: int) -> Float[Tensor, "n o"]:
     return cells.reshape(-1, width)
 
 
+def _split(
+    cells: Float[Tensor, "b ..."], vector: Float[Tensor, "o"]
+) -> tuple[Float[Tensor, "n o"], Float[Tensor, "o"], Float[Tensor, "n"]]:
+    """Cells as vectors and the vector, in float32 at least, and the part of each along it, in its lengths."""
+    x, vector = upcast(_vectors(cells, len(vector))), vector.to(upcast(cells))
+    return x, vector, x @ vector / vector.square().sum()
+
+
 @dataclass(frozen=True, eq=False)
 class _Along:
     """The change that adds a vector to all heads of a position, side by side."""
@@ -172,8 +180,7 @@ class _Capped:
     amount: float
 
     def __call__(self, cells: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
-        x, vector = upcast(_vectors(cells, len(self.vector))), self.vector.to(upcast(cells))
-        along = x @ vector / vector.square().sum()
+        x, vector, along = _split(cells, self.vector)
         return (x - (along - self.amount).clamp_min(0)[:, None] * vector).view_as(cells).to(cells)
 
 
@@ -185,8 +192,7 @@ class _Scaled:
     amount: float
 
     def __call__(self, cells: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
-        x, vector = upcast(_vectors(cells, len(self.vector))), self.vector.to(upcast(cells))
-        along = x @ vector / vector.square().sum()
+        x, vector, along = _split(cells, self.vector)
         return (x + (self.amount - 1) * along[:, None] * vector).view_as(cells).to(cells)
 
 

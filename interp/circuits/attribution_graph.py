@@ -252,7 +252,7 @@ def _by_influence(
     local: LocalModel, logits: Sequence[Row], start: Mapping[int, float], most: int, links: int
 ) -> list[Row]:
     """The rows of the nodes of most influence on the logits, as far as it is known by then."""
-    rows, count, left = list(logits), local.offsets[-1], local.by_entry
+    rows, count, left = list(logits), local.offsets[-1], local.by_entry.copy()
     while len(rows) < most + len(logits):
         found = influence_of((row.shares for row in rows), start, count + len(start))[:count]
         best = _largest(found * left, min(2 * _at_once(local), most + len(logits) - len(rows)))
@@ -265,7 +265,7 @@ def _by_influence(
 
 def _expanded(local: LocalModel, nodes: np.ndarray, links: int) -> Iterator[Row]:
     """The rows of some nodes, those of one site together."""
-    numbers = np.searchsorted(local.offsets, nodes, side="right") - 1
+    numbers = local.site_of(nodes)
     for number in np.unique(numbers):
         for chunk in torch.from_numpy(np.sort(nodes[numbers == number])).split(_at_once(local)):
             yield from _rows_of(local, local.into_nodes(int(number), chunk), chunk.tolist(), links)

@@ -187,15 +187,10 @@ class AttributionGraph(Brief):
                 "schema_version": 1,
                 "info": {"description": self.description, "generator": {"name": TOOL}},
             },
-            "qParams": {
-                "linkType": "both", "pinnedIds": [], "supernodes": [list(group) for group in self.supernodes],
-                "clickedId": "", "sg_pos": "",
-            },
             "nodes": [_node_record(node, i) for i, node in enumerate(self.nodes)],
             "links": self.links.to_dict("records"),
-        }  # fmt: skip
-        text = json.dumps(record, indent=1, allow_nan=False)
-        write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+        }
+        _write(record, path, self.supernodes)
 
     def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
@@ -280,9 +275,7 @@ def write_attribution_graph(circuit: Circuit | xr.Dataset, prompt: GraphPrompt, 
         if isinstance(circuit, Circuit)
         else _feature_record(circuit, prompt, slug)
     )
-    record["qParams"] = {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""}
-    text = json.dumps(record, indent=1, allow_nan=False)
-    write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+    _write(record, path)
 
 
 @public()
@@ -334,6 +327,14 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
 FEATURE = "cross layer transcoder"
 """The format's name for the kind of features, of transcoders of one layer too."""
 ERROR = "mlp reconstruction error"
+
+
+def _write(record: Mapping[str, object], path: str | Path, supernodes: Sequence[Sequence[str]] = ()) -> None:
+    """Write a graph as JSON, with the settings of the viewer (`qParams`) that the format requires."""
+    groups = [list(group) for group in supernodes]
+    viewer = {"linkType": "both", "pinnedIds": [], "supernodes": groups, "clickedId": "", "sg_pos": ""}
+    text = json.dumps({**record, "qParams": viewer}, indent=1, allow_nan=False)
+    write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
 def _cumulative(influence: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
@@ -534,16 +535,11 @@ def _feature_node(node: xr.Dataset, prompt: GraphPrompt) -> dict[str, Any]:
             f"a prompt with a token at position {place} is required, got {len(prompt.tokens)} tokens"
         )
     if part.kind == "error":
-        name, kind, number, shown = (
-            f"{layer}_error_{place}",
-            "mlp reconstruction error",
-            -1,
-            f"{layer}_error-0",
-        )
+        name, kind, number, shown = f"{layer}_error_{place}", ERROR, -1, f"{layer}_error-0"
     else:
         index = part.index or 0
-        number = (layer + index) * (layer + index + 1) // 2 + index
-        name, kind, shown = f"{layer}_{index}_{place}", "cross layer transcoder", f"{layer}_{index}-0"
+        number = _cantor(layer, index)
+        name, kind, shown = f"{layer}_{index}_{place}", FEATURE, f"{layer}_{index}-0"
     effect = float(node["value"].item())
     return {
         "node_id": name, "feature": number, "layer": str(layer), "ctx_idx": place, "feature_type": kind,

@@ -52,7 +52,7 @@ class Incoming:
     """What enters some targets, a row for each."""
 
     edges: Float[Tensor, "r n"]
-    """From each node before them, in the order of `LocalModel.cells`."""
+    """From each node before them, by its number (`LocalModel.offsets`)."""
     bias: Float[Tensor, "r"]
     """From everything that is no node: biases, and embeddings of positions and types."""
     values: Float[Tensor, "r"]
@@ -117,19 +117,19 @@ class LocalModel:
         ]
         return torch.cat([x.cpu() for x in by_site])
 
-    @property
+    @cached_property
     def by_entry(self) -> np.ndarray:
         """True at the nodes that are single numbers."""
         sizes = np.diff(self.offsets)
         return np.repeat([site.by_entry for site in self.sites], sizes)
 
-    def site_of(self, node: int) -> int:
-        """Index of a node's site in `sites`."""
-        return next(i for i in range(len(self.sites)) if node < self.offsets[i + 1])
+    def site_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Index of each node's site in `sites`."""
+        return np.searchsorted(self.offsets, nodes, side="right") - 1
 
     def place(self, node: int) -> tuple[NodeSite, int, int | None]:
         """The site, the position and the index of a node; no index where a whole vector is one."""
-        number = self.site_of(node)
+        number = int(self.site_of(np.array(node)))
         site, at = self.sites[number], node - self.offsets[number]
         width = self.leaves[site.name].shape[-1] if site.by_entry else 1
         return site, at // width, at % width if site.by_entry else None
@@ -223,8 +223,8 @@ def local_model(
     """One pass over a batch of one prompt, with gradients that end at the nodes.
 
     Args:
-        through: whether gradients go on through neurons and features, so that `into` gives what each node adds along
-            all paths.
+        through: whether gradients go on through neurons and features, so that `into_logits` gives what each node adds
+            along all paths.
 
     Raises:
         ValueError: a model that the rules are not defined for, or edits that add constants.

@@ -6,18 +6,16 @@ from collections import defaultdict
 
 import numpy as np
 import xarray as xr
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex
 
 from interp.circuits.graph_influence import ends
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.visible import visible
-from interp.plot.canvas import COLOURS, axes
+from interp.plot.canvas import axes
+from interp.plot.circuit import AGAINST, FOR
 
-FOR, AGAINST = (to_hex(colormaps[COLOURS["signed"]](shade)) for shade in (0.9, 0.1))
 MARKERS = {"embedding": "s", "logit": "s", "error": "D", "neuron": "o", "feature": "o"}
 THIN, THICK = 0.3, 4.0
 """Line widths of an edge that carries nothing and of the strongest, in points."""
