@@ -299,7 +299,8 @@ def positions_of(own: Batch) -> Int[Tensor, "b p"]:
 class PutInCells:
     """The change of a site to given values in some of its cells."""
 
-    values: Float[Tensor, "b ..."]
+    values: Float[Tensor, "..."]
+    """The values of the site; one number, or one row, for all prompts alike."""
     chosen: Bool[Tensor, "..."]
     """Whether each cell is changed, over `dims`; positions count each row's tokens."""
     where: Int[Tensor, "b p"]

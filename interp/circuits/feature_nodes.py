@@ -260,8 +260,11 @@ class LayerNodes:
     place: slice
     """Their place among all kept nodes: features, then errors."""
 
-    def reduced(self, product: Float[Tensor, "b p c"], pos: Int[Tensor, "c"] | None) -> Float[Tensor, "b c"]:
-        """The product of every node: summed over positions, or at the node's own (0 beyond the prompt's end)."""
+    def reduced(self, product: Float[Tensor, "b p c"], pos: Int[Tensor, "n"] | None) -> Float[Tensor, "b n"]:
+        """The product of every node: summed over positions, or at the node's own (0 beyond the prompt's end).
+
+        All errors of a layer share one column.
+        """
         if pos is None:
             return product.sum(1)
         inside = to_device(pos < product.shape[1], product.device)

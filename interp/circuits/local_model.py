@@ -129,7 +129,7 @@ class LocalModel:
 
     def place(self, node: int) -> tuple[NodeSite, int, int | None]:
         """The site, the position and the index of a node; no index where a whole vector is one."""
-        number = int(self.site_of(np.array(node)))
+        number = int(self.site_of(np.array([node]))[0])
         site, at = self.sites[number], node - self.offsets[number]
         width = self.leaves[site.name].shape[-1] if site.by_entry else 1
         return site, at // width, at % width if site.by_entry else None
