@@ -166,7 +166,10 @@ class EdgeGraph:
 
     @public()
     def name(self, sender: int, receiver: int) -> str:
-        """Name of one edge."""
+        """Name of one edge. IndexError for an index that no sender or no receiver has."""
+        for what, index, nodes in (("sender", sender, self.senders), ("receiver", receiver, self.receivers)):
+            if not 0 <= index < len(nodes):
+                raise IndexError(f"{what} must be in [0, {len(nodes) - 1}], got {index}")
         return f"{self.senders[sender]}->{self.receivers[receiver]}"
 
     @public()

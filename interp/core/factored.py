@@ -13,6 +13,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import upcast
 from interp.core.viewer import Viewable
+from interp.core.wording import value_text
 
 FactoredIndex = int | slice | Tensor | list[int]
 
@@ -86,12 +87,12 @@ class FactoredMatrix(Viewable):
 
         `m.rows(i).columns(j)` is a block.
         """
-        return FactoredMatrix(self.A[..., _as_list(index), :], self.B)
+        return FactoredMatrix(self.A[..., _as_list(index, self.shape[-2], "rows"), :], self.B)
 
     @public()
     def columns(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these columns only; one column given as a number stays a column."""
-        return FactoredMatrix(self.A, self.B[..., _as_list(index)])
+        return FactoredMatrix(self.A, self.B[..., _as_list(index, self.shape[-1], "columns")])
 
     @overload
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
@@ -226,8 +227,17 @@ class FactoredMatrix(Viewable):
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"
 
 
-def _as_list(index: FactoredIndex) -> slice | Tensor | list[int]:
-    """The index, with a single number as a list of one, so that indexing keeps the axis."""
-    if isinstance(index, Tensor) and index.ndim == 0:
-        return index[None]
-    return [index] if isinstance(index, int) else index
+def _as_list(index: FactoredIndex, count: int, what: str) -> slice | Tensor | list[int]:
+    """The index, a single number as a list of one, so that indexing keeps the axis. IndexError for one that is none."""
+    if isinstance(index, slice):
+        return index
+    if not isinstance(index, Tensor):
+        many = torch.tensor([index] if isinstance(index, int) else index, dtype=torch.long)
+    else:
+        many = index[None] if index.ndim == 0 else index
+    allowed = many.dtype != torch.bool or many.shape == (count,)
+    if not allowed or many.is_floating_point() or many.ndim != 1:
+        raise IndexError(f"index must be a list of {what}, one row of numbers, got {value_text(index)}")
+    if many.dtype != torch.bool and bool(((many < -count) | (many >= count)).any()):
+        raise IndexError(f"index must be {what} from 0 to {count - 1}, got {value_text(index)}")
+    return many

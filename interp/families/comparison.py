@@ -137,7 +137,7 @@ def compared(
         return HuggingFaceReference(below, name)
     if isinstance(model, Transformer) and (hasattr(theirs, "score") or hasattr(theirs, "classifier")):
         return HuggingFaceReference(_AtEveryPosition(theirs), name)
-    if theirs.get_output_embeddings() is None:  # type: ignore[operator]
+    if not hasattr(theirs, "get_output_embeddings") or theirs.get_output_embeddings() is None:  # type: ignore[operator]
         return f"{type(theirs).__name__} gives no logits of tokens"
     return HuggingFaceReference(theirs, name)
 

@@ -19,7 +19,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
 from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, activated
-from interp.features.dictionary import check_width
+from interp.features.dictionary import check_ends, check_width
 from interp.model.config import Json
 from interp.model.sites import axes_of
 from interp.passes.observe import Model, as_network
@@ -128,10 +128,7 @@ class CrossLayerTranscoder:
             ValueError: no such layer, a width that differs, or files that are damaged.
         """
         weights = {name: self._put(weight) for name, weight in self._layer(layer).encoder().items()}
-        if x.shape[-1] != len(weights["W_enc"]):
-            raise ValueError(
-                f"layer {layer} reads vectors of {len(weights['W_enc'])}, got shape {shape_text(x.shape)}"
-            )
+        check_ends(f"x of layer {layer}", x, len(weights["W_enc"]))
         z = x.to(weights["W_enc"]) @ weights["W_enc"] + weights["b_enc"]
         return activated(self.kind, z, weights)
 
@@ -212,6 +209,7 @@ class CrossLayerTranscoder:
 
     def _decoded(self, layer: int, features: Float[Tensor, "*n s"]) -> Iterator[tuple[int, Tensor]]:
         """What features of one layer, some after the other, add to it and to each later one."""
+        check_ends(f"features of layer {layer}", features, self._layer(layer).shape[1])
         active = (features != 0).reshape(-1, features.shape[-1]).any(0).nonzero()[:, 0]
         for some in active.split(AT_ONCE) if len(active) else ():
             directions = self.directions(layer, some.tolist())
@@ -225,6 +223,7 @@ class CrossLayerTranscoder:
     ) -> Float[Tensor, "*n o"]:
         if x is None or layer not in x:
             raise ValueError(f"decoding with a skip requires what layer {layer} reads")
+        check_ends(f"x of layer {layer}", x[layer], self.layers[layer].shape[0])
         weight = self._put(skip())
         return x[layer].to(weight) @ weight
 
@@ -314,10 +313,7 @@ class Crosscoder(nn.Module):
     @public()
     def before(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n s"]:
         """Pre-activations: the sum over sources, plus b_enc. ValueError for vectors of other sources or widths."""
-        if x.shape[-2:] != self.W_enc.shape[:2]:
-            raise ValueError(
-                f"vectors of shape [.. {self.n_sources} {self.d_in}] are required, got {shape_text(x.shape)}"
-            )
+        check_ends("x", x, self.n_sources, self.d_in)
         x = x.to(self.W_enc)
         if "shift" in self._parameters:
             x = x - self.get_parameter("shift")
@@ -346,7 +342,11 @@ class Crosscoder(nn.Module):
 
         Args:
             features: [*n s], or [*n l s] where they differ by source.
+
+        Raises:
+            ValueError: features of another number, or of other sources.
         """
+        check_ends("features", features, *((self.n_sources,) if self.by_source else ()), self.d_sae)
         pattern = "... l s, l s d -> ... l d" if self.by_source else "... s, l s d -> ... l d"
         found = einsum(features.to(self.W_dec), self.W_dec, pattern) + self.b_dec
         if "unscale" in self._parameters:

@@ -340,10 +340,7 @@ class Dictionary(nn.Module):
 
     def _check_input(self, what: str, x: Tensor, width: int) -> None:
         """Raise ValueError for a tensor of another width, or on another device than the weights."""
-        if not isinstance(x, Tensor) or x.shape[-1:] != (width,):
-            raise ValueError(
-                f"{what} must be a tensor with {width} numbers in its last dim, got {value_text(x)}"
-            )
+        check_ends(what, x, width)
         if x.device != (device := self.W_enc.device):
             raise ValueError(
                 f"a dictionary on the device of what it reads, {x.device}, is required; this one is on {device}: "
@@ -640,6 +637,13 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{kind} requires W_enc to be W_dec transposed")
     if isinstance(kind, GroupMax) and d_sae % kind.k:
         raise ValueError(f"{d_sae} features must fall into k groups of one size, got k={kind.k}")
+
+
+def check_ends(what: str, x: object, *ends: int) -> None:
+    """Raise ValueError unless this is a tensor whose last dims have these sizes."""
+    if not isinstance(x, Tensor) or x.shape[-len(ends) :] != ends:
+        sizes = ", ".join(["...", *map(str, ends)])
+        raise ValueError(f"{what} must be a tensor of shape [{sizes}], got {value_text(x)}")
 
 
 def check_width(site: str, width: int, config: ModelConfig) -> None:

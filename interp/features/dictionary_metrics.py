@@ -370,12 +370,12 @@ def reconstruction_quality(dictionary: Dictionary, activations: Vectors | Iterab
 def _checked_vectors(dictionary: Dictionary, chunk: object) -> tuple[Tensor, Tensor]:
     """What the dictionary reads and what it should write; ValueError unless both are vectors of its widths."""
     widths, apart = (dictionary.d_in, dictionary.d_out), dictionary.transcodes
-    x, *more = chunk if isinstance(chunk, tuple) else (chunk,) if apart else (chunk, chunk)
-    if (_width(x), *map(_width, more)) != widths or len(x) != len(more[0]):
+    given = chunk if isinstance(chunk, tuple) else (chunk,) if apart else (chunk, chunk)
+    if tuple(map(_width, given)) != widths or len(given[0]) != len(given[1]):
         both = f"pairs of vectors [n, {widths[0]}] and [n, {widths[1]}]"
         wanted = both if apart else f"vectors [n, {widths[0]}]"
         raise ValueError(f"activations must be {wanted}, or chunks of them, got {value_text(chunk)}")
-    return x, more[0]
+    return given
 
 
 def _width(x: object) -> int | None:

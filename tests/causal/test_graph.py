@@ -73,6 +73,8 @@ def test_edges_that_do_not_exist_are_refused() -> None:
             graph.index(edge)
     with pytest.raises(KeyError, match=r"no receiver 'L1H2'.*nearest: L1H2"):
         graph.index("L0H1->L1H2")
+    with pytest.raises(IndexError, match="receiver must be in"):
+        graph.name(0, len(graph.receivers))
 
 
 def test_edges_are_found_in_every_spelling() -> None:

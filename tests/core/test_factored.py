@@ -237,10 +237,16 @@ def test_a_sum_of_products_of_other_sizes_is_refused() -> None:
         factored(()) + factored((), right=4)
 
 
-@pytest.mark.parametrize("index", [7, [0, 9]])
-def test_a_row_that_does_not_exist_is_refused(index: int | list[int]) -> None:
-    with pytest.raises(IndexError, match="out of"):
+@pytest.mark.parametrize("index", [7, [0, 9], torch.tensor(-8)])
+def test_a_row_that_does_not_exist_is_refused(index: int | list[int] | Tensor) -> None:
+    with pytest.raises(IndexError, match="rows from 0 to 6"):
         factored(()).rows(index)
+
+
+@pytest.mark.parametrize("index", [torch.tensor([[1]]), torch.tensor([0.5]), torch.tensor([True, False])])
+def test_columns_are_numbers_or_a_mask_of_all(index: Tensor) -> None:
+    with pytest.raises(IndexError, match="list of columns"):
+        factored(()).columns(index)
 
 
 def test_a_tensor_of_several_numbers_is_no_scalar() -> None:

@@ -122,6 +122,11 @@ def test_hooks_do_not_count_as_its_own_pass_and_their_state_is_not_copied() -> N
     assert counting.seen == 0
 
 
+def test_what_has_no_logits_of_tokens_is_nothing_to_compare_with() -> None:
+    said = str(HookedTransformer.from_pretrained(llama()).verify(nn.Linear(2, 2)))
+    assert "Linear gives no logits of tokens" in said
+
+
 @pytest.mark.parametrize("where", ["meta", "offloaded"])
 def test_a_network_whose_parameters_are_not_here_is_refused(where: str) -> None:
     network = llama()

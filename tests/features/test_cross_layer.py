@@ -117,8 +117,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     clt, x = opened(tmp_path)
     for call, message in (
         (lambda: clt.encode(3, x[0]), "layer must be one of [0, 1, 2], got 3"),
-        (lambda: clt.encode(0, x[0][:, :4]), "layer 0 reads vectors of 6, got shape [7, 4]"),
+        (lambda: clt.encode(0, x[0][:, :4]), "x of layer 0 must be a tensor of shape [..., 6]"),
         (lambda: clt.directions(0, [S]), "features of layer 0 are 0 to 9, got [10]"),
+        (lambda: clt.decode({1: x[0]}), "features of layer 1 must be a tensor of shape [..., 10]"),
         (lambda: clt.decode({}), "features of one layer at least are required"),
         (lambda: CrossLayerTranscoder(Gated(), clt.layers, clt.b_dec), "a kind of one pre-activation"),
         (lambda: CrossLayerTranscoder(ReLU(), clt.layers, {}), "b_dec of the layers [0, 1, 2] is required, got []"),
@@ -238,8 +239,8 @@ def test_a_crosscoder_knows_its_sites_or_says_that_it_does_not() -> None:
         Crosscoder(JumpReLU(), w).fitted_to(subject)
     with pytest.raises(ValueError, match="sites of 2 sources are required, got 1"):
         Crosscoder(JumpReLU(), w, reads=("blocks.0.hook_resid_post",))
-    with pytest.raises(
-        ValueError, match=re.escape(f"vectors of shape [.. 2 {d}] are required, got [1, 3, {d}]")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"x must be a tensor of shape [..., 2, {d}]")):
         found.encode(torch.zeros(1, 3, d))
+    with pytest.raises(ValueError, match=re.escape(f"features must be a tensor of shape [..., 2, {S}]")):
+        found.decode(torch.zeros(1, S))
     assert "n_sources=2" in str(found)

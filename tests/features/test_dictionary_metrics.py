@@ -438,6 +438,9 @@ def test_what_cannot_be_measured_is_refused() -> None:
         dictionary_quality(model(), Batch.of(ROWS), sae, "blocks.0.hook_rseid_pre")
     with pytest.raises(ValueError, match="at least one vector is required"):
         reconstruction_quality(sae, [])
+    for pieces in ((), (torch.zeros(2, 24).double(),) * 3):
+        with pytest.raises(ValueError, match="activations must be vectors"):
+            reconstruction_quality(sae, pieces)
     with pytest.raises(ValueError, match="at least one vector is required"):
         reconstruction_quality(sae, torch.zeros(0, 24).double())
     with pytest.raises(ValueError, match="finite activations are required"):

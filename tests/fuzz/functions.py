@@ -409,6 +409,10 @@ NOT_THERE: Mapping[str, str] = {
     **dict.fromkeys(("null", "null_sd", "p"), "no chance level is known"),
     **dict.fromkeys(("entropy", "kl", "top_prob", "target_prob"), "no token is there: padding, or no answer"),
     **dict.fromkeys(("peak", "activation"), "lists have fewer places than were asked for"),
+    **{
+        f"circuits.{name} each": "there is no edge"
+        for name in ("score_edges", "edge_attribution", "edge_effects")
+    },
     "circuits.feature_circuit edge_value": "there is no edge, or its weight is below the threshold",
     **{
         f"circuits.feature_circuit {name}": "an interval takes more rows, a null is that of the found circuit"
@@ -459,7 +463,12 @@ def _wrong(name: str, argument: str, value: object, found: object) -> Ending | N
 def _says_absent(name: str, odd: str) -> bool:
     """Whether this is NaN in a variable that says so that there is no number."""
     what, _, place = odd.partition(" in ")
-    return what != "infinity" and not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))
+    if what == "infinity":
+        return False
+    padded = re.search(
+        "[Pp]adding is NaN|NaN at padding|padding, hold NaN", inspect.getdoc(FUNCTIONS[name]) or ""
+    )
+    return bool(padded) or not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))
 
 
 def _hint(name: str, argument: str) -> object:
