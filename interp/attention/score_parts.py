@@ -285,7 +285,7 @@ def _layer_scores(
         places = to_device(masks[heads[0]].nonzero(), scores.device)
         query, key = places.T
         recorded = scores[head_index, query, key]
-        position = _position_term(model, head_index[:, 0], places, recorded)
+        position = position_term(model, head_index[:, 0], places, recorded)
         q, k, total = queries.at(head_index, query), keys.at(head_index, key), recorded
         if model.config.attn_softcap is not None:
             total = _content_scores(model, layer, head_index, (query, key), seen, factor) + position
@@ -331,7 +331,7 @@ def _scores_at(
         model, batch, layer, slice(index, index + 1), columns, seen, parts, factor.T
     )
     head_index, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
-    position, total = _position_term(model, head_index[:, 0], places, recorded[None]), recorded[None]
+    position, total = position_term(model, head_index[:, 0], places, recorded[None]), recorded[None]
     if model.config.attn_softcap is not None:
         total = _content_scores(model, layer, head_index, (rows, rows), seen, factor.T) + position
     rounding, error = _checked_rounding(model, [head], (queries, keys), position, total, recorded[None])
@@ -483,7 +483,7 @@ def _rotated(x: Float[Tensor, "h b c e"], rotation: Rotation | None) -> Float[Te
     return rearrange(turned, "b 1 (h c) e -> h b c e", h=len(x))
 
 
-def _position_term(
+def position_term(
     model: Transformer, heads: Int[Tensor, "h"], places: Int[Tensor, "b 2"], like: Float[Tensor, "h b"]
 ) -> Float[Tensor, "h b"]:
     """Term of the scores that ALiBi or relative buckets add; 0 in models with other positions."""

@@ -14,6 +14,7 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol
 from interp.circuits.edge_effects import EdgeEffects, edge_effects
 from interp.circuits.edge_rankings import edge_stability, recovery
 from interp.circuits.feature_circuit import FeatureCircuit, feature_circuit
+from interp.circuits.graph_attention import edge_heads, qk_attribution
 from interp.circuits.graph_files import (
     AttributionGraph,
     GraphNode,
@@ -47,6 +48,7 @@ __all__ = [
     "circuit_curve",
     "edge_attribution",
     "edge_effects",
+    "edge_heads",
     "edge_stability",
     "evaluate_circuit",
     "feature_circuit",
@@ -54,6 +56,7 @@ __all__ = [
     "graph_interventions",
     "interchange",
     "prune_graph",
+    "qk_attribution",
     "read_attribution_graph",
     "read_mib",
     "recovery",

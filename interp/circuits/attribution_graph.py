@@ -16,15 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.circuits.graph_influence import TINY, Shares, graph_scores, influence_of, share, shares_of
-from interp.circuits.local_model import Incoming, LocalModel, local_model, node_sites
+from interp.circuits.local_model import Incoming, LocalModel, NodeName, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Count, PositiveCount
 from interp.core.results import labelled
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.ids import check_contrast
 from interp.data.text import Text
+from interp.model import sites
 from interp.model.edits import Edit
-from interp.model.parts import Part
+from interp.model.transformer import Transformer
 from interp.passes.memory import room
 from interp.passes.observe import Model, as_model
 from interp.runs.provenance import with_origin
@@ -32,6 +33,7 @@ from interp.runs.provenance import with_origin
 if TYPE_CHECKING:
     import xarray as xr
 
+NEURONS = "mlp.hook_post"
 MASS, MOST_LOGITS = 0.95, 10
 """Without an answer the logits are the fewest of the most probable tokens that hold this mass, at most so many."""
 AT_ONCE = 32
@@ -45,14 +47,14 @@ def attribution_graph(
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
-    nodes: Literal["neuron", "feature"] | None = None,
+    nodes: NodeName | Sequence[NodeName] | None = None,
     by: Literal["effect", "influence"] = "effect",
     most: Count = 256,
     links: PositiveCount = 2048,
     edits: Sequence[Edit] = (),
     prepend_bos: bool | None = None,
 ) -> xr.Dataset:
-    """How the logits after a prompt come about: a graph of neurons, or of features, whose edges sum to what they enter.
+    """How the logits after a prompt come about: a graph whose edges sum to what they enter.
 
     An edge is what one node adds to another along all paths that meet no other node: (value of the source) x (gradient
     of the target). The gradient is that of the local model, in which the scales of norms, the patterns of attention
@@ -60,8 +62,9 @@ def attribution_graph(
     neurons share a product equally between its factors. The sums are checked for every target.
 
     Nodes are single neurons or features at single positions, embeddings of tokens, errors of dictionaries, and logits
-    minus the mean logit. Of neurons and features those that matter most to the logits are in the graph, with all that
-    enters them.
+    minus the mean logit. Heads, MLPs and the stream can be nodes too: vectors, of which the part along the slope of
+    the logits counts, so that what enters such a node is in logits and sums to its effect. Of all of these those that
+    matter most to the logits are in the graph, with all that enters them.
 
     Args:
         model: a decoder; for nodes that are features one with dictionaries (`model.with_dictionaries`). A block without
@@ -70,13 +73,14 @@ def attribution_graph(
         answer: tokens after the prompt whose logits are explained, one or a list of them; None: the most probable
             tokens that together have the probability .95, ten at most.
         wrong: a token: the difference of the logits of `answer` and this one is explained.
-        nodes: "neuron" or "feature"; None: features where the model has dictionaries.
-        by: what tells which neurons or features matter: "effect", the size of what they add to the logits along all
-            paths; or "influence", as circuit-tracer does, the share of the sizes of edges that leads back to them among
-            those found so far.
-        most: how many neurons or features the graph has.
-        links: how many edges from single neurons or features a target keeps, the largest ones; all from embeddings and
-            errors are kept.
+        nodes: what may be a node, one or several of "neuron"; "feature" (and the errors of the dictionaries); "head",
+            what a head moves to a position; "mlp", what an MLP writes there; "resid", the stream that enters a block.
+            None: features where the model has dictionaries, of a model without neurons heads, else neurons.
+        by: what tells which nodes matter: "effect", the size of what they add to the logits along all paths; or
+            "influence", as circuit-tracer does, the share of the sizes of edges that leads back to them among those
+            found so far.
+        most: how many nodes the graph has beside embeddings, errors and logits.
+        links: how many edges a target keeps, the largest ones; all from embeddings and errors are kept.
         edits: interventions that the pass runs under, which may zero, scale or project.
         prepend_bos: whether a text begins with BOS; None: as the model does by default.
 
@@ -85,39 +89,40 @@ def attribution_graph(
 
         - `value` [edge]: how much of the logits passes along it, their mean weighted by probability: `weight` times
           what one unit of the target adds to them along all paths.
-        - `weight` [edge]: what `source` adds to `target` (names of nodes), in the unit of the target.
-        - `activation` [node]: its value (of embeddings and errors the length of the vector).
+        - `weight` [edge]: what `source` adds to `target` (names of nodes), in the unit of the target: of a vector in
+          logits.
+        - `activation` [node]: its value (of a vector its length).
         - `effect` [node]: what it adds along all paths to the logits, their mean weighted by probability.
         - `influence` [node]: share of the logits' probability that leads back to it (`interp.circuits.prune_graph`).
         - `incoming`, `bias` [node], of targets: the sum of all edges into it, and what biases add; together they are
-          its activation. `others` is the part of `incoming` from nodes that are not in the graph, and `size` the sum
-          of the sizes of all edges. NaN for nodes without edges of their own, and `size` 0.
+          its activation, or the effect of a vector. `others` is the part of `incoming` from nodes that are not in the
+          graph, and `size` the sum of the sizes of all edges. NaN for nodes without edges of their own, and `size` 0.
         - `probability` [node]: of logits, else 0.
 
         Coordinates of a node: its name `node` (`L12N345@7`), `kind`, `layer` (-1 outside the blocks), `pos`, `index`
         (-1 for errors; of embeddings and logits the token), `token`, the text at its position, or of the logit, and
         `number`, its place in the pass.
         Attributes: `replacement` and `completeness`, how much is explained without errors (`graph_scores`); `covered`,
-        the share of the sizes of all neurons' or features' effects that is in the graph; `completeness_error`, by how
-        much the worst sum misses.
+        the share of the sizes of all effects of such nodes that is in the graph; `completeness_error`, by how much the
+        worst sum misses.
 
     Raises:
         ValueError: several prompts, no logits, a model for which no linear rules are known, or edits that add.
-        KeyError: a model without neurons.
+        KeyError: a model without the neurons, heads or MLPs that are asked for.
         ArithmeticError: edges that do not sum to a target's value.
 
     Caveats:
-        The graph is about the local model: patterns are taken as given, so it says nothing about why a head looked
-        where it did, and a neuron whose slope changes is beyond it. It costs two passes, and a backward pass over the
-        lower blocks for each neuron or feature, 32 at a time: 256 neurons of SmolLM2-135M after 15 tokens take 10 s on
-        one core.
+        The graph is about the local model: patterns are taken as given (why a head looked where it did:
+        `qk_attribution`), and a neuron whose slope changes is beyond it. It costs two passes, and a backward pass over
+        the lower blocks for each node, 32 at a time: 256 neurons of SmolLM2-135M after 15 tokens take 10 s on one core.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing" (the graph and its scores); Jafari et al. 2025, arXiv 2508.21258 (the
         rules, RelP).
 
     See Also:
-        `prune_graph`: the part that matters. `edge_attribution`: heads and MLPs over all positions, from two prompts.
+        `prune_graph`: the part that matters. `edge_heads`: edges by the head that they pass. `edge_attribution`: heads
+        and MLPs over all positions, from two prompts.
 
     Example:
         >>> graph = interp.circuits.attribution_graph(model, "one two three", most=8)
@@ -129,19 +134,40 @@ def attribution_graph(
     batch, network = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)), subject.transformer
     if not network.config.unembed or not network.config.causal:
         raise ValueError("an attribution graph requires a causal model with logits")
-    kind = nodes or ("feature" if network.dictionaries else "neuron")
-    where = node_sites(network, kind)
+    where = node_sites(network, as_nodes(nodes, network))
     local = local_model(network, batch, where)
     goals = Goals.of(local, subject.text, answer, wrong)
-    effects = _effects(local_model(network, batch, where, through=True), goals)
+    effects = Effects.of(local_model(network, batch, where, through=True), goals)
     rows = list(_rows_of(local, local.into_logits(goals.values(local)), goals.start(local), links))
     if by == "effect":
-        rows += _expanded(local, _largest(effects * local.by_entry, most), links)
+        rows += _expanded(local, _largest(effects.of_nodes * local.inner, most), links, effects.slopes)
     else:
-        rows += _by_influence(local, rows, goals.start(local), most, links)
+        rows += _by_influence(local, rows, goals.start(local), most, links, effects.slopes)
     chosen = Chosen.of(local, goals, rows, batch.tokens[0].cpu())
-    graph = _result(chosen, effects, subject.text)
+    graph = _result(chosen, effects.of_nodes, subject.text)
     return with_origin(graph, network)
+
+
+def as_nodes(nodes: NodeName | Sequence[NodeName] | None, network: Transformer) -> Sequence[NodeName]:
+    """The kinds of nodes that are asked for.
+
+    Args:
+        nodes: one kind or several; None: features, of a model without dictionaries neurons, without those heads.
+        network: the model of the graph.
+
+    Returns:
+        The kinds, one at least.
+
+    Raises:
+        ValueError: no kinds.
+    """
+    if nodes is None:
+        if network.dictionaries:
+            return ["feature"]
+        return ["neuron"] if any(NEURONS in name for name in sites.names(network.config)) else ["head"]
+    if not nodes:
+        raise ValueError("nodes must be at least one of neuron, feature, head, mlp and resid, got none")
+    return [nodes] if isinstance(nodes, str) else nodes
 
 
 def one_prompt(batch: Batch) -> Batch:
@@ -187,9 +213,14 @@ class Goals:
         else:
             ids = text.outputs(answer)
         tokens = tuple(int(i) for i in ids)
-        labels = tuple(repr(piece) for piece in text.of_outputs.pieces(tokens))
+        quoted = [repr(piece) for piece in text.of_outputs.pieces(tokens)]
         if len(set(tokens)) < len(tokens):
-            raise ValueError(f"every answer is required once, got {', '.join(labels)}")
+            raise ValueError(f"every answer is required once, got {', '.join(quoted)}")
+        # tokens that are parts of characters read alike
+        labels = tuple(
+            f"{piece} {token}" if quoted.count(piece) > 1 else piece
+            for piece, token in zip(quoted, tokens, strict=True)
+        )
         if wrong is None:
             return cls(tokens, labels, tuple(float(probabilities[i]) for i in tokens))
         false = text.outputs(wrong)
@@ -198,6 +229,16 @@ class Goals:
         check_contrast(ids, false, pieces=text.of_outputs.pieces)
         (other,) = text.of_outputs.pieces([int(false[0])])
         return cls(tokens, (f"{labels[0]} - {other!r}",), (1.0,), int(false[0]))
+
+    @classmethod
+    def of_graph(cls, graph: xr.Dataset) -> Goals:
+        """What a graph explains."""
+        of = graph.isel(node=graph["kind"].to_numpy() == "logit")
+        tokens, labels, probabilities = (
+            of[name].to_numpy().tolist() for name in ("index", "token", "probability")
+        )
+        against = int(graph.attrs["against"])
+        return cls(tuple(tokens), tuple(labels), tuple(probabilities), None if against < 0 else against)
 
     def values(self, local: LocalModel) -> Float[Tensor, "g"]:
         """What is explained, as functions of the nodes."""
@@ -235,11 +276,23 @@ class Row:
         return Shares(self.target, self.sources, np.abs(self.weights) / max(self.size, TINY))
 
 
-def _effects(through: LocalModel, goals: Goals) -> np.ndarray:
+@dataclass(frozen=True, eq=False)
+class Effects:
     """What each node adds along all paths to the logits, their mean weighted by probability."""
-    values = goals.values(through)
-    weights = torch.tensor(goals.probabilities, dtype=torch.float64).to(values)
-    return through.into_logits((values * weights / weights.sum()).sum()[None]).edges[0].double().cpu().numpy()
+
+    of_nodes: Float[np.ndarray, "n"]
+    slopes: Mapping[str, Float[Tensor, "1 p *k"]]
+    """What one unit more adds, at the sites whose nodes are vectors."""
+
+    @classmethod
+    def of(cls, through: LocalModel, goals: Goals) -> Effects:
+        """The effects in a local model whose gradients go through nodes."""
+        values = goals.values(through)
+        weights = torch.tensor(goals.probabilities, dtype=torch.float64).to(values)
+        slopes = through.slopes((values * weights / weights.sum()).sum())
+        terms = [through.terms(site, slopes[site.name]) for site in through.sites]
+        vectors = {site.name: slopes[site.name] for site in through.sites if not site.by_entry}
+        return cls(torch.cat(terms).double().cpu().numpy(), vectors)
 
 
 def _largest(sizes: np.ndarray, most: int) -> np.ndarray:
@@ -249,44 +302,58 @@ def _largest(sizes: np.ndarray, most: int) -> np.ndarray:
 
 
 def _by_influence(
-    local: LocalModel, logits: Sequence[Row], start: Mapping[int, float], most: int, links: int
+    local: LocalModel,
+    logits: Sequence[Row],
+    start: Mapping[int, float],
+    most: int,
+    links: int,
+    slopes: Mapping[str, Tensor],
 ) -> list[Row]:
     """The rows of the nodes of most influence on the logits, as far as it is known by then."""
-    rows, count, left = list(logits), local.offsets[-1], local.by_entry.copy()
+    rows, count, left = list(logits), local.offsets[-1], local.inner.copy()
     while len(rows) < most + len(logits):
         found = influence_of((row.shares for row in rows), start, count + len(start))[:count]
-        best = _largest(found * left, min(2 * _at_once(local), most + len(logits) - len(rows)))
+        best = _largest(found * left, min(2 * at_once(local), most + len(logits) - len(rows)))
         if not len(best):
             break
         left[best] = False
-        rows += _expanded(local, best, links)
+        rows += _expanded(local, best, links, slopes)
     return rows[len(logits) :]
 
 
-def _expanded(local: LocalModel, nodes: np.ndarray, links: int) -> Iterator[Row]:
+def _expanded(
+    local: LocalModel, nodes: np.ndarray, links: int, slopes: Mapping[str, Tensor]
+) -> Iterator[Row]:
     """The rows of some nodes, those of one site together."""
     numbers = local.site_of(nodes)
     for number in np.unique(numbers):
-        for chunk in torch.from_numpy(np.sort(nodes[numbers == number])).split(_at_once(local)):
-            yield from _rows_of(local, local.into_nodes(int(number), chunk), chunk.tolist(), links)
+        for chunk in torch.from_numpy(np.sort(nodes[numbers == number])).split(at_once(local)):
+            incoming = local.into_nodes(int(number), chunk, slopes)
+            yield from _rows_of(local, incoming, chunk.tolist(), links)
 
 
-def _at_once(local: LocalModel) -> int:
-    """How many targets one backward pass takes: gradients of all leaves and as much again are held for each."""
+def at_once(local: LocalModel) -> int:
+    """How many targets one backward pass takes, by the memory that is free.
+
+    Args:
+        local: the local model, gradients of all of whose leaves, and as much again, are held for each target.
+
+    Returns:
+        One at least, 32 at most.
+    """
     each = 3 * sum(leaf.numel() * max(4, leaf.element_size()) for leaf in local.leaves.values())
     return max(1, min(AT_ONCE, room(local.model) // max(each, 1)))
 
 
 def _rows_of(local: LocalModel, incoming: Incoming, targets: Iterable[int], links: int) -> Iterator[Row]:
-    """Each target's largest edges from single entries, and all from whole vectors."""
+    """Each target's largest edges from inner nodes, and all from embeddings and errors."""
     errors = incoming.checked(local.model.dtype).tolist()
     edges, width = incoming.edges, incoming.edges.shape[1]
-    entries = torch.from_numpy(local.by_entry[:width]).to(edges.device)
-    ranked = edges.abs() * entries
-    largest = ranked.topk(min(links, width), dim=1).indices
-    vectors = (~entries).nonzero()[:, 0]
+    inner = torch.from_numpy(local.inner[:width]).to(edges.device)
+    largest = (edges.abs() * inner).topk(min(links, width), dim=1).indices
+    given = (~inner).nonzero()[:, 0]
     for i, target in enumerate(targets):
-        chosen = torch.cat((largest[i], vectors)).unique()
+        chosen = torch.cat((largest[i], given)).unique()
         chosen = chosen[edges[i, chosen] != 0]
         yield Row(
             target, chosen.cpu().numpy(), edges[i, chosen].double().cpu().numpy(), float(edges[i].double().sum()),
@@ -309,12 +376,10 @@ class Chosen:
 
     @classmethod
     def of(cls, local: LocalModel, goals: Goals, rows: Sequence[Row], tokens: Int[Tensor, "p"]) -> Chosen:
-        """All nodes with rows, and those that are whole vectors."""
+        """All nodes with rows, and those that nothing enters."""
         targets = {row.target: row for row in rows}
-        vectors = np.flatnonzero(~local.by_entry)
-        return cls(
-            local, goals, np.union1d(vectors, np.array(list(targets), dtype=np.int64)), targets, tokens
-        )
+        given = np.flatnonzero(~local.inner)
+        return cls(local, goals, np.union1d(given, np.array(list(targets), dtype=np.int64)), targets, tokens)
 
     def of_rows(self, field: Literal["incoming", "bias", "size"], missing: float) -> Float[Tensor, "n"]:
         """A number of each node's row, or what stands for it."""
@@ -358,13 +423,10 @@ class Chosen:
             label = self.goals.labels[goal]
             return f"logit {label}", "logit", -1, len(pieces) - 1, self.goals.tokens[goal], label
         site, pos, index = self.local.place(node)
-        name = {"embedding": "embed", "error": f"L{site.layer}.error"}.get(site.kind)
-        if name is None:
-            name = str(Part(site.kind, site.layer, index))
         layer = -1 if site.layer is None else site.layer
         if site.kind == "embedding":
             index = int(self.tokens[pos])
-        return f"{name}@{pos}", site.kind, layer, pos, -1 if index is None else index, pieces[pos]
+        return self.local.name(node), site.kind, layer, pos, -1 if index is None else index, pieces[pos]
 
 
 def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.Dataset:
@@ -379,10 +441,13 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
     shares = np.abs(weight) / np.maximum(size.numpy()[target], TINY)
     starts = {i: p for i, p in enumerate(probability.tolist()) if p}
     influence = influence_of(shares_of(source, target, shares), starts, len(nodes))
-    slope = torch.where(activation == 0, 0.0, effect / activation)
+    vectors = ~np.isin(np.array(labels["kind"]), ("neuron", "feature", "logit"))
+    slope = torch.where(
+        torch.from_numpy(vectors), 1.0, torch.where(activation == 0, 0.0, effect / activation)
+    )
     entering = torch.from_numpy(np.bincount(target, weight, len(nodes)))
     names = labels["node"]
-    inner = effects * local.by_entry
+    inner = effects * local.inner
     graph = labelled(
         "attribution_graph",
         {
@@ -406,7 +471,7 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
         },
         units={"value": "logits", "effect": "logits", "influence": "share", "probability": "probability"},
         attrs={
-            "nodes": next((site.kind for site in local.sites if site.by_entry), "embedding"),
+            "nodes": ", ".join(dict.fromkeys(site.kind for site in local.sites if not site.is_source)),
             "prompt": "".join(text.pieces(chosen.tokens.tolist())),
             "against": -1 if chosen.goals.against is None else chosen.goals.against,
             "n_layers": local.model.config.n_layers,

@@ -125,7 +125,8 @@ class AttributionGraph(Brief):
 
         Features are `layer_index_position` of kind "cross layer transcoder", as circuit-tracer names those of every
         transcoder; tokens `E_token_position`; logits `layer_token_position`. Errors are `layer_error_position`, where
-        circuit-tracer's name is also that of a feature. Neurons have a kind of their own.
+        circuit-tracer's name is also that of a feature. Neurons, heads, MLPs and the stream have kinds of their own,
+        and names such as `L3N17_5`.
 
         Args:
             result: the graph.
@@ -150,7 +151,7 @@ class AttributionGraph(Brief):
         result = in_order(result)
         source, target = ends(result)
         table = result[["kind", "layer", "pos", "index", "token", "influence", "activation", "probability"]]
-        rows = table.to_dataframe().reset_index(drop=True)
+        rows = table.to_dataframe().reset_index()
         last = int(result.attrs["n_layers"]) + 1
         nodes = tuple(
             _node_of(row, share, last)
@@ -355,9 +356,10 @@ def _node_of(row: Any, share: float, last: int) -> GraphNode:
         "logit": (f"{last}_{row.index}_{row.pos}", "logit", str(last), said, row.index),
         "error": (f"{row.layer}_error_{row.pos}", ERROR, block, f"Err: block {row.layer}", -1),
         "feature": (place, FEATURE, block, "", number),
-        "neuron": (place, "neuron", block, f"L{row.layer}N{row.index}", number),
     }
-    name, kind, layer, label, feature = names[row.kind]
+    part = row.node.partition("@")[0]
+    inner = (f"{part}_{row.pos}", row.kind, block, part, number if row.index >= 0 else -1)
+    name, kind, layer, label, feature = names.get(row.kind, inner)
     return GraphNode(name, kind, layer, row.pos, label, feature, float(share), float(row.activation))
 
 

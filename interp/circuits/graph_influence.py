@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+GIVEN = ("embedding", "error", "logit")
+"""Kinds of nodes that are always in a graph; the others are its inner nodes."""
 TINY = 1e-30
 """What sizes of 0 are divided by."""
 
@@ -179,12 +181,12 @@ def _largest(score: np.ndarray, share: float) -> np.ndarray:
 
 
 def _without_loose_ends(graph: xr.Dataset) -> xr.Dataset:
-    """Without neurons and features that have no edge in or none out, and errors that have none out."""
+    """Without inner nodes that have no edge in or none out, and errors that have none out."""
     while True:
         kind, count = graph["kind"].to_numpy(), graph.sizes["node"]
         source, target = ends(graph)
         has_out, has_in = (np.bincount(end, minlength=count) > 0 for end in (source, target))
-        inner = np.isin(kind, ("neuron", "feature"))
+        inner = ~np.isin(kind, GIVEN)
         loose = (inner & ~(has_in & has_out)) | ((kind == "error") & ~has_out)
         if not loose.any():
             return graph
@@ -201,6 +203,6 @@ def _selected(graph: xr.Dataset, nodes: np.ndarray, edges: np.ndarray) -> xr.Dat
 
 
 def _sizes_of_effects(graph: xr.Dataset) -> float:
-    """The sum of the sizes of the effects of neurons or features."""
-    inner = np.isin(graph["kind"].to_numpy(), ("neuron", "feature"))
+    """The sum of the sizes of the effects of inner nodes."""
+    inner = ~np.isin(graph["kind"].to_numpy(), GIVEN)
     return float(np.abs(graph["effect"].to_numpy()[inner]).sum())

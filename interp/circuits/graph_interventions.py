@@ -55,7 +55,7 @@ def graph_interventions(
         model: the model of the graph.
         prompt: the prompt of the graph.
         graph: what `attribution_graph` or `prune_graph` returned.
-        nodes: names of neurons, features or errors of the graph, such as `L12N345@7`; None: all.
+        nodes: names of nodes of the graph between embeddings and logits, such as `L12N345@7`; None: all.
         factor: what their values are multiplied by; 0 removes them.
         edits, prepend_bos: as for the graph.
 
@@ -135,20 +135,20 @@ def _check_prompt(batch: Batch, graph: xr.Dataset) -> None:
 
 
 def _chosen(graph: xr.Dataset, nodes: Sequence[str] | None) -> xr.Dataset:
-    """The named neurons, features and errors, or all of them."""
+    """The named nodes between embeddings and logits, or all of them."""
     table = graph[["effect", "pos", "kind"]]
-    inner = table.isel(node=np.isin(table["kind"].to_numpy(), ("neuron", "feature", "error")))
+    inner = table.isel(node=~np.isin(table["kind"].to_numpy(), ("embedding", "logit")))
     if nodes is None:
         chosen = inner
     else:
         known = set(inner["node"].to_numpy())
         if missing := [name for name in nodes if name not in known]:
             raise ValueError(
-                f"neurons, features or errors of the graph are required, it has no {missing[0]!r}"
+                f"nodes of the graph between embeddings and logits are required, it has no {missing[0]!r}"
             )
         chosen = inner.sel(node=list(nodes))
     if not chosen.sizes["node"]:
-        raise ValueError("at least one neuron, feature or error is required, the graph has none")
+        raise ValueError("at least one node between embeddings and logits is required, the graph has none")
     return chosen
 
 

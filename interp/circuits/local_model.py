@@ -23,19 +23,24 @@ from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
 from interp.model.mounted import ERROR, FEATURES
+from interp.model.parts import KINDS, Part
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.passes.rules import AT_MOST, LINEAR, ROUNDING, promises, under_rules
 
-NodeKind = Literal["embedding", "neuron", "feature", "error"]
-EMBEDDING, NEURONS = "hook_embed", "mlp.hook_post"
+NodeName = Literal["neuron", "feature", "head", "mlp", "resid"]
+"""What can be asked for as nodes: neurons, features and errors of dictionaries, what heads move to a position, what
+MLPs write, and the stream that enters a block. Embeddings always are nodes.
+"""
+NodeKind = Literal["embedding", "error", "neuron", "feature", "head", "mlp", "resid"]
+EMBEDDING = "hook_embed"
 CONSTANT = ("hook_pos_embed", "hook_type_embed")
 """Sites of embeddings that belong to no token: they count as biases."""
 
 
 @dataclass(frozen=True)
 class NodeSite:
-    """A site whose cells are nodes."""
+    """A site whose cells are nodes: single numbers, or vectors of each position or of each head at a position."""
 
     name: str
     kind: NodeKind
@@ -43,8 +48,17 @@ class NodeSite:
 
     @property
     def by_entry(self) -> bool:
-        """Whether each number is a node, such as a neuron; otherwise each position's whole vector is one."""
+        """Whether each number is a node, such as a neuron; otherwise a whole vector is one."""
         return self.kind in ("neuron", "feature")
+
+    @property
+    def is_source(self) -> bool:
+        """Whether nothing enters its nodes: they are given, as embeddings and the errors of dictionaries."""
+        return self.kind in ("embedding", "error")
+
+    def per_position(self, value: Float[Tensor, "1 p *k"]) -> int:
+        """How many nodes there are at each position of the site's value."""
+        return value.shape[2] if self.by_entry or self.kind == "head" else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +99,10 @@ class LocalModel:
     """The model under the rules."""
     sites: tuple[NodeSite, ...]
     """Where the nodes are, in the order of the pass."""
-    leaves: Mapping[str, Float[Tensor, "1 p k"]]
+    leaves: Mapping[str, Float[Tensor, "1 p *k"]]
     """The values of the nodes, by site."""
-    computed: Mapping[str, Float[Tensor, "1 p k"]]
-    """The same values as functions of the nodes before them."""
+    computed: Mapping[str, Float[Tensor, "1 p *k"]]
+    """The same values, and those of the sites that were recorded, as functions of the nodes before them."""
     constants: tuple[Tensor, ...]
     """Parameters and embeddings that are no nodes."""
     stream: Float[Tensor, "d"]
@@ -104,12 +118,12 @@ class LocalModel:
         found = [0]
         for site in self.sites:
             leaf = self.leaves[site.name]
-            found.append(found[-1] + (leaf.numel() if site.by_entry else leaf.shape[1]))
+            found.append(found[-1] + leaf.shape[1] * site.per_position(leaf))
         return tuple(found)
 
     @cached_property
     def values(self) -> Float[Tensor, "n"]:
-        """The value of each node, on the host: of an embedding or an error the length of its vector."""
+        """The value of each node, on the host: of a vector its length."""
         each = [self.leaves[site.name].detach() for site in self.sites]
         by_site = [
             upcast(x).flatten() if site.by_entry else upcast(x).norm(dim=-1).flatten()
@@ -118,33 +132,79 @@ class LocalModel:
         return torch.cat([x.cpu() for x in by_site])
 
     @cached_property
-    def by_entry(self) -> np.ndarray:
-        """True at the nodes that are single numbers."""
-        sizes = np.diff(self.offsets)
-        return np.repeat([site.by_entry for site in self.sites], sizes)
+    def inner(self) -> np.ndarray:
+        """True at the nodes that something enters."""
+        return np.repeat([not site.is_source for site in self.sites], np.diff(self.offsets))
 
     def site_of(self, nodes: np.ndarray) -> np.ndarray:
         """Index of each node's site in `sites`."""
         return np.searchsorted(self.offsets, nodes, side="right") - 1
 
     def place(self, node: int) -> tuple[NodeSite, int, int | None]:
-        """The site, the position and the index of a node; no index where a whole vector is one."""
+        """The site, the position and the index of a node; no index where a position has one node."""
         number = int(self.site_of(np.array([node]))[0])
         site, at = self.sites[number], node - self.offsets[number]
-        width = self.leaves[site.name].shape[-1] if site.by_entry else 1
-        return site, at // width, at % width if site.by_entry else None
+        width, indexed = site.per_position(self.leaves[site.name]), site.by_entry or site.kind == "head"
+        return site, at // width, at % width if indexed else None
 
-    def into_nodes(self, number: int, nodes: Int[Tensor, "r"]) -> Incoming:
-        """What enters some nodes of site `number`."""
-        site, at = self.sites[number], nodes - self.offsets[number]
-        cells = self.computed[site.name].flatten()[at.to(self.logits.device)]
-        own = torch.zeros(len(nodes))
-        if site.kind == "feature":
-            assert site.layer is not None
-            constants = upcast(self.model.dictionaries[site.layer].constants()).cpu()
-            own = constants[at % self.leaves[site.name].shape[-1]]
-        found = self._into(cells, torch.eye(len(cells)).to(cells), number)
-        return Incoming(found.edges, found.bias + own.to(found.bias), found.values)
+    def name(self, node: int) -> str:
+        """The name of a node, such as `L12N345@7`."""
+        site, pos, index = self.place(node)
+        part = "embed" if site.kind == "embedding" else str(Part(site.kind, site.layer, index))
+        return f"{part}@{pos}"
+
+    def into_vector(self, value: Float[Tensor, "k"]) -> Incoming:
+        """What enters each number of a vector that is a function of the nodes."""
+        return self.into(value, torch.eye(len(value)).to(value), None)
+
+    def into_nodes(
+        self, number: int, nodes: Int[Tensor, "r"], slopes: Mapping[str, Tensor] | None = None
+    ) -> Incoming:
+        """What enters some nodes of site `number`; of nodes that are vectors, what enters along the slopes there."""
+        site = self.sites[number]
+        found = self.into(*self.as_outputs(number, nodes, slopes), number)
+        if site.kind != "feature":
+            return found
+        assert site.layer is not None
+        constants = upcast(self.model.dictionaries[site.layer].constants()).to(found.bias)
+        own = constants[(nodes - self.offsets[number]).to(constants.device) % len(constants)]
+        return Incoming(found.edges, found.bias + own, found.values)
+
+    def as_outputs(
+        self, number: int, nodes: Int[Tensor, "r"], slopes: Mapping[str, Tensor] | None = None
+    ) -> tuple[Float[Tensor, "r k"], Float[Tensor, "r r k"]]:
+        """Nodes of site `number` as functions of those before, and for each the direction that picks it out."""
+        site, at = self.sites[number], (nodes - self.offsets[number]).to(self.logits.device)
+        value = self.computed[site.name]
+        if site.by_entry:
+            cells = value.flatten()[at, None]
+            along = torch.ones_like(cells)
+        else:
+            assert slopes is not None
+            cells, along = (x.flatten(0, -2)[at] for x in (value, slopes[site.name].to(value)))
+        directions, every = along.new_zeros(len(along), *along.shape), torch.arange(len(along))
+        directions[every, every] = along
+        return cells, directions
+
+    def at_end(self, values: Float[Tensor, "r"]) -> Float[Tensor, "r d"]:
+        """The derivatives of functions of the logits by the final stream."""
+        # one by one, as products with half-precision weights take no batch of gradients
+        return torch.stack([torch.autograd.grad(value, self.end, retain_graph=True)[0] for value in values])
+
+    def slopes(self, value: Float[Tensor, ""]) -> dict[str, Tensor]:
+        """The derivatives by the leaves, by site, of one value that is a function of the logits."""
+        along = self.at_end(value[None])[0]
+        leaves = list(self.leaves.values())
+        found = torch.autograd.grad(
+            self.stream, leaves, along.to(self.stream), retain_graph=True, materialize_grads=True
+        )
+        return dict(zip(self.leaves, found, strict=True))
+
+    def terms(self, site: NodeSite, slope: Float[Tensor, "*r 1 p *k"]) -> Float[Tensor, "*r n"]:
+        """Value times slope of every node of a site."""
+        leaf = self.leaves[site.name].detach()
+        products = upcast(slope) * upcast(leaf)
+        return (products if site.by_entry else products.sum(-1)).flatten(slope.ndim - leaf.ndim)
 
     def into_logits(self, values: Float[Tensor, "r"]) -> Incoming:
         """What enters some values that are functions of the logits."""
@@ -160,10 +220,10 @@ class LocalModel:
                 if g is not None
             ]
             bias.append(sum(terms, torch.zeros((), device=slope.device)))
-        found = self._into(self.stream, torch.stack(slopes).to(self.stream), None)
+        found = self.into(self.stream, torch.stack(slopes).to(self.stream), None)
         return Incoming(found.edges, found.bias + torch.stack(bias).to(found.bias), upcast(values.detach()))
 
-    def _into(
+    def into(
         self, outputs: Float[Tensor, "*n"], directions: Float[Tensor, "r *n"], number: int | None
     ) -> Incoming:
         """What enters outputs along directions, as functions of the nodes of the first `number` sites; None: of all."""
@@ -177,11 +237,9 @@ class LocalModel:
         edges, bias = [], torch.zeros_like(values)
         for site, leaf, slope in zip(before, leaves, slopes, strict=False):
             if slope is None:
-                shape = leaf.shape if site.by_entry else leaf.shape[:2]
-                edges.append(bias.new_zeros(len(values), shape.numel()))
+                edges.append(bias.new_zeros(len(values), leaf.shape[1] * site.per_position(leaf)))
                 continue
-            terms = upcast(slope) * upcast(leaf.detach())
-            edges.append((terms if site.by_entry else terms.sum(-1)).flatten(1))
+            edges.append(self.terms(site, slope))
             if site.kind == "error":
                 bias = bias + self._decoder_bias(site, slope)
         for value, slope in zip(self.constants, slopes[len(leaves) :], strict=True):
@@ -196,35 +254,50 @@ class LocalModel:
         return torch.einsum("r...d, d -> r...", upcast(slope), b_dec.to(slope.device)).flatten(1).sum(1)
 
 
-def node_sites(model: Transformer, nodes: Literal["neuron", "feature"]) -> tuple[NodeSite, ...]:
-    """The sites of the nodes: embeddings first, then neurons, or the features and errors of each dictionary.
+def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite, ...]:
+    """The sites of the nodes: embeddings, and those of the kinds that are asked for.
 
     Raises:
-        KeyError: a model without neurons.
+        KeyError: a model without neurons, heads or MLPs that were asked for.
         ValueError: features of a model without dictionaries, or of such that are no linear function where the same
             features are active.
     """
     found = [NodeSite(EMBEDDING, "embedding")]
-    if nodes == "neuron":
-        names = sites.of_layers(NEURONS, model.config)
-        return (*found, *(NodeSite(name, "neuron", int(name.split(".")[1])) for name in names))
+    for kind in dict.fromkeys(nodes):
+        if kind == "feature":
+            found += _of_dictionaries(model)
+            continue
+        inside = KINDS[kind].site
+        assert inside is not None
+        layers = [(name, int(name.split(".")[1])) for name in sites.of_layers(inside, model.config)]
+        found += [NodeSite(name, kind, layer) for name, layer in layers if kind != "resid" or layer > 0]
+    return tuple(found)
+
+
+def _of_dictionaries(model: Transformer) -> list[NodeSite]:
     if not model.dictionaries:
         raise ValueError("nodes that are features require a model with dictionaries: model.with_dictionaries")
+    found = []
     for layer, dictionary in sorted(model.dictionaries.items()):
         dictionary.constants()  # ValueError for features that are not linear
         found += [NodeSite(f"blocks.{layer}.{FEATURES}", "feature", layer)]
         found += [NodeSite(f"blocks.{layer}.{ERROR}", "error", layer)]
-    return tuple(found)
+    return found
 
 
 def local_model(
-    model: Transformer, batch: Batch, node_sites: Sequence[NodeSite], *, through: bool = False
+    model: Transformer,
+    batch: Batch,
+    node_sites: Sequence[NodeSite],
+    *,
+    through: bool = False,
+    recorded: Sequence[str] = (),
 ) -> LocalModel:
     """One pass over a batch of one prompt, with gradients that end at the nodes.
 
     Args:
-        through: whether gradients go on through neurons and features, so that `into_logits` gives what each node adds
-            along all paths.
+        through: whether gradients go on through all nodes that something enters, so that slopes count all paths.
+        recorded: more sites whose values are kept as functions of the nodes.
 
     Raises:
         ValueError: a model that the rules are not defined for, or edits that add constants.
@@ -239,8 +312,9 @@ def local_model(
         name: p.detach().requires_grad_() for name, p in ruled.named_parameters() if name.endswith("bias")
     }
     computed, leaves, constants = dict[str, Tensor](), dict[str, Tensor](), list(biases.values())
-    edits = [
-        Edit(site.name, partial(_as_node, site.name, computed, leaves, through and site.by_entry))
+    edits = [Edit(name, partial(_as_recorded, name, computed)) for name in recorded]
+    edits += [
+        Edit(site.name, partial(_as_node, site.name, computed, leaves, through and not site.is_source))
         for site in node_sites
     ]
     known = sites.names(ruled.config)
@@ -250,9 +324,14 @@ def local_model(
         stream = own(batch.tokens, Tap([], edits), stop=ruled.config.n_layers, types=batch.types)
         end = upcast(stream[0, -1].detach()).requires_grad_()
         logits = own.uncapped(end)
-    return LocalModel(
-        ruled, tuple(node_sites), leaves, computed, tuple(constants), stream[0, -1], end, logits
-    )  # fmt: skip
+    order = list(leaves)  # that of the pass
+    in_order = tuple(sorted(node_sites, key=lambda site: order.index(site.name)))
+    return LocalModel(ruled, in_order, leaves, computed, tuple(constants), stream[0, -1], end, logits)
+
+
+def _as_recorded(name: str, computed: dict[str, Tensor], value: Tensor) -> Tensor:
+    computed[name] = value
+    return value
 
 
 def _as_node(

@@ -58,8 +58,8 @@ def cosines(rows: Float[Tensor, "n d"], others: Float[Tensor, "m d"]) -> Float[T
     """The cosine of every row with every other one, in the rows' dtype; 0 for a row of zeros.
 
     Example:
-        >>> cosines(torch.tensor([[3.0, 4.0]]), torch.eye(2)).tolist()[0]
-        [0.6000000238418579, 0.800000011920929]
+        >>> cosines(torch.tensor([[3.0, 4.0]]), torch.eye(2))
+        tensor([[0.6000, 0.8000]])
     """
     ours, theirs = (torch.nn.functional.normalize(x.to(rows), dim=1, eps=0.0) for x in (rows, others))
     return ours.nan_to_num(nan=0.0) @ theirs.nan_to_num(nan=0.0).mT

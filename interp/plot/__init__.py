@@ -9,7 +9,7 @@ from interp.core.viewer import PICTURES
 from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.alignment import alignment
 from interp.plot.attention import attention
-from interp.plot.attention_attribution import attention_attribution
+from interp.plot.attention_attribution import attention_attribution, qk_attribution
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.attribution_graph import attribution_graph
@@ -99,6 +99,7 @@ __all__ = [
     "patching",
     "patchscope",
     "probing",
+    "qk_attribution",
     "rank_collapse",
     "recall_curve",
     "recall_map",
@@ -124,6 +125,7 @@ PICTURES.draws |= {
     "ablate": ablation,
     "align": alignment,
     "attention_attribution": attention_attribution,
+    "qk_attribution": qk_attribution,
     "attention_entropy": attention_entropy,
     "attribute": attribution,
     "attribution_patch": patching,

@@ -31,15 +31,37 @@ def attention_attribution(
         >>> plot.attention_attribution(interp.attention.attention_attribution(model, prompt, "L1H2", key=2))
     """
     one = result.isel(prompt=prompt)
-    values = one["value"].transpose("query_part", "key_part").to_numpy()
+    where = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}"
+    return _pairs(one["value"], f"{where}: score {number(float(one['total']), sign=True)}", top, ax)
+
+
+@public()
+def qk_attribution(result: xr.Dataset, *, top: int = 10, ax: Axes | None = None) -> Axes:
+    """The pairs of nodes that make one score: nodes of the query as rows, of the key as columns, signed.
+
+    Args:
+        result: what `interp.circuits.qk_attribution` returned.
+        top: the most rows and columns, those of the largest values; the others are not drawn.
+        ax: the Axes to draw on; None: a new figure.
+
+    Example:
+        >>> plot.qk_attribution(interp.circuits.qk_attribution(model, "one two three", "L1H2", key=1))
+    """
+    about = result.attrs
+    against = f" and not to {about['against']}" if "against" in about else ""
+    where = f"{about['head']} from {about['query']} to {about['key']}{against}"
+    return _pairs(result["value"], f"{where}: score {number(about['score'], sign=True)}", top, ax)
+
+
+def _pairs(value: xr.DataArray, title: str, top: int, ax: Axes | None) -> Axes:
+    """A score by pairs, the largest rows and columns in their order."""
+    values = value.transpose("query_part", "key_part").to_numpy()
     rows, columns = (np.sort(np.argsort(-np.abs(values).max(axis), kind="stable")[:top]) for axis in (1, 0))
     shown = values[np.ix_(rows, columns)]
     ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
-    score = number(float(one["total"]), sign=True)
-    title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {score}"
     image = heat_map(ax, shown, ColourScale.signed(shown, "part of the score"), title=title)
     annotate(ax, image, numbers(shown, sign=True), size=7.0)
-    names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
+    names = [value[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
     name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)
     ax.set_ylabel("part at the query")
     ax.set_xlabel("part at the key")

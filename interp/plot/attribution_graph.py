@@ -9,14 +9,15 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from interp.circuits.graph_influence import ends
+from interp.circuits.graph_influence import GIVEN, ends
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.visible import visible
 from interp.plot.canvas import axes
 from interp.plot.circuit import AGAINST, FOR
 
-MARKERS = {"embedding": "s", "logit": "s", "error": "D", "neuron": "o", "feature": "o"}
+MARKERS = {"embedding": "s", "logit": "s", "error": "D", "head": "^", "mlp": "p", "resid": "h"}
+"""Of kinds of nodes; neurons and features are circles."""
 THIN, THICK = 0.3, 4.0
 """Line widths of an edge that carries nothing and of the strongest, in points."""
 NAMED = 12
@@ -58,7 +59,7 @@ def attribution_graph(
     ax = axes(ax, min(14.0, 2.0 + 0.75 * width), 5.5)
     _edges(ax, places, source[kept], target[kept], value[kept])
     _nodes(ax, result, places)
-    entries = np.isin(kind, ("neuron", "feature"))
+    entries = ~np.isin(kind, GIVEN)
     drawn = np.abs(effect[entries & shown & used]).sum() / max(np.abs(effect[entries]).sum(), 1e-30)
     share = f"{drawn * result.attrs['covered']:.0%} of the sizes of all effects"
     ax.set_title(f"{len(kept)} of {len(value)} edges; nodes with {share}", fontsize="medium")
@@ -107,7 +108,9 @@ def _nodes(ax: Axes, result: xr.Dataset, places: dict[int, tuple[float, float]])
     for node, (x, y) in places.items():
         size = 20 + 140 * min(1.0, abs(effect[node]) / largest)
         colour = FOR if effect[node] > 0 else AGAINST
-        ax.scatter([x], [y], s=size, marker=MARKERS[kind[node]], color=colour, edgecolor="white", zorder=2)
+        ax.scatter(
+            [x], [y], s=size, marker=MARKERS.get(kind[node], "o"), color=colour, edgecolor="white", zorder=2
+        )
     inner = [node for node in places if kind[node] not in ("embedding", "logit")]
     for node in sorted(inner, key=lambda node: -abs(effect[node]))[:NAMED]:
         name = str(result["node"].to_numpy()[node]).partition("@")[0]

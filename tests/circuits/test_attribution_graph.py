@@ -124,7 +124,7 @@ def test_an_edge_is_the_gradient_in_a_pass_of_its_own() -> None:
     subject = model("gpt2")
     graph = attribution_graph(subject, PROMPT, 2, 7, most=10)
     ruled, batch = under_rules(subject.transformer, LINEAR), subject.to_batch([PROMPT])
-    names = [site.name for site in node_sites(subject.transformer, "neuron")]
+    names = [site.name for site in node_sites(subject.transformer, ["neuron"])]
     rng = np.random.default_rng(0)
     for number in rng.choice(graph.sizes["edge"], 12, replace=False):
         edge = graph.isel(edge=number)
@@ -357,7 +357,7 @@ def test_what_has_no_graph_is_refused_in_words() -> None:
 def test_a_missed_sum_is_an_error() -> None:
     subject = model()
     local = local_model(
-        subject.transformer, subject.to_batch([PROMPT]), node_sites(subject.transformer, "neuron")
+        subject.transformer, subject.to_batch([PROMPT]), node_sites(subject.transformer, ["neuron"])
     )
     found = local.into_logits(local.logits[:2])
     found.checked(torch.float64)
@@ -469,3 +469,14 @@ def test_a_removed_node_is_an_edit_of_its_cell() -> None:
         graph_interventions(subject, PROMPT[:-1], graph)
     with pytest.raises(ValueError, match="it has no 'L0N1@2'"):
         graph_interventions(subject, PROMPT, graph, nodes=["L0N1@2"])
+
+
+def test_logits_that_read_alike_have_names_of_their_own() -> None:
+    subject = HookedTransformer.from_pretrained("demo-attn-2l")
+    pieces = subject.text.pieces(range(subject.cfg.d_vocab))
+    alike = [i for i, piece in enumerate(pieces) if piece == "\ufffd"][:2]
+    other = next(i for i, piece in enumerate(pieces) if pieces.count(piece) == 1)
+    graph = attribution_graph(subject, "one two", [*alike, other], most=3)
+    names = graph.node[graph.kind.values == "logit"].values.tolist()
+    assert names == [f"logit '\ufffd' {i}" for i in alike] + [f"logit {pieces[other]!r}"]
+    assert len({*graph.edge.values}) == graph.sizes["edge"]

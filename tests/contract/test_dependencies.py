@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokens": RESIDUAL | {"tokens"},
     "attention": RESIDUAL | {"attention"},
     "lenses": LENSES,
-    "circuits": RESIDUAL | {"causal", "tokens", "circuits"},
+    "circuits": RESIDUAL | {"attention", "causal", "tokens", "circuits"},
     "features": RUNS | {"features"},
     "editing": LENSES | {"editing"},
     "dynamics": LENSES | {"dynamics"},

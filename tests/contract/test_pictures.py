@@ -15,7 +15,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 WITHOUT_PLOT = {
     "activation_difference", "attention_kernel", "attention_paths", "bigram_table", "changed_tokens", "compare_methods",
     "cost",
-    "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
+    "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_heads", "edge_stability",
+    "edit_table", "erasure",
     "evidence", "feature_cards", "fitting_sites", "flow_routes", "graph_interventions", "head_tokens",
     "influence", "interchange",
     "jacobian_lens",
