@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 OTHERS, BIAS = "others", "bias"
-AT_ONCE = 32
-"""The most sources whose changes are followed together."""
 
 
 @public()
@@ -190,7 +188,7 @@ class _Split:
         by_head, from_none, sizes = (x.double().cpu() for x in found)
         return by_head, from_none, sizes
 
-    def numbers(self, local: LocalModel, names: np.ndarray) -> list[int]:
+    def numbers(self, local: LocalModel, names: np.ndarray) -> Int[np.ndarray, "n"]:
         """The numbers of inner nodes, embeddings and errors in a local model."""
         nodes = self.graph[["kind", "layer", "pos", "index"]].sel(node=names)
         columns = (nodes[name].to_numpy().tolist() for name in ("kind", "layer", "pos", "index"))
@@ -203,15 +201,15 @@ class _Split:
             site = local.sites[number]
             each = site.per_position(local.leaves[site.name])
             found.append(local.offsets[number] + pos * each + (index if each > 1 else 0))
-        return found
+        return np.array(found, dtype=np.int64)
 
     def _into(
-        self, targets: np.ndarray, sources: Sequence[int]
+        self, targets: np.ndarray, sources: Int[np.ndarray, "s"]
     ) -> tuple[Float[Tensor, "t s"], dict[str, Float[Tensor, "t h e"]]]:
         """What sources add to targets without heads, and the slopes of the targets at each head's output there."""
         like = upcast(self.cut.logits.detach())
         direct = like.new_zeros(len(targets), len(sources))
-        leaves = [self.cut.leaves[site.name] for site in self.cut.sites]
+        leaves = list(self.cut.leaves.values())
         along = {
             site.name: like.new_zeros(len(targets), *self.cut.leaves[site.name].shape[2:])
             for site in self.heads
@@ -221,14 +219,11 @@ class _Split:
             slopes = torch.autograd.grad(
                 outputs, leaves, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
-            terms = []
-            for site, leaf, slope in zip(self.cut.sites, leaves, slopes, strict=True):
-                known = leaf.new_zeros(len(rows), *leaf.shape) if slope is None else slope
-                terms.append(self.cut.terms(site, known))
-                if site.kind == "head":
-                    at = torch.from_numpy(position[rows]).to(known.device)
-                    along[site.name][rows] = upcast(known[torch.arange(len(rows)), 0, at])
-            direct[rows] = torch.cat(terms, 1)[:, list(sources)]
+            by_leaf = dict(zip(self.cut.leaves, slopes, strict=True))
+            direct[rows] = self.cut.terms_of(sources, by_leaf).to(direct)
+            for site in self.heads:
+                if (slope := by_leaf[site.name]) is not None:
+                    along[site.name][rows] = upcast(slope[range(len(rows)), 0, position[rows].tolist()])
         return direct, along
 
     def _outputs(self, targets: np.ndarray) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -239,7 +234,7 @@ class _Split:
             values = self.goals.values(self.cut)[[names.index(name) for name in targets[logits]]]
             yield logits.tolist(), self.cut.stream, self.cut.at_end(values).to(self.cut.stream)
         inner = np.flatnonzero(kind != "logit")
-        numbers = np.array(self.numbers(self.cut, targets[inner]), dtype=np.int64)
+        numbers = self.numbers(self.cut, targets[inner])
         of_site = self.cut.site_of(numbers)
         for site in np.unique(of_site):
             here = np.flatnonzero(of_site == site)
@@ -248,7 +243,10 @@ class _Split:
                 yield inner[part.numpy()].tolist(), *self.cut.as_outputs(int(site), nodes, self.slopes)
 
     def _moved(
-        self, sources: Sequence[int], positions: np.ndarray, along: Mapping[str, Float[Tensor, "t h e"]]
+        self,
+        sources: Int[np.ndarray, "s"],
+        positions: np.ndarray,
+        along: Mapping[str, Float[Tensor, "t h e"]],
     ) -> tuple[Float[Tensor, "s t n"], Float[Tensor, "s t"]]:
         """What each source moves through every head as the last one to each target, and the sizes of these products.
 
@@ -262,10 +260,9 @@ class _Split:
             outputs, list(self.whole.leaves.values()), factors, retain_graph=True, create_graph=True,
             materialize_grads=True,
         )  # fmt: skip
-        by_leaf = dict(zip(self.whole.leaves, slopes, strict=True))
-        terms = torch.cat([self.whole.terms(site, by_leaf[site.name]) for site in self.whole.sites])
-        chosen, found, sizes = terms[list(sources)], [], []
-        for rows in torch.eye(len(chosen)).to(chosen).split(AT_ONCE):
+        chosen = self.whole.terms_of(sources, dict(zip(self.whole.leaves, slopes, strict=True)))
+        found, sizes = [], []
+        for rows in torch.eye(len(chosen)).to(chosen).split(at_once(self.whole)):
             changes = torch.autograd.grad(
                 chosen, factors, rows, retain_graph=True, allow_unused=True, is_grads_batched=True
             )

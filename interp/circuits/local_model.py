@@ -223,6 +223,28 @@ class LocalModel:
         found = self.into(self.stream, torch.stack(slopes).to(self.stream), None)
         return Incoming(found.edges, found.bias + torch.stack(bias).to(found.bias), upcast(values.detach()))
 
+    def terms_of(
+        self, nodes: Int[np.ndarray, "n"], slopes: Mapping[str, Float[Tensor, "..."] | None]
+    ) -> Float[Tensor, "*r n"]:
+        """Value times slope of some nodes, by the slopes at their sites; 0 where there is none."""
+        of_site, found = self.site_of(nodes), []
+        for number in np.unique(of_site):
+            site = self.sites[number]
+            leaf, slope = self.leaves[site.name].detach(), slopes[site.name]
+            at = torch.from_numpy(nodes[of_site == number] - self.offsets[number]).to(leaf.device)
+            if slope is None:
+                found.append(upcast(leaf).new_zeros(len(at)))
+                continue
+            lead = slope.ndim - leaf.ndim  # dims before those of the site
+            if site.by_entry:
+                found.append(upcast(slope.flatten(lead)[..., at]) * upcast(leaf.flatten()[at]))
+            else:
+                cells, values = slope.flatten(lead, -2)[..., at, :], leaf.flatten(0, -2)[at]
+                found.append((upcast(cells) * upcast(values)).sum(-1))
+        order = np.argsort(np.argsort(of_site, kind="stable"))
+        shape = torch.broadcast_shapes(*(x.shape[:-1] for x in found))
+        return torch.cat([x.expand(*shape, -1) for x in found], -1)[..., order.tolist()]
+
     def into(
         self, outputs: Float[Tensor, "*n"], directions: Float[Tensor, "r *n"], number: int | None
     ) -> Incoming:
