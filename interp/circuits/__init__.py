@@ -24,6 +24,7 @@ from interp.circuits.graph_files import (
 )
 from interp.circuits.graph_influence import prune_graph
 from interp.circuits.graph_interventions import graph_interventions
+from interp.circuits.graph_scores import graph_scores
 from interp.circuits.interchange import Interchange, interchange
 from interp.circuits.mib_files import MibScores, read_mib, write_mib
 from interp.model.parts import Edge
@@ -54,6 +55,7 @@ __all__ = [
     "feature_circuit",
     "find_circuit",
     "graph_interventions",
+    "graph_scores",
     "interchange",
     "prune_graph",
     "qk_attribution",

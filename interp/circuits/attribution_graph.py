@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.circuits.graph_influence import TINY, Shares, graph_scores, influence_of, share, shares_of
+from interp.circuits.graph_influence import TINY, Shares, influence_of, scores_of, share, shares_of
 from interp.circuits.local_model import Incoming, LocalModel, NodeName, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Count, PositiveCount
@@ -479,4 +479,4 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
             "completeness_error": max(row.error for row in chosen.rows.values()),
         },
     )
-    return graph.assign_attrs(graph_scores(graph))
+    return graph.assign_attrs(scores_of(graph))

@@ -96,7 +96,7 @@ def _start(graph: xr.Dataset) -> dict[int, float]:
     return {int(i): float(probability[i]) for i in np.flatnonzero(graph["kind"].to_numpy() == "logit")}
 
 
-def graph_scores(graph: xr.Dataset) -> dict[str, float]:
+def scores_of(graph: xr.Dataset) -> dict[str, float]:
     """How much of a graph is explained without the errors of dictionaries: `replacement` and `completeness`.
 
     - `replacement`: of the influence that ends in embeddings or errors, the share of embeddings.

@@ -524,6 +524,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                 "tuning": lambda: interp.editing.FineTuning(1)},
     "circuits.attribution_graph": {"prompt": lambda: TOKENS[:1], "most": lambda: 4},
     "circuits.prune_graph": {"graph": neuron_graph},
+    "circuits.graph_scores": {"model": with_features, "prompts": lambda: TOKENS, "most": lambda: 4},
     "circuits.edge_heads": {"prompt": lambda: TOKENS[:1], "graph": neuron_graph},
     "circuits.qk_attribution": {"prompt": lambda: TOKENS[:1], "head": lambda: "L1H0", "key": lambda: 1},
     "circuits.graph_interventions": {"prompt": lambda: TOKENS[:1], "graph": neuron_graph},

@@ -315,6 +315,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "tasks.read_facts": {"path": calls.facts_file}, "data.read_chats": {"path": calls.chats_file},
     "circuits.attribution_graph": {"prompt": lambda: PROMPTS[0], "most": lambda: 40},
     "circuits.prune_graph": {"graph": neuron_graph},
+    "circuits.graph_scores": {"model": with_features, "prompts": lambda: PROMPTS[:2], "most": lambda: 8},
     "circuits.edge_heads": {"prompt": lambda: PROMPTS[0], "graph": neuron_graph, "most": lambda: 8},
     "circuits.qk_attribution": {"prompt": lambda: PROMPTS[0], "head": lambda: "L5H1", "key": lambda: 1,
                                 "most": lambda: 8},
