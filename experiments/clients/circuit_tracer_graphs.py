@@ -21,38 +21,42 @@ S, IDS = 16, [3, 1, 4, 1, 5, 9, 2]
 def given(folder: Path) -> None:
     """A model in both layouts, and the weights of a transcoder for the MLP of each of its layers."""
     import interp
-    from interp.compat.hooked_export import to_hooked_state
     from tests.configs import build
 
     for name, skip in MODELS.items():
         model = interp.HookedTransformer(copy.deepcopy(build(name)))
-        state, config = to_hooked_state(model)
-        d, draw = model.cfg.d_model, torch.Generator().manual_seed(0)
+        torch.save(record_of(model, S, skip=skip), folder / f"{name}.pt")
 
-        def normal(*shape: int, by: float, draw: torch.Generator = draw) -> torch.Tensor:
-            return torch.randn(*shape, generator=draw, dtype=torch.float64) / by
 
-        weights: dict[str, torch.Tensor] = {}
-        for layer in range(model.cfg.n_layers):
-            own = {
-                "W_enc": normal(d, S, by=d**0.5), "b_enc": normal(S, by=3), "W_dec": normal(S, d, by=S**0.5),
-                "b_dec": normal(d, by=5), **({"W_skip": normal(d, d, by=d)} if skip else {}),
-            }  # fmt: skip
-            weights |= {f"{layer}.{key}": value for key, value in own.items()}
-        record = {
-            "hooked": state,
-            "config": config,
-            "weights": weights,
-            "own": model.transformer.state_dict(),
-        }
-        torch.save(record, folder / f"{name}.pt")
+def record_of(model: Any, features: int, *, skip: bool) -> dict[str, Any]:
+    """A model in both layouts, with random transcoders."""
+    from interp.compat.hooked_export import to_hooked_state
+
+    state, config = to_hooked_state(model)
+    d, draw = model.cfg.d_model, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, by: float) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64) / by
+
+    weights: dict[str, torch.Tensor] = {}
+    for layer in range(model.cfg.n_layers):
+        own = {
+            "W_enc": normal(d, features, by=d**0.5), "b_enc": normal(features, by=3),
+            "W_dec": normal(features, d, by=features**0.5), "b_dec": normal(d, by=5),
+            **({"W_skip": normal(d, d, by=d)} if skip else {}),
+        }  # fmt: skip
+        weights |= {f"{layer}.{key}": value for key, value in own.items()}
+    return {"hooked": state, "config": config, "weights": weights, "own": model.transformer.state_dict()}
 
 
 class Numbers:
     """A tokenizer of numbers, which circuit-tracer asks for."""
 
-    bos_token_id, all_special_ids, vocab_size, padding_side = IDS[0], [IDS[0]], 31, "right"
+    bos_token_id, all_special_ids, padding_side = IDS[0], [IDS[0]], "right"
     pad_token_id = eos_token_id = cls_token_id = sep_token_id = mask_token_id = unk_token_id = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
 
     def decode(self, token: object, *_: object, **__: object) -> str:
         """The number as text."""
@@ -63,28 +67,34 @@ class Numbers:
         return [str(i) for i in ids]
 
 
-def graph(folder: Path) -> None:
-    """circuit-tracer's graph of each model, with all that a comparison needs."""
-    from circuit_tracer import attribute
+def tracer(record: dict[str, Any]) -> Any:
+    """The model of a record as circuit-tracer has it, in torch's default dtype."""
     from circuit_tracer.replacement_model.replacement_model_transformerlens import (
         TransformerLensReplacementModel,
     )
     from circuit_tracer.transcoder.single_layer_transcoder import TranscoderSet
     from transformer_lens import HookedTransformerConfig
 
+    config = HookedTransformerConfig(**record["config"])
+    coders = {layer: transcoder(record["weights"], layer) for layer in range(config.n_layers)}
+    model = TransformerLensReplacementModel.from_config(
+        config, TranscoderSet(coders, "mlp.hook_in", "mlp.hook_out")
+    )
+    inner = {".mlp.": ".mlp.old_mlp.", "unembed.": "unembed.old_unembed."}
+    state = {renamed(key, inner): value for key, value in record["hooked"].items()}
+    model.load_state_dict(state, strict=False)
+    model.tokenizer = Numbers(config.d_vocab)
+    return model
+
+
+def graph(folder: Path) -> None:
+    """circuit-tracer's graph of each model, with all that a comparison needs."""
+    from circuit_tracer import attribute
+
     torch.set_default_dtype(torch.float64)
     for name in MODELS:
         record = torch.load(folder / f"{name}.pt", weights_only=False)
-        config = HookedTransformerConfig(**record["config"])
-        coders = {layer: transcoder(record["weights"], layer) for layer in range(config.n_layers)}
-        model = TransformerLensReplacementModel.from_config(
-            config, TranscoderSet(coders, "mlp.hook_in", "mlp.hook_out")
-        )
-        inner = {".mlp.": ".mlp.old_mlp.", "unembed.": "unembed.old_unembed."}
-        state = {renamed(key, inner): value for key, value in record["hooked"].items()}
-        model.load_state_dict(state, strict=False)
-        model.tokenizer = Numbers()
-        found: Any = attribute(torch.tensor(IDS), model, batch_size=64)
+        found: Any = attribute(torch.tensor(IDS), tracer(record), batch_size=64)
         held = {f"W.{key}": value.numpy() for key, value in record["weights"].items()}
         held |= {f"model.{key}": value.numpy() for key, value in record["own"].items()}
         np.savez_compressed(
@@ -104,7 +114,7 @@ def transcoder(weights: dict[str, torch.Tensor], layer: int) -> Any:
 
     own = {key.partition(".")[2]: value for key, value in weights.items() if key.startswith(f"{layer}.")}
     made = SingleLayerTranscoder(
-        len(own["W_enc"]), S, torch.relu, layer, skip_connection="W_skip" in own, dtype=torch.float64,
+        *own["W_enc"].shape, torch.relu, layer, skip_connection="W_skip" in own, dtype=torch.get_default_dtype(),
         device=torch.device("cpu"),
     )  # fmt: skip
     with torch.no_grad():
