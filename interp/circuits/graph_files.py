@@ -339,7 +339,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
 
 def graph_record(graph: AttributionGraph) -> dict[str, Any]:
     """The JSON object of a graph's file: metadata, settings of the viewer with pins and groups, nodes, links."""
-    links: list[dict[str, Any]] = graph.links[["source", "target", "weight"]].to_dict("records")
+    links: list[Any] = graph.links[["source", "target", "weight"]].to_dict("records")
     if graph.parts:
         links = [{**link, "parts": parts} for link, parts in zip(links, graph.parts, strict=True)]
     about = {
