@@ -128,7 +128,7 @@ def chat_text(model: "HookedTransformer", text: str) -> str:
 
 @dataclass(frozen=True)
 class Graph(Common):
-    """Draw an attribution graph as a page that opens from disk: one of interp, of Neuronpedia or of circuit-tracer."""
+    """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
 
     file: Annotated[Path, tyro.conf.Positional]
     """The graph's JSON file."""
