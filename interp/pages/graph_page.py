@@ -35,6 +35,9 @@ LISTED = 200
 STYLES, SCRIPTS = ("report", "lattice", "graph"), ("state", "keyboard", "graph", "fade")
 SHAPES = {"embedding": "square", "logit": "square", "input": "square"}
 """How kinds of nodes are drawn; errors are dashed, all others round."""
+STAGES = {"resid": 0, **dict.fromkeys(("head", "attention head", "attention group", "lorsa"), 1)}
+"""Kinds of nodes that stand below the others of their layer, as they come first in the pass."""
+STAGE_NAMES = (" in", " attn", "")
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def graph_page(graph: AttributionGraph | xr.Dataset, *, most: PositiveCount = OP
 def _payload(
     graph: AttributionGraph,
     shown: list[ShownNode],
-    levels: list[str],
+    levels: list[tuple[str, int]],
     rankings: dict[str, Ranking],
     most: int,
 ) -> dict[str, Any]:
@@ -191,20 +194,23 @@ def _ends(graph: AttributionGraph) -> tuple[Int[np.ndarray, "e"], Int[np.ndarray
     return source, target
 
 
-def _level(node: GraphNode) -> str:
-    return "out" if node.kind == "logit" else node.layer
+def _level(node: GraphNode) -> tuple[str, int]:
+    """The row of a node: its layer, and what comes first in the layer."""
+    return "out" if node.kind == "logit" else node.layer, STAGES.get(node.kind, 2)
 
 
-def _height(level: str) -> tuple[int, int, str]:
+def _height(level: tuple[str, int]) -> tuple[int, int, int, str]:
     """Embeddings lowest, layers by their number, logits highest; a layer that is no number below these."""
-    if level.isdecimal():
-        return 1, int(level), ""
-    return {"E": 0, "out": 3}.get(level, 2), 0, level
+    layer, stage = level
+    if layer.isdecimal():
+        return 1, int(layer), stage, ""
+    return {"E": 0, "out": 3}.get(layer, 2), 0, stage, layer
 
 
-def _level_name(level: str) -> str:
+def _level_name(level: tuple[str, int]) -> str:
+    layer, stage = level
     known = {"E": "tokens", "out": "logits"}
-    return known.get(level, f"L{level}" if level.isdecimal() else harmless(level))
+    return known.get(layer, f"L{layer}{STAGE_NAMES[stage]}" if layer.isdecimal() else harmless(layer))
 
 
 def _shown(graph: AttributionGraph, node: GraphNode, level: int) -> ShownNode:

@@ -393,7 +393,7 @@ def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
     total = float(graph.influence.sum())
     assert record["nodes"][most]["influence"] == pytest.approx(float(graph.influence[most]) / total)
     assert record["nodes"][least]["influence"] == pytest.approx(1.0)
-    assert "<td class=\"left\">" in graph_page(read)
+    assert '<td class="left">' in graph_page(read)
     with pytest.raises(ValueError, match="must be a result of attribution_graph"):
         AttributionGraph.of_result(xr.Dataset())
 

@@ -63,6 +63,15 @@ def test_nodes_have_their_layers_upwards_and_links_their_ends(others: Attributio
     assert held["names"] == ["<bos>", "1"]
 
 
+def test_no_link_leads_down_and_heads_stand_below_the_neurons_of_their_layer() -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    found = interp.circuits.attribution_graph(model, PROMPT, nodes=["resid", "head", "neuron"], most=80)
+    held = payload(graph_page(found))
+    level = {i: node[3] for i, node in enumerate(held["nodes"])}
+    down = {(s, t) for s, t in zip(held["source"], held["target"], strict=True) if level[s] > level[t]}
+    assert not down and {"L1 in", "L1 attn", "L1"} <= set(held["levels"])
+
+
 def test_influence_that_the_file_does_not_say_is_that_of_its_links(others: AttributionGraph) -> None:
     """Only the error leads to the logit."""
     words, ranked, carried = payload(graph_page(others))["rankings"]["influence"]
