@@ -101,6 +101,19 @@ def test_the_table_lists_the_nodes_of_most_influence_and_what_they_carry(result:
         graph_page(xr.Dataset())
 
 
+def test_it_begins_with_the_notes_of_its_result_and_shows_the_same_of_a_turned_one(
+    result: xr.Dataset,
+) -> None:
+    page = graph_page(result.assign_attrs(notes=["a planted <sentence>"]))
+    before, _, after = page.partition("a planted &lt;sentence&gt;")
+    assert after and "<section" not in before
+    turned = result.isel(node=slice(None, None, -1), edge=slice(None, None, -1))
+    pages = [graph_page(each) for each in (result, turned)]
+    assert payload(pages[0])["nodes"] == payload(pages[1])["nodes"]
+    tables = [page[page.index('<section id="nodes">') : page.index('id="data"')] for page in pages]
+    assert tables[0] == tables[1]
+
+
 def test_transcoder_features_are_shown_by_name_with_what_the_file_knows(others: AttributionGraph) -> None:
     text = unescape(graph_page(others))
     assert "cross layer transcoder, layer 0, at 1 (1)\nactivation 21.875" in text
