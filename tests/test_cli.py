@@ -235,7 +235,7 @@ def test_verify_reads_the_training_checkpoint_that_the_revision_names(
         (["heads", "--most", "-5"], "--most must be 1 or more, got -5"),
         (["circuit", "facts", "--most", "0"], "--most must be 1 or more, got 0"),
         (["jacobian-lens", "a", "--most", "0"], "--most must be 1 or more, got 0"),
-        (["graph", "x.json", "--links", "-1"], "--links must be 1 or more, got -1"),
+        (["graph", "x.json", "--nodes", "-1"], "--nodes must be 1 or more, got -1"),
         (["compare", "a", "b", "--largest", "0"], "--largest must be 1 or more, got 0"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,7 +85,10 @@ class GraphNode:
     label: str
     feature: int | None = None
     influence: Finite | None = None
+    """The share of influence of the nodes with as much or more, as viewers have it."""
     activation: Finite | None = None
+    effect: Finite | None = None
+    """What the node adds to the logits along all paths; only files of `attribution_graph` say it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,15 +104,29 @@ class AttributionGraph(Brief):
     """source, target, weight; in the order of the file."""
     supernodes: tuple[tuple[str, ...], ...] = ()
     """Groups that a user made: a label, then names of nodes."""
-    ours: Mapping[str, object] | None = None
-    """Notes of `write_attribution_graph`; None in files of other tools."""
-    description: str = ""
-    """What a weight is, in words; empty where the file does not say."""
+    pinned: tuple[str, ...] = ()
+    """Names of the nodes that a user chose: those of the sub-graph."""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    """What the file says of itself besides slug, model, prompt and tokens."""
     parts: tuple[Mapping[str, float], ...] = ()
     """For each link of our files, its weight by the input that it enters.
 
     `q`, `k`, `v`, or nothing for MLPs and logits.
     """
+
+    @property
+    def ours(self) -> Mapping[str, object] | None:
+        """Notes of `write_attribution_graph`; None in files of other tools."""
+        note = self.metadata.get("generation_settings")
+        return note if isinstance(note, Mapping) and note.get("tool") == TOOL else None
+
+    @property
+    def description(self) -> str:
+        """What a weight is, in words, in graphs of `of_result`; empty where the file does not say."""
+        info = self.metadata.get("info")
+        if not isinstance(info, Mapping) or info.get("generator") != {"name": TOOL}:
+            return ""
+        return "" if "generation_settings" in self.metadata else str(info.get("description") or "")
 
     @classmethod
     @public()
@@ -146,16 +163,29 @@ class AttributionGraph(Brief):
         """
         import pandas as pd
 
-        needs = ("weight", "source", "target", "kind", "pos", "token", "influence", "activation", "number")
+        needs = (
+            "weight",
+            "source",
+            "target",
+            "kind",
+            "pos",
+            "token",
+            "influence",
+            "activation",
+            "effect",
+            "number",
+        )
         check_result("result", result, needs, "attribution_graph")
         result = in_order(result)
         source, target = ends(result)
-        table = result[["kind", "layer", "pos", "index", "token", "influence", "activation", "probability"]]
+        table = result[
+            ["kind", "layer", "pos", "index", "token", "influence", "activation", "effect", "probability"]
+        ]
         rows = table.to_dataframe().reset_index()
         last = int(result.attrs["n_layers"]) + 1
         nodes = tuple(
             _node_of(row, share, last)
-            for row, share in zip(rows.itertuples(), _cumulative(rows.influence.to_numpy()), strict=True)
+            for row, share in zip(rows.itertuples(), cumulative(rows.influence.to_numpy()), strict=True)
         )
         names = [node.name for node in nodes]
         by = by or ("weight" if result.attrs["nodes"] == "feature" else "value")
@@ -168,30 +198,13 @@ class AttributionGraph(Brief):
         )
         pieces = rows[rows.kind == "embedding"].sort_values("pos").token
         prompt = str(result.attrs["prompt"])
-        return cls(slug, model, prompt, tuple(pieces), nodes, links, description=WEIGHTS[by])
+        about = {"schema_version": 1, "info": {"description": WEIGHTS[by], "generator": {"name": TOOL}}}
+        return cls(slug, model, prompt, tuple(pieces), nodes, links, metadata=about)
 
     @public()
     def write(self, path: str | Path) -> None:
-        """Write the graph as JSON for Neuronpedia's viewer or `read_attribution_graph`.
-
-        Raises:
-            ValueError: a graph that `write_attribution_graph` wrote, whose circuit it writes.
-        """
-        if self.ours is not None:
-            raise ValueError("this graph is that of a circuit: write_attribution_graph(graph.circuit(), ...)")
-        record = {
-            "metadata": {
-                "slug": self.slug,
-                "scan": self.model,
-                "prompt_tokens": list(self.tokens),
-                "prompt": self.prompt,
-                "schema_version": 1,
-                "info": {"description": self.description, "generator": {"name": TOOL}},
-            },
-            "nodes": [_node_record(node, i) for i, node in enumerate(self.nodes)],
-            "links": self.links.to_dict("records"),
-        }
-        _write(record, path, self.supernodes)
+        """Write the graph as JSON for Neuronpedia's viewer or `read_attribution_graph`, pins and groups included."""
+        _write(graph_record(self), path)
 
     def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
@@ -307,7 +320,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     _check_kinds(record, {"metadata": dict, "nodes": list, "links": list}, path)
     _check_keys(record, ("metadata", "nodes", "links"), path)
     about, links = record["metadata"], record["links"]
-    _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
+    _check_keys(about, ABOUT, f"metadata of {path}")
     nodes = tuple(_read_node(node, path) for node in record["nodes"])
     _check_links(links, nodes, path)
     n_tokens = len(about["prompt_tokens"]) if isinstance(about["prompt_tokens"], Sequence) else 0
@@ -315,31 +328,61 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
         raise ValueError(
             f"nodes of {path} must stand at one of its {n_tokens} prompt_tokens (ctx_idx), {beyond[0]!r} does not"
         )
-    notes = _note(about, path)
-    parts = () if notes is None else tuple(_read_parts(link, path) for link in links)
-    groups = _groups(record.get("qParams"), path)
+    parts = tuple(_read_parts(link, path) for link in links) if _is_ours(about, path) else ()
+    pinned, groups = _chosen_nodes(record.get("qParams"), path)
     return AttributionGraph(
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
-        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, notes,
-        _description(about), parts,
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, pinned,
+        {key: value for key, value in about.items() if key not in ABOUT}, parts,
     )  # fmt: skip
 
 
+def graph_record(graph: AttributionGraph) -> dict[str, Any]:
+    """The JSON object of a graph's file: metadata, settings of the viewer with pins and groups, nodes, links."""
+    links: list[Any] = graph.links[["source", "target", "weight"]].to_dict("records")
+    if graph.parts:
+        links = [{**link, "parts": parts} for link, parts in zip(links, graph.parts, strict=True)]
+    about = {
+        "slug": graph.slug,
+        "scan": graph.model,
+        "prompt_tokens": list(graph.tokens),
+        "prompt": graph.prompt,
+    }
+    return {
+        "metadata": {**about, **graph.metadata},
+        "qParams": _viewer(graph.pinned, graph.supernodes),
+        "nodes": [_node_record(node, i) for i, node in enumerate(graph.nodes)],
+        "links": links,
+    }
+
+
+ABOUT = ("slug", "scan", "prompt_tokens", "prompt")
+"""What the format requires of metadata."""
 FEATURE = "cross layer transcoder"
 """The format's name for the kind of features, of transcoders of one layer too."""
 ERROR = "mlp reconstruction error"
 
 
-def _write(record: Mapping[str, object], path: str | Path, supernodes: Sequence[Sequence[str]] = ()) -> None:
-    """Write a graph as JSON, with the settings of the viewer (`qParams`) that the format requires."""
+def _viewer(pinned: Sequence[str] = (), supernodes: Sequence[Sequence[str]] = ()) -> dict[str, object]:
+    """The settings of the viewer (`qParams`) that the format requires."""
     groups = [list(group) for group in supernodes]
-    viewer = {"linkType": "both", "pinnedIds": [], "supernodes": groups, "clickedId": "", "sg_pos": ""}
-    text = json.dumps({**record, "qParams": viewer}, indent=1, allow_nan=False)
+    return {
+        "linkType": "both",
+        "pinnedIds": list(pinned),
+        "supernodes": groups,
+        "clickedId": "",
+        "sg_pos": "",
+    }
+
+
+def _write(record: Mapping[str, object], path: str | Path) -> None:
+    """Write a graph as JSON."""
+    text = json.dumps({"qParams": _viewer(), **record}, indent=1, allow_nan=False)
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
-def _cumulative(influence: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """For each node the share of influence of those with as much or more, which a viewer compares with a threshold."""
+def cumulative(influence: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """For each node the share of influence of those with as much or more, which viewers compare with a threshold."""
     order = np.argsort(-influence, kind="stable")
     shares = np.empty(len(order))
     shares[order] = influence[order].cumsum() / max(influence.sum(), np.finfo(float).tiny)
@@ -360,7 +403,9 @@ def _node_of(row: Any, share: float, last: int) -> GraphNode:
     part = row.node.partition("@")[0]
     inner = (f"{part}_{row.pos}", row.kind, block, part, number if row.index >= 0 else -1)
     name, kind, layer, label, feature = names.get(row.kind, inner)
-    return GraphNode(name, kind, layer, row.pos, label, feature, float(share), float(row.activation))
+    return GraphNode(
+        name, kind, layer, row.pos, label, feature, float(share), float(row.activation), float(row.effect)
+    )
 
 
 def _cantor(layer: int, index: int) -> int:
@@ -375,10 +420,17 @@ def _node_record(node: GraphNode, number: int) -> dict[str, object]:
         "feature_type": node.kind, "jsNodeId": f"{node.name.rpartition('_')[0]}-{node.position}",
         "clerp": node.label, "influence": node.influence, "activation": node.activation, "run_idx": number,
     }  # fmt: skip
+    if node.effect is not None:
+        found["effect"] = node.effect
     if node.kind == "logit":
-        stated = re.search(r"\(p=([0-9.]+)\)", node.label)
-        found |= {"token_prob": float(stated[1]) if stated else None, "is_target_logit": True}
+        found |= {"token_prob": stated_probability(node), "is_target_logit": True}
     return found
+
+
+def stated_probability(node: GraphNode) -> float | None:
+    """The probability of a logit as its label says it, which is where viewers take it from; None without one."""
+    stated = re.search(r"\(p=([0-9]*\.?[0-9]+)\)", node.label)
+    return float(stated[1]) if stated else None
 
 
 def _prompts_of(circuit: Circuit | xr.Dataset) -> int:
@@ -575,22 +627,15 @@ def _words(record: object, what: str, path: object) -> tuple[str, ...]:
     return tuple(record)
 
 
-def _groups(record: object, path: object) -> tuple[tuple[str, ...], ...]:
-    """Groups of nodes that a user made in the viewer; empty if the file has no settings of the viewer."""
-    groups = {} if record is None else record
-    _check_kinds({"qParams": groups}, {"qParams": dict}, path)
-    assert isinstance(groups, dict)
-    listed = groups.get("supernodes", [])
+def _chosen_nodes(record: object, path: object) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Nodes that a user pinned in the viewer, and groups of them; none if the file has no settings of the viewer."""
+    settings = {} if record is None else record
+    _check_kinds({"qParams": settings}, {"qParams": dict}, path)
+    assert isinstance(settings, dict)
+    listed = settings.get("supernodes", [])
     _check_kinds({"supernodes": listed}, {"supernodes": list}, path)
-    return tuple(_words(group, "supernodes", path) for group in listed)
-
-
-def _description(about: Mapping[str, object]) -> str:
-    """What the file says of itself, in a graph of `AttributionGraph.write`."""
-    info = about.get("info")
-    if not isinstance(info, Mapping) or info.get("generator") != {"name": TOOL}:
-        return ""
-    return "" if "generation_settings" in about else str(info.get("description") or "")
+    pinned = _words(settings.get("pinnedIds", []), "pinnedIds", path)
+    return pinned, tuple(_words(group, "supernodes", path) for group in listed)
 
 
 def _read_node(record: Mapping[str, object], path: object) -> GraphNode:
@@ -599,7 +644,7 @@ def _read_node(record: Mapping[str, object], path: object) -> GraphNode:
     values = {field: str(record[key]) for field, key in words.items()} | {
         "label": str(record.get("clerp") or "")
     }
-    optional = {key: record.get(key) for key in ("feature", "influence", "activation")}
+    optional = {key: record.get(key) for key in ("feature", "influence", "activation", "effect")}
     try:
         return built(GraphNode, values | {"position": record["ctx_idx"]} | optional)
     except ValueError as cause:
@@ -622,11 +667,11 @@ def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNod
             )
 
 
-def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | None:
-    """Our notes in the file; None if another tool wrote it."""
+def _is_ours(about: Mapping[str, object], path: object) -> bool:
+    """Whether `write_attribution_graph` wrote a file of a circuit; ValueError if it does not hold one."""
     note = about.get("generation_settings")
     if not isinstance(note, Mapping) or note.get("tool") != TOOL:
-        return None
+        return False
     if note.get("format") not in (1, FORMAT):
         raise ValueError(f"graphs of {TOOL} in format {FORMAT} are read, {path} has {note.get('format')!r}")
     _check_keys(note, ("graph", "task", "protocol"), f"generation_settings of {path}")
@@ -634,7 +679,7 @@ def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | N
         graph_of(note["graph"]), protocol_of(note["protocol"], note["format"])
     except ValueError as cause:
         raise ValueError(f"{path} holds no circuit: {cause}") from cause
-    return note
+    return True
 
 
 def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]:

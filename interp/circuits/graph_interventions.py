@@ -1,17 +1,23 @@
-"""What a graph says that removing a node does, beside what removing it does."""
+"""What a graph says that removing nodes does, one at a time or in groups, beside what removing them does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from interp.circuits.attribution_graph import one_prompt
+from interp.circuits.attribution_graph import Effects, Goals, one_prompt
+from interp.circuits.graph_files import AttributionGraph
+from interp.circuits.graph_influence import in_order
+from interp.circuits.local_model import LocalModel, NodeName, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Finite
 from interp.core.results import check_result, labelled
@@ -41,39 +47,51 @@ def graph_interventions(
     prompt: Prompts,
     graph: xr.Dataset,
     *,
-    nodes: Sequence[str] | None = None,
+    nodes: Sequence[str] | Mapping[str, Sequence[str]] | AttributionGraph | None = None,
     factor: Finite = 0.0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool | None = None,
 ) -> xr.Dataset:
-    """Multiplies nodes of an attribution graph one at a time, and compares the logits with what the graph predicts.
+    """Multiplies nodes of a graph, one at a time or in groups, and compares the logits with what the graph predicts.
 
     The graph predicts (factor - 1) x effect, which holds exactly where norm scales, attention patterns and the slopes
     of neurons stay as they were. Measured is the model as it is, and the model with its attention patterns held.
+
+    The nodes of a group are multiplied at once. Where one of them leads to another, effects do not add up: a path that
+    passes k members changes by factor^k - 1. So of a group the graph predicts (factor - 1) x the sum of the effects
+    that its members have when every slope through a member is multiplied by the factor too. Such paths lead through
+    nodes that the graph leaves out as well, so these effects are measured anew.
 
     Args:
         model: the model of the graph.
         prompt: the prompt of the graph.
         graph: what `attribution_graph` or `prune_graph` returned.
-        nodes: names of nodes of the graph between embeddings and logits, such as `L12N345@7`; None: all.
+        nodes: names of nodes of the graph between embeddings and logits, such as `L12N345@7`; or groups of them, lists
+            of names by the name of the group, or the supernodes of an `AttributionGraph` that was made of this graph;
+            None: all nodes one at a time.
         factor: what their values are multiplied by; 0 removes them.
         edits, prepend_bos: as for the graph.
 
     Returns:
-        Dataset over `part`, the names of the nodes, in logits (of several logits the mean weighted by probability):
+        Dataset over `part`, the names of the nodes or groups, in logits (of several logits the mean weighted by
+        probability):
 
         - `value`: change of the logits in the model as it is.
         - `held`: the same with every attention pattern held as it was.
         - `predicted`: what the graph says.
 
-        Attributes `rank_correlation` (Spearman's) and `same_sign` compare `value` with `predicted` over the nodes,
-        `held_rank_correlation` and `held_same_sign` compare `held`; NaN for fewer than three nodes.
+        Attributes `rank_correlation` (Spearman's) and `same_sign` compare `value` with `predicted` over the parts,
+        `held_rank_correlation` and `held_same_sign` compare `held`; NaN for fewer than three parts.
 
     Raises:
-        ValueError: another result, another prompt than the graph's, or nodes that it lacks.
+        ValueError: another result, another prompt than the graph's, nodes that it lacks, or no groups.
 
     Caveats:
-        The logits are those after a soft cap, where the model has one; the graph's are those before it.
+        The logits are those after a soft cap, where the model has one; the graph's are those before it. Errors of
+        dictionaries are predicted to stay as they were when other nodes change, and follow them in the model.
+
+    Cost:
+        Two passes for each node or group, and a backward pass for each group of several nodes.
 
     See Also:
         `interp.ablate`: parts over many prompts, with intervals.
@@ -83,19 +101,20 @@ def graph_interventions(
         >>> found = interp.circuits.graph_interventions(model, "one two three", graph)
         >>> found.sizes["part"]
         8
+        >>> first, second, *_ = found.part.values.tolist()
+        >>> groups = {"both": [first, second]}
+        >>> found = interp.circuits.graph_interventions(model, "one two three", graph, nodes=groups)
+        >>> found.part.values.tolist()
+        ['both']
     """
-    needs = ("effect", "probability", "kind", "pos", "index")
+    needs = ("effect", "probability", "kind", "layer", "pos", "index")
     check_result("graph", graph, needs, "attribution_graph")
     subject = as_model(model, edits)
     network = subject.transformer
     batch = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)).to(network.device)
     _check_prompt(batch, graph)
-    chosen = _chosen(graph, nodes)
-    names, pos = chosen["node"].to_numpy(), chosen["pos"].to_numpy()
-    variants = [
-        Variant([Edit(str(name).partition("@")[0], Scale(factor), {"pos": int(at)})])
-        for name, at in zip(names, pos, strict=True)
-    ]
+    groups = _groups(graph, nodes)
+    variants = [Variant([member.scaled(factor) for member in group]) for group in groups.values()]
     goals = graph.isel(node=graph["kind"].to_numpy() == "logit")
     share = goals["probability"].to_numpy() / goals["probability"].to_numpy().sum()
     explained = partial(
@@ -113,11 +132,11 @@ def graph_interventions(
     on_host = to_host(dict(zip(("value", "held"), changes, strict=True)))
     if not all(bool(x.isfinite().all()) for x in on_host.values()):
         raise NotFiniteError("finite logits are required, got NaN or infinity")
-    predicted = torch.from_numpy((factor - 1) * chosen["effect"].to_numpy())
+    predicted = _predicted(network, batch, graph, list(groups.values()), factor)
     result = labelled(
         "graph_interventions",
         {name: (("part",), x) for name, x in {**on_host, "predicted": predicted}.items()},
-        coords={"part": list(names)},
+        coords={"part": list(groups)},
         units="logits",
         attrs={
             "factor": factor,
@@ -134,22 +153,121 @@ def _check_prompt(batch: Batch, graph: xr.Dataset) -> None:
         raise ValueError(f"the prompt of the graph is required, {graph.attrs.get('prompt')!r}")
 
 
-def _chosen(graph: xr.Dataset, nodes: Sequence[str] | None) -> xr.Dataset:
-    """The named nodes between embeddings and logits, or all of them."""
-    table = graph[["effect", "pos", "kind"]]
-    inner = table.isel(node=~np.isin(table["kind"].to_numpy(), ("embedding", "logit")))
-    if nodes is None:
-        chosen = inner
+@dataclass(frozen=True)
+class Member:
+    """A node that is multiplied."""
+
+    name: str
+    kind: str
+    layer: int
+    pos: int
+    index: int
+    """-1 where a position has one such node."""
+    effect: float
+
+    def scaled(self, factor: float) -> Edit:
+        """The edit that multiplies it."""
+        return Edit(self.name.partition("@")[0], Scale(factor), {"pos": self.pos})
+
+    def at(self, local: LocalModel) -> tuple[int, int]:
+        """The number of its site in the local model, and its place among the nodes there."""
+        known = [(site.kind, site.layer) for site in local.sites]
+        number = known.index((self.kind, self.layer))  # type: ignore[arg-type]
+        width = local.sites[number].per_position(local.leaves[local.sites[number].name])
+        return number, self.pos * width + max(self.index, 0)
+
+
+def _groups(
+    graph: xr.Dataset, nodes: Sequence[str] | Mapping[str, Sequence[str]] | AttributionGraph | None
+) -> dict[str, list[Member]]:
+    """The nodes that are multiplied at once, by the name of each group; a node by itself is a group of its name."""
+    known = _members(graph)
+    if isinstance(nodes, AttributionGraph):
+        listed = _supernodes(graph, nodes)
+    elif isinstance(nodes, Mapping):
+        listed = {str(name): list(group) for name, group in nodes.items()}
     else:
-        known = set(inner["node"].to_numpy())
-        if missing := [name for name in nodes if name not in known]:
+        listed = {name: [name] for name in (known if nodes is None else nodes)}
+    for name, group in listed.items():
+        if not group or max(Counter(group).values()) > 1:
+            raise ValueError(
+                f"group {name!r} must have nodes, each of them once, got {', '.join(group) or 'none'}"
+            )
+        if missing := [member for member in group if member not in known]:
             raise ValueError(
                 f"nodes of the graph between embeddings and logits are required, it has no {missing[0]!r}"
             )
-        chosen = inner.sel(node=list(nodes))
-    if not chosen.sizes["node"]:
-        raise ValueError("at least one node between embeddings and logits is required, the graph has none")
-    return chosen
+    if not listed:
+        raise ValueError(
+            "at least one node between embeddings and logits, or a group of them, is required, got none"
+        )
+    return {name: [known[member] for member in group] for name, group in listed.items()}
+
+
+def _members(graph: xr.Dataset) -> dict[str, Member]:
+    """The nodes of a graph between embeddings and logits, by name."""
+    inner = graph.isel(node=~np.isin(graph["kind"].to_numpy(), ("embedding", "logit")))
+    fields = (inner[name].to_numpy().tolist() for name in ("node", "kind", "layer", "pos", "index", "effect"))
+    return {str(name): Member(str(name), *rest) for name, *rest in zip(*fields, strict=True)}
+
+
+def _supernodes(graph: xr.Dataset, drawn: AttributionGraph) -> dict[str, list[str]]:
+    """The groups that a user made, with the names of nodes in the graph for those in the file."""
+    if twice := [
+        name for name, n in Counter(group[0] for group in drawn.supernodes if group).items() if n > 1
+    ]:
+        raise ValueError(f"every supernode requires a name of its own, {twice[0]!r} comes twice")
+    own = AttributionGraph.of_result(graph)
+    names = {
+        node.name: str(name) for node, name in zip(own.nodes, in_order(graph)["node"].to_numpy(), strict=True)
+    }
+    return {group[0]: [names.get(name, name) for name in group[1:]] for group in drawn.supernodes if group}
+
+
+def _predicted(
+    network: Transformer, batch: Batch, graph: xr.Dataset, groups: Sequence[Sequence[Member]], factor: float
+) -> Float[Tensor, "g"]:
+    """What the local model says that multiplying each group does to the logits."""
+    found = [(factor - 1) * group[0].effect for group in groups]
+    if any(len(group) > 1 for group in groups):
+        kinds = [kind for kind in get_args(NodeName) if kind in str(graph.attrs["nodes"]).split(", ")]
+        local = local_model(network, batch, node_sites(network, kinds), through=True)
+        goals = Goals.of_graph(graph)
+        for i, group in enumerate(groups):
+            if len(group) > 1:
+                found[i] = (factor - 1) * _effect_of(group, local, goals, factor)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _effect_of(group: Sequence[Member], local: LocalModel, goals: Goals, factor: float) -> float:
+    """The sum of the effects of a group's members, with every slope through a member multiplied by the factor.
+
+    With v the members' values, T the slopes between them along paths that pass no other member, and d those into the
+    logits, the change of the values is x = (factor - 1) v + factor T x, and that of the logits d x.
+    """
+    places: dict[int, list[int]] = {}
+    for member in group:
+        number, place = member.at(local)
+        places.setdefault(number, []).append(place)
+    inner = {number: here for number, here in places.items() if not local.sites[number].is_source}
+    hooks = [_multiplied(local, number, here, factor) for number, here in inner.items()]
+    effects = Effects.of(local, goals).of_nodes
+    for hook in hooks:
+        hook.remove()
+    return float(
+        sum(effects[local.offsets[number] + np.array(here)].sum() for number, here in places.items())
+    )
+
+
+def _multiplied(local: LocalModel, number: int, places: Sequence[int], factor: float) -> RemovableHandle:
+    """Until it is removed, slopes through some nodes of a site are multiplied."""
+    site = local.sites[number]
+    value, leaf = local.computed[site.name], local.leaves[site.name]
+    mask = torch.ones(leaf.shape[1] * site.per_position(leaf), dtype=leaf.dtype, device=leaf.device)
+    mask[list(places)] = factor
+    mask = mask.view(1, leaf.shape[1], -1)
+    mask = mask[..., None] if leaf.ndim > mask.ndim else mask  # of heads
+    return value.register_hook(lambda slope: slope * mask)
 
 
 def _explained(
@@ -158,7 +276,7 @@ def _explained(
     """What the graph explains: each logit minus the mean or the wrong answer's, weighted by probability."""
     last = logits[:, -1]
     beside = last.mean(-1) if against < 0 else last[:, against]
-    return (last[:, tokens] - beside[:, None]) @ torch.tensor(weights).to(last)
+    return (last[:, tokens] - beside[:, None]) @ torch.tensor(weights, dtype=torch.float64).to(last)
 
 
 @torch.no_grad()

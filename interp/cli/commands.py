@@ -134,8 +134,8 @@ class Graph(Common):
     """The graph's JSON file."""
     out: Path = Path("graph.html")
     """The page to write."""
-    links: int = 200
-    """How many of the strongest links to draw."""
+    nodes: int = 60
+    """How many nodes to draw at first, those of most influence."""
 
     def run(self) -> None:
         """Read, draw, write."""
@@ -143,9 +143,9 @@ class Graph(Common):
         from interp.core.files import check_replaceable, write_atomically
         from interp.pages import graph_page
 
-        self.require_some("links")
+        self.require_some("nodes")
         check_replaceable(self.out)
-        text = graph_page(read_attribution_graph(self.file), most=self.links)
+        text = graph_page(read_attribution_graph(self.file), most=self.nodes)
         write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))
         print(self.out)
 

@@ -58,7 +58,7 @@ GLOSSARY = {
 """The words that a stranger needs."""
 SCRIPTS = (
     "state", "cells", "attention", "lattice", "reading", "parts", "painted", "circuit", "why", "stages", "staged",
-    "choosing", "keyboard", "causal", "start", "walk",
+    "choosing", "keyboard", "causal", "start", "fade", "walk",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"

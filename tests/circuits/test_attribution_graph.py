@@ -393,7 +393,7 @@ def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
     total = float(graph.influence.sum())
     assert record["nodes"][most]["influence"] == pytest.approx(float(graph.influence[most]) / total)
     assert record["nodes"][least]["influence"] == pytest.approx(1.0)
-    assert "<svg" in graph_page(read)
+    assert '<td class="left">' in graph_page(read)
     with pytest.raises(ValueError, match="must be a result of attribution_graph"):
         AttributionGraph.of_result(xr.Dataset())
 
@@ -439,36 +439,6 @@ def test_edges_are_those_of_circuit_tracer(name: str) -> None:
     assert (expected != 0).sum() > 1000
     # circuit-tracer's rotary tables are float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 if name == "gpt2" else 1e-6)
-
-
-def test_small_changes_are_predicted_exactly_where_only_patterns_could_move() -> None:
-    """Without norms, and with ReLUs whose signs stay, held patterns leave nothing that is not linear."""
-    config = ModelConfig(
-        n_layers=2, d_model=8, n_heads=2, n_ctx=16, d_vocab=13, mlp=MLP(20, act="relu"), norm=NoNorm()
-    )
-    subject = HookedTransformer(perturbed(config))
-    graph = attribution_graph(subject, PROMPT, [2, 5], most=30)
-    found = graph_interventions(subject, PROMPT, graph, factor=1 + 1e-6)
-    assert found.sizes["part"] == 30 and float(abs(found.predicted).max()) > 1e-8
-    np.testing.assert_allclose(found.held, found.predicted, rtol=1e-6, atol=1e-14)
-    assert float(abs(found.value - found.predicted).max()) > 1e-9  # patterns of the second layer move
-
-
-def test_a_removed_node_is_an_edit_of_its_cell() -> None:
-    subject = with_features()
-    graph = attribution_graph(subject, PROMPT, 2, 7)
-    names = [str(name) for name in graph.node.values[np.isin(graph.kind.values, ("feature", "error"))]][:6]
-    found = graph_interventions(subject, PROMPT, graph, nodes=names)
-    plain = subject(torch.tensor([PROMPT]))[0, -1]
-    for name in names:
-        part, pos = name.split("@")
-        edited = subject.edited(Edit(part, Zero(), {"pos": int(pos)}))(torch.tensor([PROMPT]))[0, -1]
-        change = (edited[2] - edited[7]) - (plain[2] - plain[7])
-        assert_close(torch.tensor(float(found.value.sel(part=name)), dtype=torch.float64), change.detach())
-    with pytest.raises(ValueError, match="the prompt of the graph is required"):
-        graph_interventions(subject, PROMPT[:-1], graph)
-    with pytest.raises(ValueError, match="it has no 'L0N1@2'"):
-        graph_interventions(subject, PROMPT, graph, nodes=["L0N1@2"])
 
 
 def test_logits_that_read_alike_have_names_of_their_own() -> None:
