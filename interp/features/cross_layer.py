@@ -86,6 +86,11 @@ class CrossLayerTranscoder:
             Gated or MatchingPursuit.
         KeyError: a site that no model has.
 
+    Caveats:
+        Later MLPs answer an edited feature too, beside what its directions say that they would have written: with
+        patterns and later outputs held, effects are others. Of a set that writes the residual stream (Gemma Scope 2's
+        crosscoders), later layers hold what was added at earlier ones already, so that a change is counted twice there.
+
     Memory:
         In a pass the features of each layer that is looked at, [b p s], one encoder at a time, the directions of
         `AT_ONCE` features, and one tensor like the stream for each layer that moved features write to. An error takes
@@ -558,7 +563,7 @@ class Crosscoder(nn.Module):
         """
         return self.encode(self._sources(model, batch)[0])
 
-    @public(unchecked=("change", "at", "rows"))
+    @public()
     def edits(
         self,
         model: Model,
@@ -590,6 +595,10 @@ class Crosscoder(nn.Module):
         Raises:
             ValueError: as `features`, and a change to another shape.
             KeyError: a site that this model lacks.
+
+        Caveats:
+            Later sources of one residual stream hold what was added at earlier ones already, so that a change is
+            counted twice there; with `error=False` each holds what is said of it alone.
 
         Example:
             >>> eye = torch.eye(24).expand(2, 24, 24)

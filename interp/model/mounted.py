@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,6 +24,7 @@ FEATURES, ERROR = "hook_features", "hook_error"
 """Sites of the features of a block's dictionary, and of what it does not explain of the site that it writes."""
 
 
+@runtime_checkable
 class SitesOfBlock(Protocol):
     """The sites of one block in one pass."""
 
@@ -62,6 +63,7 @@ class Shares(NamedTuple):
     """Length of the products that are summed, as rounding errors are relative to it."""
 
 
+@runtime_checkable
 class Mountable(Protocol):
     """A dictionary that can stand in blocks: in each it reads a site, and writes the same or a later one."""
 
@@ -89,6 +91,7 @@ class Mountable(Protocol):
         ...
 
 
+@runtime_checkable
 class BlockDictionary(Mountable, Protocol):
     """A dictionary of one block, which writes one site: a sum of its features, a bias, a skip and an error."""
 
