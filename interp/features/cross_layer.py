@@ -96,8 +96,8 @@ class CrossLayerTranscoder:
         `AT_ONCE` features, and one tensor like the stream for each layer that moved features write to. An error takes
         the features of its layer and of all earlier ones, one layer after the other. Encoders are read in each pass
         that asks for features, decoders of features that are changed (for an error: that are active); a gradient with
-        respect to features reads every decoder of their layer, piece by piece. A pass begins at the first block, so a
-        sweep takes as long as whole passes.
+        respect to features reads every decoder of their layer, piece by piece, and holds the encoders of all of them.
+        A pass begins at the first block, so what a sweep saves are columns alone.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing: Revealing Computational Graphs in Language Models"
@@ -390,7 +390,7 @@ class _Split:
         if layer not in self.errors:
             return self._carried(layer, written)
         assert place is not None
-        given = self.clt.explained(layer, self.said.pop(layer), x)
+        given = self.clt.explained(layer, self.said.pop(layer).to(written.device), x)
         error = written.reshape(given.shape) - given
         rest = place.visit(ERROR, error)
         return self._carried(layer, written, None if rest is error else rest - error)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,13 @@ from interp.features import (
     LayerWeights,
     ReLU,
     cross_layer,
+    load,
 )
 from interp.model.tap import Tap
 from interp.passes import observe
 from interp.passes.sweep import Sweep
 from tests.configs import CONFIGS, perturbed
+from tests.features.formats.written import LAYERS, D, circuit_tracer_clt
 from tests.tolerances import assert_close
 from tests.wrapped.wrapping import spoken
 
@@ -88,6 +91,25 @@ class Weights:
     def explained(self, j: int, features: Mapping[int, Tensor], x: Tensor) -> Tensor:
         given = self.b_dec[j] + sum(features[i] @ self.into(i, j) for i in self.layers if i <= j)
         return given + x @ self.W_skip[j] if self.W_skip else given
+
+
+def test_one_in_files_is_mounted_and_read_from_there(tmp_path: Path) -> None:
+    circuit_tracer_clt(tmp_path)
+    config = replace(CONFIGS["llama-gqa"], n_layers=LAYERS, d_model=D)
+    plain = HookedTransformer(perturbed(config, torch.float64, 5))
+    clt = load(tmp_path, model=plain)
+    assert isinstance(clt, CrossLayerTranscoder) and clt.reads[1] == "blocks.1.hook_resid_mid"
+    split = plain.with_dictionaries([clt])
+    names = [f"blocks.{i}.{hook}" for i in range(LAYERS) for hook in ("hook_resid_mid", "hook_mlp_out")]
+    found = seen(split, ROWS, [*names, *(f"blocks.{i}.hook_error" for i in range(LAYERS))])
+    x, y = found[0 : 2 * LAYERS : 2], found[1 : 2 * LAYERS : 2]
+    for error, written, said in zip(found[2 * LAYERS :], y, clt(dict(enumerate(x))).values(), strict=True):
+        assert_close(error, written - said)
+    raised = logits_of(split, ROWS, [Edit("L0F3", Add(1.0), at={"pos": -1})])
+    added = [  # the same along its directions
+        Edit(clt.writes[j], Add(row), at={"pos": -1}) for j, row in enumerate(clt.directions(0, [3])[0])
+    ]
+    assert_close(raised, logits_of(plain, ROWS, added))
 
 
 @functools.cache
