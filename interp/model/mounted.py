@@ -176,7 +176,7 @@ def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int,
                 f"a dictionary of one block is required, got one that reads {ends.reads} and writes {ends.writes}"
             )
         if layer in found:
-            raise ValueError(f"one dictionary for each block is required, got two for block {layer}")
+            raise ValueError(f"dictionaries must be one for each block at most, got two for block {layer}")
         found[layer] = dictionary, ends
     return found
 
