@@ -252,7 +252,10 @@ class HookedTransformer(Shown):
 
         Args:
             dictionaries: one for a block at most, each of which names its sites; on the device of the model. The gain
-                of a norm that one reads without is put into its weights (`Dictionary.fitted_to`).
+                of a norm that one reads without is put into its weights (`Dictionary.fitted_to`). A
+                `CrossLayerTranscoder` stands in each of its blocks: an edited feature moves what this block and all
+                later ones write, and passes begin at the first block, so that sweeps save less. A `Crosscoder`
+                is none of these, as its features are known after its last source: `Crosscoder.edits`.
 
         Raises:
             ValueError: two for one block, one that does not name its sites, and a width that differs.

@@ -20,6 +20,7 @@ from interp.core.boundary import public
 from interp.core.kinds import Finite
 from interp.core.stats import upcast
 from interp.data.batch import Batch
+from interp.features.cross_layer import CrossLayerTranscoder
 from interp.features.dictionary import Dictionary, across
 from interp.features.dictionary_metrics import counted_tokens
 from interp.model.edits import Add, Edit, PositionIndex, Set
@@ -51,7 +52,8 @@ def feature_edits(
 ) -> list[Edit]:
     """The edits that steer by one feature of a model with dictionaries.
 
-    With f the feature's activation at a token, W its decoder row and h the site that the dictionary writes:
+    With f the feature's activation at a token, W its decoder row and h the site that the dictionary writes (of a
+    cross-layer transcoder all that the feature writes, each with its own row):
 
         add         h + amount W
         clamp       h + (amount - f) W: the feature becomes `amount`, the error and all other features stay
@@ -70,7 +72,8 @@ def feature_edits(
 
     Raises:
         ValueError: a part that is no feature, a mode that is none, and a dictionary that normalises what it reads, as
-            its directions have another length at each token.
+            its directions have another length at each token. "cap" and "orthogonal" of a feature that writes several
+            sites.
         KeyError, IndexError: a feature that the model lacks.
 
     Source:
@@ -93,15 +96,16 @@ def feature_edits(
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """A direction that stands for a feature: its own decoder row, that of another one, or any of the same length."""
+    """Directions that stand for a feature: its own decoder rows, those of another one, or any of the same lengths."""
 
     feature: Part
     """The feature whose activation is read."""
-    writes: str
-    """The site that its dictionary writes."""
-    vector: Float[Tensor, "o"]
+    writes: tuple[str, ...]
+    """The sites that it writes: one, or of a cross-layer transcoder one of each layer from its own on."""
+    vectors: tuple[Float[Tensor, "o"], ...]
+    """The direction at each of them."""
     own: bool = True
-    """Whether the vector is the feature's own decoder row."""
+    """Whether the vectors are the feature's own decoder rows."""
 
     @classmethod
     def of(cls, network: Transformer, feature: PartName) -> Push:
@@ -109,9 +113,8 @@ class Push:
         part = Part.of(feature)
         if part.kind != "feature" or part.index is None:
             raise ValueError(f"a feature is required, such as L5F123, got {part}")
-        dictionary = dictionary_of(network, part)
-        assert dictionary.writes is not None
-        return cls(part, dictionary.writes, dictionary.W_dec[part.index].detach().double().cpu())
+        rows = _decoder_rows(network, part)
+        return cls(part, tuple(rows), tuple(row.detach().double().cpu() for row in rows.values()))
 
     def edits(self, amount: float, mode: FeatureMode, at: Mapping[str, PositionIndex]) -> list[Edit]:
         """The edits of one amount."""
@@ -120,24 +123,47 @@ class Push:
         if mode == "clamp" and self.own:
             return [Edit(self.feature, Set(torch.tensor(amount, dtype=torch.float64)), at)]
         if mode == "clamp":
-            site = f"blocks.{self.feature.layer}."
-            return across(site + FEATURES, site + ERROR, _Towards(self, amount), at=at)
+            features = f"blocks.{self.feature.layer}.{FEATURES}"
+            return [
+                edit
+                for site, vector in self._places
+                for edit in across(features, _error_of(site), _Towards(self, vector, amount), at=at)
+            ]
         if mode == "add":
-            return [Edit(self.writes, _Along(self.vector, amount), at)] if self._of_heads else [
-                Edit(self.writes, Add(self.vector, amount), at)
-            ]  # fmt: skip
-        return [Edit(self.writes, (_Capped if mode == "cap" else _Scaled)(self.vector, amount), at)]
+            return [
+                Edit(site, (_Along if site.endswith("hook_z") else Add)(vector, amount), at)
+                for site, vector in self._places
+            ]
+        if len(self.writes) > 1:
+            raise ValueError(
+                f"mode {mode!r} requires a feature that writes one site, and {self.feature} writes "
+                f"{len(self.writes)}: use 'add' or 'clamp'"
+            )
+        change = _Capped if mode == "cap" else _Scaled
+        return [Edit(site, change(vector, amount), at) for site, vector in self._places]
 
     @property
-    def _of_heads(self) -> bool:
-        """Whether a vector of the site is that of all heads side by side."""
-        return self.writes.endswith("hook_z")
+    def _places(self) -> list[tuple[str, Float[Tensor, "o"]]]:
+        """Each site and the direction there."""
+        return list(zip(self.writes, self.vectors, strict=True))
 
 
-def dictionary_of(network: Transformer, part: Part) -> Dictionary:
-    """The dictionary that a feature belongs to, with the errors of `feature_edits`."""
+def _error_of(site: str) -> str:
+    """The site of the error of the dictionary that writes a site of a block."""
+    return ".".join([*site.split(".")[:2], ERROR])
+
+
+def _decoder_rows(network: Transformer, part: Part) -> dict[str, Float[Tensor, "o"]]:
+    """The direction of a feature at each site that it writes, with the errors of `feature_edits`."""
     part.within(network.config)
-    dictionary = None if part.layer is None else network.dictionaries.get(part.layer)
+    assert part.layer is not None and part.index is not None
+    dictionary = network.dictionaries.get(part.layer)
+    if isinstance(dictionary, CrossLayerTranscoder):
+        rows = dictionary.directions(part.layer, [part.index])[0]
+        return {
+            dictionary.writes[later]: row
+            for later, row in zip(dictionary.later(part.layer), rows, strict=True)
+        }
     if not isinstance(dictionary, Dictionary):
         raise ValueError(f"{part}: a Dictionary in its block is required, got {type(dictionary).__name__}")
     if dictionary.normalize_activations != "none":
@@ -145,7 +171,8 @@ def dictionary_of(network: Transformer, part: Part) -> Dictionary:
             f"{part}: a dictionary that does not normalise is required, got one with "
             f"{dictionary.normalize_activations!r}, whose directions have another length at each token"
         )
-    return dictionary
+    assert dictionary.writes is not None
+    return {dictionary.writes: dictionary.W_dec[part.index]}
 
 
 def _vectors(cells: Float[Tensor, "b ..."], width: int) -> Float[Tensor, "n o"]:
@@ -201,11 +228,12 @@ class _Towards:
     """The change of an error by (amount - f) times a vector: as far as clamping the feature f moves, another way."""
 
     push: Push
+    vector: Float[Tensor, "o"]
     amount: float
 
     def __call__(self, features: Float[Tensor, "b ... s"], error: Float[Tensor, "b ... o"]) -> Tensor:
         missing = self.amount - features[..., self.push.feature.index].unsqueeze(-1)
-        return error + missing.to(error) * self.push.vector.to(error)
+        return error + missing.to(error) * self.vector.to(error)
 
 
 # --- what a feature does on texts -------------------------------------------------------------------------------------
@@ -324,10 +352,11 @@ class FeatureDoses:
         pushes = []
         for push, candidates in zip(own, others, strict=True):
             chosen = candidates[torch.randperm(len(candidates), generator=draw)[:count]].tolist()
-            noise = torch.randn(count, len(push.vector), generator=draw, dtype=torch.float64)
-            noise *= push.vector.norm() / noise.norm(dim=-1, keepdim=True)
+            noise = [_directions_like(vector, count, draw) for vector in push.vectors]
             by_feature = [Push.of(network, Part("feature", push.feature.layer, index)) for index in chosen]
-            any_way = [Push(push.feature, push.writes, vector, own=False) for vector in noise]
+            any_way = [
+                Push(push.feature, push.writes, vectors, own=False) for vectors in zip(*noise, strict=True)
+            ]
             pushes.append((push, *by_feature, *any_way))
         units = tuple(activity.unit(push.feature, unit) for push in own)
         fewer = f"{count} of {random} random features stand beside each: no more are active on the texts"
@@ -350,13 +379,13 @@ class FeatureDoses:
 
     @property
     def sites(self) -> list[str]:
-        """The site that each one's dictionary writes."""
-        return [pushes[0].writes for pushes in self.pushes]
+        """The site that each one's dictionary writes in its block."""
+        return [pushes[0].writes[0] for pushes in self.pushes]
 
     @property
     def norms(self) -> Float[Tensor, "l"]:
         """Length of what strength 1 of each adds."""
-        rows = [pushes[0].vector.norm() for pushes in self.pushes]
+        rows = [torch.cat(pushes[0].vectors).norm() for pushes in self.pushes]
         return torch.stack(rows) * torch.tensor(self.units, dtype=torch.float64).abs()
 
     def variants(self) -> list[Variant]:
@@ -369,3 +398,9 @@ class FeatureDoses:
             for strength in self.strengths
             for push in pushes
         ]
+
+
+def _directions_like(vector: Float[Tensor, "o"], count: int, draw: torch.Generator) -> Float[Tensor, "n o"]:
+    """Random directions of the length of a vector."""
+    noise = torch.randn(count, len(vector), generator=draw, dtype=torch.float64)
+    return noise * (vector.norm() / noise.norm(dim=-1, keepdim=True))

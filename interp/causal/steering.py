@@ -415,7 +415,7 @@ class SteeringCurve(Question):
           fewer draws it covers less, 1 - 2 / (R + 1).
         - `p`: two-sided, how often a random direction does as much; at least 2 / (R + 1).
         - `plain` [score]: the metric itself without steering, mean over rows; with `loss` the loss of those texts.
-        - `norm` [layer]: length of the directions; of a feature of what strength 1 adds.
+        - `norm` [layer]: length of the directions; of a feature of what strength 1 adds, at all sites together.
 
         Of features `null`, `random`, `band` and `p` are those of random features, the coordinate `feature` names each,
         and further:

@@ -44,6 +44,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.data.text import Text
 from interp.model.edits import Edit
+from interp.model.mounted import of_one_block
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, followed
 from interp.passes.needs import Steps, swept
@@ -131,9 +132,9 @@ class FeatureCircuit(Brief, Question):
           `attrs["errors"]` is that of all layers. A circuit of features cannot explain what the errors carry.
 
     Raises:
-        ValueError: a model without dictionaries, no node of so large an effect, a metric that is the same with every
-            feature and error replaced, a direction or metric that the replacement does not allow, and features that do
-            not fit into memory.
+        ValueError: a model without dictionaries or with a cross-layer transcoder, no node of so large an effect, a
+            metric that is the same with every feature and error replaced, a direction or metric that the replacement
+            does not allow, and features that do not fit into memory.
         KeyError, IndexError: a node that the model lacks.
 
     Caveats:
@@ -203,6 +204,7 @@ class FeatureCircuit(Brief, Question):
         """Two stages over the data: effects of all nodes, then edges and runs of the nodes that are kept."""
         network, metric = model.transformer, as_metric(self.metric, model.text)
         space = FeatureSpace.of(network.config)
+        of_one_block(network.dictionaries, "a circuit of features")
         if self.draws < 0:
             raise ValueError(f"draws must be a number, at least 0, got {self.draws}")
         if self.direction == "denoise" and self.replacement != "resample":

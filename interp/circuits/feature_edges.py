@@ -18,6 +18,7 @@ from torch import Tensor
 from interp.circuits.feature_nodes import Contrasted, LayerNodes, Linearised, linearised, sites_of
 from interp.data.batch import Batch
 from interp.model.edits import Detach, Edit
+from interp.model.mounted import of_one_block
 from interp.model.transformer import Transformer
 from interp.passes.duration import announce
 from interp.passes.needs import Steps, TowardSites, recorded
@@ -73,7 +74,7 @@ class _Numbers:
 
 def written(model: Transformer, layer: int) -> str:
     """The site that a block's dictionary writes."""
-    site = model.dictionaries[layer].writes
+    site = of_one_block(model.dictionaries, "a circuit of features")[layer].writes
     assert site is not None, "a dictionary in a block knows its site"
     return site
 

@@ -149,7 +149,7 @@ def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[Pa
     Raises:
         ValueError: a wrapped network, whose parameters are those of other modules.
     """
-    if not network.restarts:
+    if not network.with_dictionaries([]).restarts:
         raise ValueError(
             "this is a wrapped network: which part each of its parameters belongs to is not known"
         )

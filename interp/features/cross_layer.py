@@ -1,28 +1,38 @@
 """Dictionaries of several layers or models at once: cross-layer transcoders and crosscoders.
 
 A cross-layer transcoder has features in each layer, which write to that layer and to every later one. Its weights stay
-in its files, as they do not fit a laptop: what a call needs is read, of decoders the directions of active features.
-A crosscoder has one set of features for all layers or models that it reads.
+in its files, as they do not fit a laptop: what a call needs is read, of decoders the directions of active features. In
+a model (`model.with_dictionaries`) its features and errors are sites: `_Split` is one pass of it.
+A crosscoder has one set of features for all layers or models that it reads, which are known after the last of them: its
+features are edited by two passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
+from interp.data.batch import Batch, Prompts
 from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, activated
-from interp.features.dictionary import check_ends, check_width
+from interp.features.dictionary import FeatureChange, across, check_ends, check_width, vectors_of
 from interp.model.config import Json
+from interp.model.edits import Add, Edit, PositionIndex, RowChoice, Set
+from interp.model.mounted import ERROR, FEATURES, Ends, SitesOfBlock
 from interp.model.sites import axes_of
-from interp.passes.observe import Model, as_network
+from interp.model.tap import Read
+from interp.passes.observe import Model, as_network, deepest, observe
 
 AT_ONCE = 1024
 """Features whose directions are read together: at 26 layers of width 2304 in float32 these are 0.25 GB."""
@@ -52,6 +62,11 @@ class LayerWeights:
 class CrossLayerTranscoder:
     """Features of each layer that write to it and to every later layer; weights are read from files when needed.
 
+    In a model, `model.with_dictionaries([clt])`, the features of layer i are parts, `L3F17`, and so is what it leaves
+    unexplained of each layer's output, `L3.error`: y_j - b_dec_j - the sum over i <= j of what f_i say of layer j (and
+    the skip). An edited feature moves the output of its layer and of every later one by its directions there; later
+    layers compute their own features, and what they write, from the stream that it has moved.
+
     f_i = act(x_i W_enc_i + b_enc_i) are the features of layer i, and y_j = b_dec_j + the sum over i <= j of f_i times
     the decoder from i into j; with a skip, y_j has x_j W_skip_j too. `load` opens those of circuit-tracer,
     llamascopium and Gemma Scope 2, whose weakly causal crosscoders are of this form too.
@@ -67,8 +82,22 @@ class CrossLayerTranscoder:
         device: where weights are put after they are read.
 
     Raises:
-        ValueError: layers that differ between the arguments, or a kind that is Gated or MatchingPursuit.
+        ValueError: layers that differ between the arguments, sites of other blocks than their layer, or a kind that is
+            Gated or MatchingPursuit.
         KeyError: a site that no model has.
+
+    Caveats:
+        Later MLPs answer an edited feature too, beside what its directions say that they would have written: with
+        patterns and later outputs held, effects are others. Of a set that writes the residual stream (Gemma Scope 2's
+        crosscoders), later layers hold what was added at earlier ones already, so that a change is counted twice there.
+
+    Memory:
+        In a pass the features of each layer that is looked at, [b p s], one encoder at a time, the directions of
+        `AT_ONCE` features, and one tensor like the stream for each layer that moved features write to. An error takes
+        the features of its layer and of all earlier ones, one layer after the other. Encoders are read in each pass
+        that asks for features, decoders of features that are changed (for an error: that are active); a gradient with
+        respect to features reads every decoder of their layer, piece by piece, and holds the encoders of all of them.
+        A pass begins at the first block, so what a sweep saves are columns alone.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing: Revealing Computational Graphs in Language Models"
@@ -107,8 +136,35 @@ class CrossLayerTranscoder:
                 raise ValueError(
                     f"sites of the layers {sorted(self.layers)} are required, got {sorted(sites)}"
                 )
-            for site in sites.values():
+            for layer, site in sites.items():
                 axes_of(site)
+                if not site.startswith(f"blocks.{layer}."):
+                    raise ValueError(f"a site of block {layer} is required for layer {layer}, got {site!r}")
+
+    @property
+    def ends(self) -> tuple[Ends, ...]:
+        """The sites that it reads and writes, and its number of features, by layer."""
+        return tuple(
+            Ends(self.reads.get(layer), self.writes.get(layer), self.layers[layer].shape[1])
+            for layer in sorted(self.layers)
+        )
+
+    @property
+    def in_one_block(self) -> bool:
+        """False: its features write to later blocks too."""
+        return False
+
+    def splits(self, places: Mapping[int, SitesOfBlock], blocks: range) -> list[Edit]:
+        """The edits by which a model's features and errors are sites (`Transformer.with_dictionaries`).
+
+        Args:
+            places: its blocks whose features or errors are read or edited.
+            blocks: those that the pass runs through.
+
+        Raises:
+            ValueError: an error in a pass that begins after a layer whose features it depends on.
+        """
+        return _Split(self, places, blocks).edits()
 
     @public()
     def later(self, layer: int) -> list[int]:
@@ -169,8 +225,10 @@ class CrossLayerTranscoder:
         rows = next(iter(features.values())).shape[:-1]
         found = {layer: self._put(bias).expand(*rows, -1) for layer, bias in self.b_dec.items()}
         for layer, given in features.items():
-            for later, part in self._decoded(layer, given):
-                found[later] = found[later] + part
+            check_ends(f"features of layer {layer}", given, self._layer(layer).shape[1])
+            later = self.later(layer)
+            for target, part in zip(later, self.written(layer, given, later), strict=True):
+                found[target] = found[target] + part
         for layer, weights in self.layers.items():
             if weights.skip is not None:
                 found[layer] = found[layer] + self._skipped(layer, weights.skip, x)
@@ -207,16 +265,30 @@ class CrossLayerTranscoder:
             raise ValueError("the weights hold NaN or infinite numbers")
         return narrowed(weight, self.dtype or weight.dtype, "the weights").to(self.device)
 
-    def _decoded(self, layer: int, features: Float[Tensor, "*n s"]) -> Iterator[tuple[int, Tensor]]:
-        """What features of one layer, some after the other, add to it and to each later one."""
-        check_ends(f"features of layer {layer}", features, self._layer(layer).shape[1])
-        active = (features != 0).reshape(-1, features.shape[-1]).any(0).nonzero()[:, 0]
-        for some in active.split(AT_ONCE) if len(active) else ():
-            directions = self.directions(layer, some.tolist())
-            chosen = features[..., some].to(directions)
-            yield from zip(
-                self.later(layer), einsum(chosen, directions, "... a, a l o -> l ... o"), strict=True
-            )
+    def written(
+        self, layer: int, features: Float[Tensor, "*n s"], into: Sequence[int]
+    ) -> Float[Tensor, "l *n o"]:
+        """What features of one layer add to some of the layers that they write to, differentiable in the features.
+
+        Args:
+            layer: one of `layers`.
+            features: [*n s]; of those that are 0 everywhere no direction is read but for a gradient.
+            into: layers out of `later(layer)`.
+        """
+        places = [self.later(layer).index(each) for each in into]
+        return _Written.apply(features, _Decoder(self, layer, places))  # type: ignore[no-untyped-call]
+
+    def explained(self, layer: int, said: Tensor, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n o"]:
+        """What it says about the output of a layer.
+
+        Args:
+            layer: one of `layers`.
+            said: the sum of what features add to this layer.
+            x: what this layer reads.
+        """
+        given = said + self._put(self.b_dec[layer]).to(said)
+        skip = self._layer(layer).skip
+        return given if skip is None else given + self._skipped(layer, skip, {layer: x}).to(given)
 
     def _skipped(
         self, layer: int, skip: Callable[[], Tensor], x: Mapping[int, Tensor] | None
@@ -228,12 +300,127 @@ class CrossLayerTranscoder:
         return x[layer].to(weight) @ weight
 
 
+class _Decoder(NamedTuple):
+    """The directions of all features of a layer into some of the layers that they write to, read as they are needed."""
+
+    clt: CrossLayerTranscoder
+    layer: int
+    places: Sequence[int]
+    """Of these layers, in the order of `later`."""
+
+    def pieces(self, features: Int[Tensor, "n"]) -> Iterator[tuple[Tensor, Float[Tensor, "a l o"]]]:
+        """The features some after the other, and their directions."""
+        for some in features.split(AT_ONCE) if len(features) else ():
+            yield some, self.clt.directions(self.layer, some.tolist())[:, self.places]
+
+
+class _Written(torch.autograd.Function):
+    """Sums of directions of active features, whose gradient reads directions again instead of keeping them."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, features: Float[Tensor, "*n s"], decoder: _Decoder
+    ) -> Float[Tensor, "l *n o"]:
+        ctx.decoder = decoder  # type: ignore[attr-defined]
+        ctx.width = features.shape[-1]  # type: ignore[attr-defined]
+        active = (features != 0).reshape(-1, features.shape[-1]).any(0).nonzero()[:, 0]
+        o = decoder.clt.layers[decoder.layer].shape[2]
+        found = features.new_zeros(len(decoder.places), *features.shape[:-1], o)
+        for some, directions in decoder.pieces(active):
+            found += einsum(features[..., some], directions.to(features), "... a, a l o -> l ... o")
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Float[Tensor, "l *n o"]) -> tuple[Tensor, None]:
+        every = torch.arange(ctx.width)  # type: ignore[attr-defined]
+        slopes = [
+            einsum(grad, directions.to(grad), "l ... o, a l o -> ... a")
+            for _, directions in ctx.decoder.pieces(every)  # type: ignore[attr-defined]
+        ]
+        return torch.cat(slopes, -1), None
+
+
+class _Split:
+    """One pass of a model with a cross-layer transcoder: what features say so far, and how far edits have moved it.
+
+    With y_j the output of layer j, f_i its features and f_i' those after the edits of their site, y_j becomes
+    y_j + the sum over i <= j of what f_i' - f_i say of layer j, + e_j' - e_j; y_j itself where nothing is edited.
+    """
+
+    def __init__(self, clt: CrossLayerTranscoder, places: Mapping[int, SitesOfBlock], blocks: range) -> None:
+        self.clt, self.places = clt, places
+        run = [layer for layer in sorted(clt.layers) if layer in blocks]
+        self.errors = [layer for layer in run if layer in places and places[layer].wants(ERROR)]
+        if self.errors and (missing := [layer for layer in sorted(clt.layers) if layer < blocks.start]):
+            raise ValueError(
+                f"the error of block {self.errors[0]} depends on the features of block {missing[0]}, and this pass "
+                f"begins at block {blocks.start}"
+            )
+        features = [layer for layer in run if layer in places and places[layer].wants(FEATURES)]
+        altered = [layer for layer in features if places[layer].alters(FEATURES)]
+        self.encoded = {*features, *(layer for layer in run if layer <= max(self.errors, default=-1))}
+        self.moves = [layer for layer in run if altered and layer >= min(altered)]
+        self.said: dict[int, Tensor] = {}
+        """What features, before their edits, add to layers whose error is asked for."""
+        self.moved: dict[int, Tensor] = {}
+        """What the change of features adds to each layer."""
+
+    def edits(self) -> list[Edit]:
+        """The edits of the pass, of the layers that need one."""
+        return [
+            edit
+            for layer in sorted({*self.encoded, *self.moves})
+            for edit in (
+                across(self.clt.reads[layer], self.clt.writes[layer], partial(self._split, layer))
+                if layer in self.encoded
+                else [Edit(self.clt.writes[layer], partial(self._carried, layer))]
+            )
+        ]
+
+    def _split(self, layer: int, read: Float[Tensor, "b ..."], written: Float[Tensor, "b ..."]) -> Tensor:
+        """The output of a layer after the edits of features, its own and those of earlier layers, and of its error."""
+        x = vectors_of(read, self.clt.layers[layer].shape[0])
+        features = self.clt.encode(layer, x).to(written.device)
+        place = self.places.get(layer)
+        seen = features if place is None else place.visit(FEATURES, features)
+        self._add(self.said, layer, features, self.errors)
+        if seen is not features:
+            self._add(self.moved, layer, seen - features, self.moves)
+        if layer not in self.errors:
+            return self._carried(layer, written)
+        assert place is not None
+        given = self.clt.explained(layer, self.said.pop(layer).to(written.device), x)
+        error = written.reshape(given.shape) - given
+        rest = place.visit(ERROR, error)
+        return self._carried(layer, written, None if rest is error else rest - error)
+
+    def _add(self, sums: dict[int, Tensor], layer: int, features: Tensor, layers: Sequence[int]) -> None:
+        """Add what features of a layer say of some later ones to the sums."""
+        if into := [each for each in layers if each >= layer]:
+            for each, part in zip(into, self.clt.written(layer, features, into), strict=True):
+                sums[each] = sums[each] + part.to(sums[each]) if each in sums else part
+
+    def _carried(
+        self, layer: int, written: Float[Tensor, "b ..."], also: Float[Tensor, "b ..."] | None = None
+    ) -> Tensor:
+        """The output of a layer with what changed features, and `also` a change of its error, add to it."""
+        changes = [part for part in (self.moved.pop(layer, None), also) if part is not None]
+        if not changes:
+            return written
+        total = sum(changes[1:], changes[0]).to(written.device)
+        return (written.reshape(total.shape) + total).view_as(written).to(written.dtype)
+
+
 @public()
 class Crosscoder(nn.Module):
     """One set of features for several layers or models, which it reads together and reconstructs each, frozen.
 
     z = the sum over sources l of (x_l - shift_l) scale_l W_enc_l, plus b_enc, f = act(z), and
     y_l = (f W_dec_l + b_dec_l) / unscale_l + shift_l.
+
+    `features(model, batch)` are those of a model that holds all sources, and `edits(model, batch, change)` change them:
+    two passes, as the features of all sources are known after the last of them.
 
     Args:
         kind: the activation function. Of JumpReLU `threshold` may be one for each feature, or for each source too;
@@ -356,6 +543,103 @@ class Crosscoder(nn.Module):
     def forward(self, x: Float[Tensor, "*n l d"]) -> Float[Tensor, "*n l d"]:
         """The reconstruction of what the sources hold."""
         return self.decode(self.encode(x))
+
+    @public()
+    def features(
+        self, model: Model, batch: Batch | Prompts
+    ) -> Float[Tensor, "b p s"] | Float[Tensor, "b p l s"]:
+        """The features of a batch, from one pass of the model that holds all its sources.
+
+        Args:
+            model: the model whose sites it reads.
+            batch: a batch, or prompts as the model tokenises them.
+
+        Returns:
+            [b p s], and [b p l s] where they differ by source (`by_source`).
+
+        Raises:
+            ValueError: sites that are not known, or of two models, and a width that differs.
+            KeyError: a site that this model lacks.
+        """
+        return self.encode(self._sources(model, batch)[0])
+
+    @public()
+    def edits(
+        self,
+        model: Model,
+        batch: Batch | Prompts,
+        change: FeatureChange,
+        *,
+        error: bool = True,
+        at: Mapping[str, PositionIndex] = MappingProxyType({}),
+        rows: RowChoice | None = None,
+    ) -> list[Edit]:
+        """The edits of a second pass over a batch that change features at all sources; they belong together.
+
+        Its features depend on the last source, so that they are known only when a pass is beyond the first ones: one
+        pass without these edits finds f, and the edits put what `change` makes of them into the next, y_l +
+        decode(f')_l - decode(f)_l at the site of each source l. What earlier sources move reaches the later ones as
+        well, whose values are read after it: the features of the second pass are others than f'.
+
+        Args:
+            model: the model whose sites it reads.
+            batch: the rows that the edits are for, of the same tokens.
+            change: gets the features `[b p s]` (`[b p l s]` by source) and returns them changed.
+            error: whether what is not explained stays as it is, so that a change of nothing changes no bit. Without
+                it the values are decode(f')_l alone, and nothing reaches later sources from earlier ones.
+            at, rows: the tokens and rows whose sources are changed, as in `Edit`.
+
+        Returns:
+            One edit for each source. They hold values of each token, so generated tokens have none.
+
+        Raises:
+            ValueError: as `features`, and a change to another shape.
+            KeyError: a site that this model lacks.
+
+        Caveats:
+            Later sources of one residual stream hold what was added at earlier ones already, so that a change is
+            counted twice there; with `error=False` each holds what is said of it alone.
+
+        Example:
+            >>> eye = torch.eye(24).expand(2, 24, 24)
+            >>> weights = {"W_enc": eye, "b_enc": torch.zeros(24), "W_dec": eye, "b_dec": torch.zeros(2, 24)}
+            >>> reads = ("blocks.0.hook_resid_post", "blocks.1.hook_resid_post")
+            >>> both = Crosscoder(interp.features.ReLU(), weights, reads=reads)
+            >>> doubled = both.edits(model, tokens, lambda features: 2 * features)
+            >>> interp.observe(model, tokens, edits=doubled).output.shape == model(tokens).shape
+            True
+        """
+        values, sites = self._sources(model, batch)
+        features = self.encode(values)
+        before = self.decode(features)  # now: `change` may write into `features`
+        shape = features.shape
+        changed = change(features)
+        if changed.shape != shape:
+            raise ValueError(
+                f"the change must return features of shape {shape_text(shape)}, got {shape_text(changed.shape)}"
+            )
+        after = self.decode(changed)
+        put = (after - before if error else after).unbind(-2)
+        return [
+            Edit(read.site, (Add if error else Set)(each.reshape(like)), at=at, rows=rows)
+            for (read, like), each in zip(sites.items(), put, strict=True)
+        ]
+
+    def _sources(
+        self, model: Model, batch: Batch | Prompts
+    ) -> tuple[Float[Tensor, "b p l d"], dict[Read, torch.Size]]:
+        """What the sources hold in a pass, and the reads of them with the shape of each site."""
+        sites = [site for site in self.fitted_to(model).reads if site is not None]
+        if len(set(sites)) < len(sites):
+            raise ValueError(
+                f"sources that are sites of one model are required, got the same one twice: {sites}, as of two models"
+            )
+        reads = [Read(site) for site in sites]
+        trace = observe(
+            model, batch, reads, stop=deepest(sites, as_network(model).config), answers_only=True
+        ).trace
+        values = torch.stack([vectors_of(trace[read], self.d_in) for read in reads], -2)
+        return values, {read: trace[read].shape for read in reads}
 
     def relative_decoder_norm(self, one: int, other: int) -> Float[Tensor, "s"]:
         """Length of each feature's direction in one source's `other`, as a share of its length in both.

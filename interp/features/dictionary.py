@@ -37,7 +37,7 @@ from interp.features.activations import (
 from interp.features.folding import shifted
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
-from interp.model.mounted import ERROR, FEATURES, Shares, Visit
+from interp.model.mounted import ERROR, FEATURES, Ends, Shares, SitesOfBlock
 from interp.model.norm import Normalize
 from interp.model.parts import axis_size
 from interp.model.sites import axes_of, find
@@ -418,19 +418,34 @@ class Dictionary(nn.Module):
         reads, writes = self._site("reads", self.reads), self._site("writes", self.writes)
         return across(reads, writes, partial(_changed, self, change, error), at=at, rows=rows)
 
-    def splits(self, visit: Visit) -> list[Edit]:
+    @property
+    def ends(self) -> tuple[Ends, ...]:
+        """The sites that it reads and writes, and its number of features."""
+        return (Ends(self.reads, self.writes, self.d_sae),)
+
+    @property
+    def in_one_block(self) -> bool:
+        """True: its features write one site."""
+        return True
+
+    def splits(self, places: Mapping[int, SitesOfBlock], blocks: range) -> list[Edit]:
         """The edits by which a model's features and errors are sites (`Transformer.with_dictionaries`).
 
         With y the value at the site that is written and f its features, it becomes y + decode(f') - decode(f) + e' - e
-        where f' and e' are what features and error are after `visit`; y itself where they are the same tensors.
+        where f' and e' are what features and error are after their sites; y itself where they are the same tensors.
+
+        Args:
+            places: its block.
+            blocks: those that the pass runs through.
         """
+        (place,) = places.values()
 
         def split(read: Tensor, written: Tensor) -> Tensor:
             x = self.vectors(read)
             features = self.encode(x)
             given = self.decode(features, x)
             error = written.reshape(given.shape) - given
-            seen, rest = visit(FEATURES, features), visit(ERROR, error)
+            seen, rest = place.visit(FEATURES, features), place.visit(ERROR, error)
             if seen is features and rest is error:
                 return written
             changed = written.reshape(given.shape) + (self.decode(seen, x) - given) + (rest - error)
@@ -532,13 +547,7 @@ class Dictionary(nn.Module):
         self._check_gain()
         if not isinstance(value, Tensor):
             raise ValueError(f"the value of a site is required, a tensor, got {value_text(value)}")
-        if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
-            return value.flatten(2)
-        if value.ndim < 2 or value.shape[-1] != self.d_in:
-            raise ValueError(
-                f"this dictionary reads {self.d_in} numbers per position, the site has shape {shape_text(value.shape)}"
-            )
-        return value
+        return vectors_of(value, self.d_in)
 
     def extra_repr(self) -> str:
         """The kind, the widths and the sites, for `print`."""
@@ -548,6 +557,17 @@ class Dictionary(nn.Module):
         return ", ".join(
             [f"{self.kind}, d_in={self.d_in}, d_sae={self.d_sae}", *sites[: 1 + self.transcodes]]
         )
+
+
+def vectors_of(value: Float[Tensor, "b ..."], width: int) -> Float[Tensor, "b ... d"]:
+    """A site's value as vectors of this width, heads side by side where together they have it. Not for others."""
+    if value.ndim == 4 and value.shape[2] * value.shape[3] == width:
+        return value.flatten(2)
+    if value.ndim < 2 or value.shape[-1] != width:
+        raise ValueError(
+            f"this dictionary reads {width} numbers per position, the site has shape {shape_text(value.shape)}"
+        )
+    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,14 @@
 """Dictionaries of features in the blocks of a model: their features and errors are sites like all others.
 
-Where a pass reads or edits neither, nothing is computed, and the model is bit for bit the one without them.
+A `Mountable` stands in one block or in several, as a cross-layer transcoder does. Where a pass reads or edits neither
+features nor errors, nothing is computed, and the model is bit for bit the one without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -21,8 +22,31 @@ if TYPE_CHECKING:
 
 FEATURES, ERROR = "hook_features", "hook_error"
 """Sites of the features of a block's dictionary, and of what it does not explain of the site that it writes."""
-Visit = Callable[[str, Tensor], Tensor]
-"""A function from a site of a block and its value to the value that the pass goes on with."""
+
+
+@runtime_checkable
+class SitesOfBlock(Protocol):
+    """The sites of one block in one pass."""
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these sites is read or edited."""
+        ...
+
+    def alters(self, *names: str) -> bool:
+        """Whether any of these sites is edited or differentiated, so that later values must depend on it."""
+        ...
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """The value that the pass goes on with, from the value at a site."""
+        ...
+
+
+class Ends(NamedTuple):
+    """The sites that a dictionary reads and writes in one block, and how many features it has there."""
+
+    reads: str | None
+    writes: str | None
+    n_features: int
 
 
 class Shares(NamedTuple):
@@ -41,7 +65,35 @@ class Shares(NamedTuple):
 
 @runtime_checkable
 class Mountable(Protocol):
-    """A dictionary that can stand in a block: it reads a site of it, and writes the same or a later one."""
+    """A dictionary that can stand in blocks: in each it reads a site, and writes the same or a later one."""
+
+    @property
+    def ends(self) -> tuple[Ends, ...]:
+        """Where it stands, once for every block."""
+        ...
+
+    @property
+    def in_one_block(self) -> bool:
+        """Whether it is a `BlockDictionary`, whose features write in their own block alone."""
+        ...
+
+    def fitted_to(self, model: Any) -> Mountable:
+        """The dictionary for this model: its sites and widths are checked."""
+        ...
+
+    def splits(self, places: Mapping[int, SitesOfBlock], blocks: range) -> list[Edit]:
+        """The edits that split what it writes into features and an error, visit both, and put them together again.
+
+        Args:
+            places: those of its blocks whose features or error are read or edited in this pass, one at least.
+            blocks: those that the pass runs through.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockDictionary(Mountable, Protocol):
+    """A dictionary of one block, which writes one site: a sum of its features, a bias, a skip and an error."""
 
     reads: str | None
     writes: str | None
@@ -59,14 +111,6 @@ class Mountable(Protocol):
     @property
     def skip(self) -> Float[Tensor, "d o"] | None:
         """The matrix of a linear map of what it reads, where it adds one."""
-        ...
-
-    def fitted_to(self, model: Any) -> Mountable:
-        """The dictionary for this model: its sites and widths are checked."""
-        ...
-
-    def splits(self, visit: Visit) -> list[Edit]:
-        """The edits that split what it writes into features and an error, visit both, and put them together again."""
         ...
 
     def shares(
@@ -112,27 +156,57 @@ class FeatureSites(ConfigRecord):
         return FeatureSites((self.by_layer[layer],) * len(self.by_layer))
 
 
-def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int, Mountable]:
-    """The dictionaries by block.
+def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int, tuple[Mountable, Ends]]:
+    """The dictionary of each block and what it reads and writes there; one of several blocks is under each of them.
 
     Raises:
-        ValueError: one that does not know its site, reads and writes in two blocks or outside of them, or is the second
-            of its block.
+        ValueError: one that does not know its sites, reads and writes in two blocks or outside of them, or is the
+            second of a block.
         KeyError: a site that the model lacks.
     """
-    found: dict[int, Mountable] = {}
-    for dictionary in dictionaries:
-        if dictionary.reads is None or dictionary.writes is None:
+    found: dict[int, tuple[Mountable, Ends]] = {}
+    for dictionary, ends in [(each, ends) for each in dictionaries for ends in each.ends]:
+        if ends.reads is None or ends.writes is None:
             raise ValueError(
                 "a dictionary that knows its site is required: Dictionary(..., reads='blocks.3...')"
             )
-        layer, other = (find(site, config)[1] for site in (dictionary.reads, dictionary.writes))
+        layer, other = (find(site, config)[1] for site in (ends.reads, ends.writes))
         if layer is None or other != layer:
             raise ValueError(
-                f"a dictionary of one block is required, got one that reads {dictionary.reads} and writes "
-                f"{dictionary.writes}"
+                f"a dictionary of one block is required, got one that reads {ends.reads} and writes {ends.writes}"
             )
         if layer in found:
-            raise ValueError(f"one dictionary for each block is required, got two for block {layer}")
-        found[layer] = dictionary
+            raise ValueError(f"dictionaries must be one for each block at most, got two for block {layer}")
+        found[layer] = dictionary, ends
     return found
+
+
+def in_one_block(dictionary: Mountable) -> TypeGuard[BlockDictionary]:
+    """Whether this is a dictionary whose features write in their own block alone."""
+    return dictionary.in_one_block
+
+
+def of_one_block(dictionaries: Mapping[int, Mountable], what: str) -> dict[int, BlockDictionary]:
+    """The dictionaries by block. ValueError for a cross-layer transcoder, of which `what` is not defined."""
+    alone = {layer: each for layer, each in dictionaries.items() if in_one_block(each)}
+    if others := sorted(dictionaries.keys() - alone):
+        raise ValueError(
+            f"{what} requires dictionaries whose features write in their own block, and those of blocks "
+            f"{', '.join(map(str, others))} belong to a cross-layer transcoder, whose features write to later ones too"
+        )
+    return alone
+
+
+def check_start(dictionaries: Mapping[int, Mountable], edited: Collection[str], start: int) -> None:
+    """ValueError for a pass from block `start` on that would miss what edited features of earlier blocks write.
+
+    Args:
+        edited: full names of the sites that the model's own edits change.
+    """
+    for layer, dictionary in dictionaries.items():
+        site = f"blocks.{layer}.{FEATURES}"
+        if layer < start and site in edited and not dictionary.in_one_block:
+            raise ValueError(
+                f"a pass that begins at block {start} misses what the edited features of block {layer} write to later "
+                "blocks: ask this of the model without edits of a cross-layer transcoder's features"
+            )

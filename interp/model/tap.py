@@ -23,7 +23,7 @@ from interp.model import sites
 from interp.model.cells import Span, edited, tokens_of
 from interp.model.edits import ANSWERS, COLUMNS, Edit as Edit
 from interp.model.layout import ByRole, PerRow, several
-from interp.model.mounted import ERROR, FEATURES, Mountable
+from interp.model.mounted import ERROR, FEATURES, Mountable, check_start
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -230,15 +230,27 @@ class Tap:
                     f"{type(item).__name__} of {item.site!r} would never run: this pass goes from "
                     f"block {start} to {last}"
                 )
-            prefix = "" if layer is None else f"blocks.{layer}."
-            self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
-        for layer, dictionary in dictionaries.items():
-            scope = self._scopes.get(layer)
-            if scope is not None and scope.wants(FEATURES, ERROR):
-                for split in dictionary.splits(scope.visit):
-                    scope.add(split)
+            self._file(item, layer)
+        if start:
+            check_start(dictionaries, {edit.site for edit in standing}, start)
+        blocks = range(start, config.n_layers if stop is None else stop)
+        for dictionary in {id(each): each for each in dictionaries.values()}.values():
+            places = {
+                layer: scope
+                for layer, scope in self._scopes.items()
+                if layer is not None
+                and dictionaries.get(layer) is dictionary
+                and scope.wants(FEATURES, ERROR)
+            }
+            for split in dictionary.splits(places, blocks) if places else ():
+                self._file(split, sites.find(split.site, config)[1])
         if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    def _file(self, item: Read | Edit, layer: int | None) -> None:
+        """Add a read or an edit to the scope of its block."""
+        prefix = "" if layer is None else f"blocks.{layer}."
+        self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
 
     def kept(self, read: Read, value: Tensor) -> Tensor:
         """The answer to a read: the site's value at `read.pos`, passed through `read.via`."""

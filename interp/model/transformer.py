@@ -283,9 +283,11 @@ class Transformer(nn.Module):
         """
         network = copy.copy(self)
         found = mounted(dictionaries, self.config)
-        counts = tuple(found[layer].d_sae if layer in found else 0 for layer in range(self.config.n_layers))
+        counts = tuple(
+            found[layer][1].n_features if layer in found else 0 for layer in range(self.config.n_layers)
+        )
         network.config = replace(self.config, features=FeatureSites(counts) if found else None)
-        network.dictionaries = found
+        network.dictionaries = {layer: dictionary for layer, (dictionary, _) in found.items()}
         return network
 
     @property
@@ -482,12 +484,12 @@ class Transformer(nn.Module):
     @property
     def by_block(self) -> bool:
         """Whether a pass of one block costs no more than the block, so that a sweep may run one after the other."""
-        return True
+        return self.restarts
 
     @property
     def restarts(self) -> bool:
-        """Whether a pass may begin at a later block."""
-        return True
+        """Whether a pass may begin at a later block: not where features of one block write to others."""
+        return all(dictionary.in_one_block for dictionary in self.dictionaries.values())
 
     def block(self, layer: int) -> Block:
         """Block `layer`, typed."""

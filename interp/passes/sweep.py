@@ -332,13 +332,15 @@ class SweepPass:
     def final(self, at: Int[Tensor, "b n"] | None) -> Float[Tensor, "r n d"]:
         """The final stream of every row at the columns `at` of its example; None: at all, the base run's first."""
         last = self.model.config.n_layers - 1
-        if not self.model.by_block:
+        if self.model.by_block:
+            stream = self._rows_entering(last, {})
+            if at is not None:
+                return self._run_last_block(stream, at)
+            stream = self._run_block(last, stream, range(self._n_present(last)))
+        else:
             stream = self._run_in_one_pass(last + 1, {})
-            return stream if at is None else picked(stream, at.repeat(len(self.pack.variants), 1))
-        stream = self._rows_entering(last, {})
-        if at is not None:
-            return self._run_last_block(stream, at)
-        stream = self._run_block(last, stream, range(self._n_present(last)))
+            if at is not None:
+                return picked(stream, self._columns_of_pack(at, len(self.pack.variants)))
         before = self.base.final[:, : self.pack.column].repeat(len(self.pack.variants), 1, 1)
         return torch.cat((before, stream), 1)
 
@@ -353,21 +355,17 @@ class SweepPass:
 
     def _run_in_one_pass(self, stop: int, answers: Mapping[Read, Tensor]) -> Float[Tensor, "r p d"]:
         """The rows that enter block `stop`, in one pass from the lowest block where a variant of the pack starts."""
-        slots, config = range(len(self.pack.variants)), self.model.config
+        slots = range(len(self.pack.variants))
         first = min(self.starts[i].layer for i in self.pack.variants)
         source = self.base.entering[first] if first else self.batch.tokens
-        reads = [read for read in answers if first <= layer_of(read.site, config) < stop]
-        tap = Tap(reads, [edit for layer in range(first, stop) for edit in self._edits(layer, slots)])
-        batch = self._copied_inputs(len(slots))
-        out = self.model(
-            source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
-            keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
-            branches=batch.branches,
-        )  # fmt: skip
-        for read in reads:
-            self._write_read(read, tap.values[read], answers[read])
-        tap.close()
-        return out
+        rows = source[:, self.pack.column :]
+        return self._run_blocks(
+            range(first, stop), rows.repeat(len(slots), *[1] * (rows.ndim - 1)), slots, answers
+        )
+
+    def _columns_of_pack(self, at: Int[Tensor, "b n"], copies: int) -> Int[Tensor, "r n"]:
+        """The columns `at` of every example, counted from the pack's first one."""
+        return (at - self.pack.column).clamp_min(0).repeat(copies, 1)
 
     def _rows_entering(self, stop: int, answers: Mapping[Read, Tensor]) -> Tensor:
         """The rows that enter block `stop`: tokens for the first block, else the stream."""
@@ -393,7 +391,7 @@ class SweepPass:
         groups = [[i for i in everyone if (i in busy) is has_edits] for has_edits in (True, False)]
         out = self.base.final.new_empty(len(everyone), *at.shape, self.model.config.d_model)
         for slots in filter(None, groups):
-            columns = (at - self.pack.column).clamp_min(0).repeat(len(slots), 1)
+            columns = self._columns_of_pack(at, len(slots))
             if len(slots) == len(everyone):
                 return self._run_block(last, stream, slots, only=columns)
             which = to_device(slots, stream.device)
@@ -410,8 +408,19 @@ class SweepPass:
         only: Int[Tensor, "r n"] | None = None,
     ) -> Float[Tensor, "r n d"]:
         """The stream of these variants after one block with their edits; `rows` are tokens for the first block."""
-        reads = [read for read in answers or {} if layer_of(read.site, self.model.config) == layer]
-        edits = self._edits(layer, slots)
+        return self._run_blocks(range(layer, layer + 1), rows, slots, answers or {}, only)
+
+    def _run_blocks(
+        self,
+        layers: range,
+        rows: Tensor,
+        slots: Sequence[int],
+        answers: Mapping[Read, Tensor],
+        only: Int[Tensor, "r n"] | None = None,
+    ) -> Float[Tensor, "r n d"]:
+        """The stream of these variants after some blocks with their edits; `rows` are tokens for the first block."""
+        reads = [read for read in answers if layer_of(read.site, self.model.config) in layers]
+        edits = [edit for layer in layers for edit in self._edits(layer, slots)]
         tap = Tap(reads, edits) if reads or edits else None
         c, copies, batch = self.pack.column, len(slots), self._copied_inputs(len(slots))
         cache = (
@@ -420,18 +429,18 @@ class SweepPass:
             else Prefix(self.base.cache, c, copies, keep=self.batch.keep)
         )
         out = self.model(
-            rows, tap, layer, layer + 1,
+            rows, tap, layers.start, layers.stop,
             keep=None if batch.keep is None else batch.keep[:, c:],
             cache=cache,
             logits_at=only,
             documents=batch.documents,
-            types=None if batch.types is None or layer else batch.types[:, c:],
+            types=None if batch.types is None or layers.start else batch.types[:, c:],
             memory=batch.memory,
             branches=batch.branches,
         )  # fmt: skip
         if tap is not None:
             for read in reads:
-                self._write_read(read, tap.values[read], (answers or {})[read])
+                self._write_read(read, tap.values[read], answers[read])
             tap.close()
         return out
 

@@ -20,7 +20,7 @@ from interp.core.memory import check_memory
 from interp.core.stats import Partial, Rows
 from interp.data.text import Text
 from interp.model.config import MLP, ModelConfig
-from interp.model.mounted import FEATURES, Mountable, Shares
+from interp.model.mounted import FEATURES, BlockDictionary, Shares, of_one_block
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.passes.answer_tokens import by_answer_token
@@ -38,7 +38,7 @@ ACTIVE = 512
 class Stand:
     """A dictionary and the place where it writes."""
 
-    dictionary: Mountable
+    dictionary: BlockDictionary
     layer: int
     """The block by which its features are called."""
     inner: str
@@ -85,14 +85,19 @@ class Stands:
 
     @classmethod
     def of(cls, model: Transformer) -> Stands:
-        """The dictionaries of a model. ValueError for none, and for a site that is no summand of the stream."""
+        """The dictionaries of a model.
+
+        Raises:
+            ValueError: no dictionary, one that writes a site that is no summand of the stream, or a cross-layer
+                transcoder.
+        """
         if not model.dictionaries:
             raise ValueError(
                 "parts='feature' requires dictionaries in the model's blocks: model.with_dictionaries([dictionary])"
             )
         sublayers: dict[tuple[int, str], Stand] = {}
         found = cls(sublayers, None, (0, None), model.config.sublayers)
-        for layer, dictionary in sorted(model.dictionaries.items()):
+        for layer, dictionary in sorted(of_one_block(model.dictionaries, "parts='feature'").items()):
             assert dictionary.writes is not None
             inner = dictionary.writes.removeprefix(f"blocks.{layer}.")
             stand = Stand(dictionary, layer, inner, bool(edits_at(model, layer, (FEATURES,))))

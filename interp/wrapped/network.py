@@ -519,8 +519,8 @@ class Wrapped(Transformer):
 
     @property
     def restarts(self) -> bool:
-        """Whether a pass may begin at a later block."""
-        return not self.config.block.why_not("start")
+        """Whether a pass may begin at a later block, as `Transformer.restarts`, and the network's code takes one."""
+        return super().restarts and not self.config.block.why_not("start")
 
     @property
     def device(self) -> torch.device:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from interp.model.attention import Attention
 from interp.model.block import Block, UsualBlock
 from interp.model.config import ModelConfig
+from interp.model.mounted import ERROR, FEATURES
 from interp.model.records import AnyMLP, Mixer, Traits
 from interp.model.sites import Site
 
@@ -111,8 +112,11 @@ class WrappedBlock(UsualBlock):
         return self.factors[self.added.index(sublayer)]
 
     def offers(self, name: str, config: ModelConfig) -> bool:
-        """Whether a site was proven, outside the blocks or in at least one layer."""
-        return name in self.outside or any(
+        """Whether a site was proven, outside the blocks or in at least one layer, or is computed from others that were.
+
+        The latter are features and errors of dictionaries, which are mounted at proven sites only.
+        """
+        return name in (FEATURES, ERROR, *self.outside) or any(
             isinstance(mixer, WrappedMixer) and name in mixer.offered for mixer in config.mixers
         )
 

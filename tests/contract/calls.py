@@ -222,8 +222,9 @@ def sae_folder() -> Path:
 
 @once
 def both_weights() -> dict[str, torch.Tensor]:
-    """Of a crosscoder of two models."""
-    shapes = {"W_enc": (2, 3, 4), "b_enc": (4,), "W_dec": (2, 4, 3), "b_dec": (2, 3)}
+    """Of a crosscoder of two sites of the model."""
+    d = model().cfg.d_model
+    shapes = {"W_enc": (2, d, 4), "b_enc": (4,), "W_dec": (2, 4, d), "b_dec": (2, d)}
     return {name: torch.ones(*shape) for name, shape in shapes.items()}
 
 
@@ -397,7 +398,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "data.read_chats": {"path": chats_file},
     "edits.PerRow": {"places": lambda: [3, -1]},
     "features.NormTopK": {"k": lambda: 2},
-    "features.Crosscoder": {"kind": lambda: interp.features.ReLU(), "weights": both_weights},
+    "features.Crosscoder": {
+        "kind": lambda: interp.features.ReLU(), "weights": both_weights,
+        "reads": lambda: ("blocks.0.hook_resid_post", "blocks.1.hook_mlp_out")},
     "features.CrossLayerTranscoder": {
         "kind": lambda: interp.features.ReLU(), "layers": lambda: {0: layer_weights()},
         "b_dec": lambda: {0: torch.zeros(3)}},

@@ -108,8 +108,7 @@ MADE_BY_US: Mapping[str, str] = {
         runs.Record.create runs.Record.open runs.Record.resume runs.Record.result runs.Record.table
         runs.Record.figure runs.Record.say lab.training.FixedRows.batch lab.training.PackedTexts.batch
         lab.training.Sentences.batch pages.ReportPage.save pages.ReportQuestion.of""",
-    "for which a dictionary of the model's own width is needed": 
-        "features.CrossLayerTranscoder.fitted_to features.Crosscoder.fitted_to",
+    "for which a dictionary of the model's own width is needed": "features.CrossLayerTranscoder.fitted_to",
     "opened by methods, of which `loaders` damages the files": """
         HookedEncoderDecoder.from_pretrained runs.ActivationStore runs.Record families.SentencePieceTokenizer
         families.StoredTokenizer lab.training.PackedTexts lab.training.Vocabulary causal.Subspace.load
@@ -167,6 +166,8 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "core.FactoredMatrix.rows": {"index": lambda: 1}, "core.FactoredMatrix.columns": {"index": lambda: 1},
     **{f"features.Crosscoder.{name}": {"x": lambda: numbers(2, *made("features.Crosscoder").W_enc.shape[:2])}
        for name in ("encode", "before")},
+    "features.Crosscoder.features": {"batch": lambda: TOKENS},
+    "features.Crosscoder.edits": {"batch": lambda: TOKENS, "change": lambda: torch.zeros_like},
     "features.Crosscoder.decode": {"features": lambda: numbers(2, made("features.Crosscoder").d_sae)},
     "features.CrossLayerTranscoder.encode": {"x": lambda: numbers(2, 3), "layer": lambda: 0},
     "features.CrossLayerTranscoder.decode": {"features": lambda: {0: numbers(2, 4)}},
