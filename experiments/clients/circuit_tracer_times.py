@@ -48,7 +48,7 @@ def given(folder: Path) -> None:
         mlp=interp.model.MLP(4 * WIDTH),
     )
     torch.manual_seed(0)
-    model = interp.HookedTransformer(interp.model.build(config))
+    model = interp.HookedTransformer(interp.model.Transformer(config))
     record = record_of(model, FEATURES, skip=False)
     torch.save(record, folder / "timed.pt")
     kept = ("W_enc", "b_enc", "W_dec", "b_dec")
