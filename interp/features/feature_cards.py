@@ -75,13 +75,13 @@ class FeatureCards(Question):
         per_group: how many tokens of each group are listed, drawn at random.
         context: how many tokens before and after each one are kept.
         skip_bos: whether BOS in front of a text and the tokenizer's ends of a text or a turn are left out.
+        largest_norm: tokens whose vector is longer than so many times the median of its text are left out: a few
+            tokens have a vector unlike all others, on which features are largest that say nothing else. None: none are.
         dfa: of a dictionary of `attn.hook_z`, whether direct feature attribution is computed: what each head brings
             from each token to a top example. It costs a third reading of the data, in which the model runs on the
             listed texts alone.
         loss_effect: whether every feature is set to 0 in each of its top examples, and the loss compared. It costs a
             third reading too, and a pass of a text for each entry: 2 * features * top of them.
-        largest_norm: tokens whose vector is longer than so many times the median of its text are left out: a few
-            tokens have a vector unlike all others, on which features are largest that say nothing else. None: none are.
         seed: of the random directions, and of which tokens of a group are listed.
 
     Returns:
