@@ -61,7 +61,7 @@ def config(folder: Path, kind: str, **more: object) -> None:
 
 def layered(folder: Path, rule: Callable[[], Any], skip: bool, **more: object) -> None:
     """A set of one transcoder a layer, and what it says about the last of its layers."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     coders = {
         layer: randomised(SingleLayerTranscoder(D, S, rule(), layer, skip, dtype=torch.float64))
         for layer in range(LAYERS)
@@ -94,7 +94,7 @@ def answered(folder: Path, clt: Any) -> None:
 
 def gemma_scope(folder: Path) -> None:
     """A transcoder of Gemma Scope's first release, read by circuit-tracer."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     weights = {
         "W_enc": normal(D, S), "b_enc": normal(S), "W_dec": normal(S, D), "b_dec": normal(D),
         "threshold": normal(S).abs(),
@@ -117,7 +117,7 @@ def gemma_weights(*targets: int, affine: bool) -> dict[str, Tensor]:
 
 def gemma_scope_2(folder: Path, affine: bool) -> None:
     """A transcoder of Gemma Scope 2, read by circuit-tracer."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "params.safetensors"
     save_file(gemma_weights(affine=affine), path)
     coder, x = load_gemma_scope_2_transcoder(str(path), 5, dtype=torch.float64), normal(N, D)
@@ -127,7 +127,7 @@ def gemma_scope_2(folder: Path, affine: bool) -> None:
 
 def gemma_scope_2_across(folder: Path, affine: bool) -> None:
     """A cross-layer transcoder of Gemma Scope 2, read by circuit-tracer, whose loop leaves out the last layer named."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     paths = {layer: str(folder / f"params_layer_{layer}.safetensors") for layer in range(LAYERS)}
     for path in paths.values():
         save_file(gemma_weights(LAYERS, affine=affine), path)

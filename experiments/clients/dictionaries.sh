@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Dictionaries as SAELens, sparsify and dictionary_learning write them, for the tests of `interp.features.load`.
-# `saelens_dictionaries.py check FOLDER` then reads what `interp.features.save` wrote.
-# Usage: experiments/clients/dictionaries.sh [FOLDER]      (4 GB and some ten minutes; Python >= 3.11 on Linux)
+# Dictionaries as SAELens, sparsify, dictionary_learning, circuit-tracer and llamascopium write them, for the tests of
+# `interp.features.load`. `saelens_dictionaries.py check FOLDER` then reads what `interp.features.save` wrote.
+# Usage: experiments/clients/dictionaries.sh [FOLDER]      (6 GB and some ten minutes; Python >= 3.11 on Linux)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 env=${1:-/tmp/dictionaries}
 peers=$here/../../tests/features/formats/peers
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 WANDB_MODE=disabled
+export PYTHONHASHSEED=0  # SAELens writes the keys of a config in the order of a set
 
 if [ ! -e "$env/ready" ]; then
     python3 -m venv "$env/saelens"
@@ -18,11 +19,18 @@ if [ ! -e "$env/ready" ]; then
         wandb zstandard einops tqdm pandas
     "$env/learning/bin/pip" uninstall --quiet --yes torchvision || true
     "$env/learning/bin/pip" install --quiet --no-deps dictionary-learning==0.1.0
+    # circuit-tracer 0.5.0 needs transformers <= 4.57.3 and huggingface-hub < 1.
+    python3 -m venv "$env/layers"
+    "$env/layers/bin/pip" install --quiet torch==2.13.0 transformers==4.57.3 'huggingface-hub<1' datasets==4.4.1 \
+        circuit-tracer==0.5.0 llamascopium==2.0.0b34
     touch "$env/ready"
 fi
 
 "$env/saelens/bin/python" "$here/saelens_dictionaries.py" write "$peers/saelens"
 PYTHONPATH="$env/saelens5" "$env/saelens/bin/python" "$here/saelens_dictionaries.py" write "$peers/saelens"
 "$env/saelens/bin/python" "$here/saelens_dictionaries.py" foreign "$peers/foreign"
+"$env/saelens/bin/python" "$here/scope_dictionaries.py" "$peers/scopes"
 "$env/saelens/bin/python" "$here/sparsify_dictionaries.py" "$peers/sparsify"
 "$env/learning/bin/python" "$here/dictionary_learning_dictionaries.py" "$peers/dictionary_learning"
+"$env/layers/bin/python" "$here/circuit_tracer_dictionaries.py" "$peers/circuit_tracer"
+"$env/layers/bin/python" "$here/llamascopium_dictionaries.py" "$peers/llamascopium"

@@ -41,7 +41,7 @@ def settings(rule: str, **more: object) -> dict[str, Any]:
 
 def written(model: Any, folder: Path, suffix: str = "safetensors") -> None:
     """The folder that llamascopium writes, and what it says about some vectors."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     model.cfg.save_hyperparameters(folder)
     model.save_checkpoint(folder / f"sae_weights.{suffix}")
     hooks = dict.fromkeys(model.cfg.associated_hook_points)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from sae_lens.loading import pretrained_sae_loaders as loaders
 from sae_lens.saes.sae import SAE
 from safetensors import safe_open
@@ -54,7 +55,7 @@ def answered(
 def gemma_scope(top: Path, repository: str, name: str) -> None:
     """An SAE or a transcoder of Gemma Scope."""
     folder = top / repository / name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     weights = {
         "W_enc": normal(D, S), "b_enc": normal(S), "W_dec": normal(S, D), "b_dec": normal(D),
         "threshold": normal(S).abs(),
@@ -74,7 +75,7 @@ def gemma_scope_2(top: Path, name: str, config: Mapping[str, object] | None) -> 
     """An SAE or a transcoder of Gemma Scope 2; `config`: None where the repository has none."""
     repository = top / "gemma-scope-2-1b-pt"
     folder = repository / name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     weights = {
         "w_enc": normal(D, S), "b_enc": normal(S), "w_dec": normal(S, D), "b_dec": normal(D),
         "threshold": normal(S).abs(),
@@ -99,7 +100,7 @@ def llama_weights() -> dict[str, Tensor]:
 def llama_scope(top: Path) -> None:
     """An SAE of Llama Scope's first release; SAELens' factor is that of the registry, sqrt(d) over the norm."""
     folder = top / "Llama3_1-8B-Base-LXR-8x" / "Llama3_1-8B-Base-L15R-8x"
-    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     hook, norm = "blocks.15.hook_resid_post", 10.8125
     config = {
         "d_model": D, "d_sae": S, "hook_point_in": hook, "hook_point_out": hook, "act_fn": "jumprelu",
@@ -118,7 +119,7 @@ def llama_scope(top: Path) -> None:
 def llama_scope_r1(top: Path) -> None:
     """An SAE of Llama Scope R1, with the norm that the file holds."""
     folder = top / "Llama-Scope-R1-Distill" / "L5R"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     hook, norm = "blocks.5.hook_resid_post", 4.75
     config = {
         "sae_type": "sae", "d_model": D, "expansion_factor": 2, "hook_point_in": hook, "hook_point_out": hook,
@@ -141,7 +142,7 @@ def from_folders() -> None:
     def found(repo_id: str, filename: str, subfolder: str = "", **_: object) -> str:
         path = Path(repo_id, subfolder, filename)
         if not path.exists():
-            raise loaders.EntryNotFoundError(str(path), response=None)
+            raise LocalEntryNotFoundError(str(path))
         return str(path)
 
     def shapes(repo_id: str, filename: str) -> dict[str, list[int]]:

@@ -119,6 +119,13 @@ def neuron_directions(network: Transformer, site: str) -> Float[Tensor, "m o"] |
     return written
 
 
+def neuron_site(network: Transformer, site: str) -> str | None:
+    """The site with the activations of the neurons of `neuron_directions`; None where there are none."""
+    layer = neuron_layer(site)
+    none = layer is None or layer < 0 or _neurons_write(network, layer) is None
+    return None if none else f"blocks.{layer}.mlp.hook_post"
+
+
 def head_shares(network: Transformer, site: str, rows: Float[Tensor, "n o"]) -> Float[Tensor, "n h"] | None:
     """The share of every head in the summed norms of a row's heads; None where rows are not heads side by side."""
     heads = network.config.n_heads

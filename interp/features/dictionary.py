@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.core.axes import shape_text
@@ -192,7 +192,7 @@ class Dictionary(nn.Module):
     def _centred(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """Each vector as it is encoded: scaled, and without b_dec where that is subtracted."""
         self._check_input("x", x, self.d_in)
-        shift, scale = self._scaling(x)
+        shift, scale = self.scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
         scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
         return scaled - self.b_dec if self.apply_b_dec_to_input else scaled
@@ -218,6 +218,31 @@ class Dictionary(nn.Module):
         if isinstance(self.kind, Gated):
             z = z * self.get_parameter("r_mag").exp() + self.get_parameter("b_mag")
         return z.detach()
+
+    def linear(
+        self, x: Float[Tensor, "n d"], features: Int[Tensor, "c"]
+    ) -> tuple[Float[Tensor, "c d"], Float[Tensor, "n"], Float[Tensor, "c"]]:
+        """The pre-activations of some features as linear functions of x, at the scale that normalising gives each x.
+
+        Returns:
+            Directions D, a factor a of each x, and constants c, in float64: `before(x)` is a D x + c.
+
+        Raises:
+            ValueError: matching pursuit, whose features are no such functions.
+        """
+        self.check_linear("linear")
+        directions = self.W_enc.detach()[:, features].double().mT
+        constant = directions.new_zeros(len(features))
+        if "b_enc" in self._parameters:
+            constant = self.b_enc.detach()[features].double()
+        if self.apply_b_dec_to_input:
+            constant = constant - directions @ self.b_dec.detach().double()
+        scale = self.scaling(x.double()).scale[..., 0].double()
+        if self.normalize_activations == "layer_norm":
+            # x loses its mean over coordinates
+            scale = scale + LAYER_NORM_EPS
+            directions = directions - directions.mean(1, keepdim=True)
+        return directions, 1 / scale, constant
 
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
@@ -249,7 +274,7 @@ class Dictionary(nn.Module):
             raise ValueError(f"decoding with {needs!r} requires the input that was encoded")
         if skip is not None:
             return directions + x.to(skip.dtype) @ skip
-        shift, scale = self._scaling(x)
+        shift, scale = self.scaling(x)
         return directions * scale + shift
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n o"]:
@@ -347,7 +372,7 @@ class Dictionary(nn.Module):
                 f"dictionary.to({str(x.device)!r})"
             )
 
-    def _scaling(self, x: Float[Tensor, "*n d"]) -> InputScaling:
+    def scaling(self, x: Float[Tensor, "*n d"]) -> InputScaling:
         """What is subtracted from each vector and what it is divided by, as `normalize_activations` says."""
         x = x.to(self.W_enc.dtype)
         match self.normalize_activations:
@@ -472,7 +497,7 @@ class Dictionary(nn.Module):
             )
         x = self.vectors(read[:, None])[:, 0].to(self.W_enc.device)
         f = (self.encode(x) if features is None else features).to(direction)
-        shift, scale = (part.to(direction) for part in self._scaling(x))
+        shift, scale = (part.to(direction) for part in self.scaling(x))
         directions, skip = self.W_dec.to(direction), self.skip
         bias = self.b_dec.to(direction) * scale + shift
         terms = (f.abs() @ directions.abs()) * scale + bias.abs()
@@ -521,6 +546,11 @@ class Dictionary(nn.Module):
             raise ValueError(
                 f"{what} requires an SAE, which gives back what it reads; this is a transcoder: use edits(change)"
             )
+
+    def check_linear(self, what: str) -> None:
+        """ValueError for matching pursuit, whose features have no pre-activation."""
+        if isinstance(self.kind, MatchingPursuit):
+            raise ValueError(f"{what} requires features with a pre-activation, matching pursuit has none")
 
     def _site(self, word: str, site: str | None) -> str:
         if site is None:

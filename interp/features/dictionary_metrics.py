@@ -570,7 +570,7 @@ class _SumsAndLosses:
 
     def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
         """The sums and the losses of every text."""
-        sums, texts = self.sums, _one_text_per_row(batch)
+        sums, texts = self.sums, one_text_per_row(batch)
         recording = yield from recorded(batch, sums.needed)
         fit_sums = sums(recording.trace, batch, model)
         counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
@@ -613,14 +613,14 @@ class _SumsAndLosses:
         return torch.cat((outcomes.base[None], outcomes.values))
 
 
-def _one_text_per_row(batch: Batch) -> Batch:
+def one_text_per_row(batch: Batch) -> Batch:
     """The batch with one text per row: packed rows are split into their texts, in order."""
     if batch.documents is None:
         return batch
     home = batch.host()
     tokens = home.by_text(home.tokens, home.real, -1)
     keep = tokens >= 0
-    texts = Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
+    texts = Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.identities())
     return texts.to(batch.tokens.device)
 
 

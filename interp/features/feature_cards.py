@@ -7,13 +7,14 @@ stands that random direction, read and written in its place: what a page shows o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.contexts import ContextExamples, TopInContext
@@ -30,12 +31,14 @@ from interp.data.text import Text
 from interp.features import decoder_directions
 from interp.features.decoder_directions import Listed, cosines, largest
 from interp.features.dictionary import Dictionary
-from interp.features.dictionary_metrics import counted_tokens, placed
+from interp.features.dictionary_metrics import placed
+from interp.features.example_effects import ExampleEffects, check_sources, effects_of, rest_words
+from interp.features.feature_cells import CountedVectors, FeatureCells, RandomDirections, left_out_of
 from interp.features.top_examples import FEWEST_SUMS, FEWEST_TEXTS, IN_CONTEXT, per_token
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
-from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Reading, Staged
+from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
@@ -74,6 +77,11 @@ class FeatureCards(Question):
         skip_bos: whether BOS in front of a text and the tokenizer's ends of a text or a turn are left out.
         largest_norm: tokens whose vector is longer than so many times the median of its text are left out: a few
             tokens have a vector unlike all others, on which features are largest that say nothing else. None: none are.
+        dfa: of a dictionary of `attn.hook_z`, whether direct feature attribution is computed: what each head brings
+            from each token to a top example. It costs a third reading of the data, in which the model runs on the
+            listed texts alone.
+        loss_effect: whether every feature is set to 0 in each of its top examples, and the loss compared. It costs a
+            third reading too, and a pass of a text for each entry: 2 * features * top of them.
         seed: of the random directions, and of which tokens of a group are listed.
 
     Returns:
@@ -82,7 +90,8 @@ class FeatureCards(Question):
         - `value`, `low`, `high`, `null`, `n` [feature, score]: `density`, the share of tokens on which it is not 0, and
           `mean` over all tokens (95 % over texts; NaN below 256 and 16 texts); `max`; `purity`, the share of the top
           examples whose token is the commonest among them; `logit_kurtosis`, the excess kurtosis of its logits (0 of
-          Gaussian ones). `null` is the number of the random direction.
+          Gaussian ones); with `loss_effect` its mean over the top examples. `null` is the number of the random
+          direction.
         - `edges` [source, feature, edge], `counts` [source, feature, bin]: the histogram of the activations that are
           not 0, between 0 and the largest.
         - `peak`, `row`, `pos`, `tokens`, `piece`, `activation`: the top examples as in `top_examples`, over source and
@@ -98,23 +107,35 @@ class FeatureCards(Question):
         - `neuron`, `alignment` [source, feature, neuron_rank]: neurons of the MLP that writes there (of the layer
           `neuron_layer`, an attribute) with the largest cosine of output and decoder row; `alignment_total` sums the
           sizes of all.
+        - `active_neuron`, `neuron_correlation`, `neuron_cosine` [source, feature, neuron_rank]: neurons of that layer
+          whose activations correlate most with the feature's over tokens (Pearson), with the cosine of the two.
         - `head_share` [source, feature, head]: of a dictionary of `attn.hook_z`, each head's share of the norm.
+        - `dfa` [source, feature, rank, offset, head], with `dfa`: pattern x (v . W_enc), what the head brings from the
+          token to the pre-activation of a top example; `dfa_outside` [source, feature, rank, head] sums the tokens
+          beyond the context, and `dfa_bias` [source, feature, rank] is the biases' part. They sum to the
+          pre-activation; the attribute `dfa` says how well, badly where z is edited. A dictionary that normalises is
+          taken at its scale there; a random direction's is its activation before negative numbers are cut.
+        - `loss_change` [source, feature, rank, offset], with `loss_effect`: how much the loss of the token after each
+          token rises when the feature is set to 0 at every token of the text that counts, its error kept;
+          `loss_effect` [source, feature, rank]: its mean from the entry's token to the end of the text.
         - `vector` [source, feature, coordinate]: the decoder row.
 
         Attributes count the tokens and those left out (`special`, `huge`), and name the sites.
 
     Raises:
         KeyError: an unknown site.
-        ValueError: a dictionary that does not fit the site or reads head by head, a feature twice or not there, and
-            data in which no token counts.
+        ValueError: a dictionary that does not fit the site or reads head by head, a feature twice or not there, data
+            in which no token counts, `dfa` of another site, of a mixer whose z is not a pattern times values or of
+            matching pursuit, and `loss_effect` of a model that does not predict the next token.
 
     Memory:
-        Constant in the size of the data: 16 bytes per listed feature and feature of the dictionary for correlations,
-        and 80 kB per listed feature in the first pass. A batch holds all features of its tokens.
+        Constant in the size of the data: 16 bytes per listed feature and feature of the dictionary or neuron for
+        correlations, and 80 kB per listed feature in the first pass. A batch holds all features of its tokens.
 
     Source:
         The parts of SAEDashboard and Neuronpedia. The null: Heap et al. 2025, "Sparse Autoencoders Can Interpret
-        Randomly Initialized Transformers" (arXiv:2501.17727).
+        Randomly Initialized Transformers" (arXiv:2501.17727). DFA: Kissane et al. 2024, "Interpreting Attention Layer
+        Outputs with Sparse Autoencoders" (arXiv:2406.17759).
 
     See Also:
         `interp.pages.feature_page`: the page. `neuronpedia_json`: the export. `top_examples`: lists of any cells.
@@ -140,6 +161,8 @@ class FeatureCards(Question):
     context: Sequence[int] = (10, 5)
     skip_bos: bool = True
     largest_norm: int | float | None = 10.0
+    dfa: bool = False
+    loss_effect: bool = False
     seed: Seed = 0
 
     def bind(self, model: Subject) -> Staged:
@@ -155,18 +178,37 @@ class FeatureCards(Question):
         if self.largest_norm is not None and not self.largest_norm > 0:
             raise ValueError(f"largest_norm must be above 0, got {self.largest_norm!r}")
         count = min(self.most, dictionary.d_sae) if chosen is None else len(chosen)
-        null = _Random.of(dictionary, count, self.seed)
-        tokens = _Tokens(dictionary, reads, _left_out(model.text, self.skip_bos), self.largest_norm)
+        if self.dfa:
+            check_sources(model.transformer.config, reads)
+            dictionary.check_linear("dfa=True")
+        if self.loss_effect:
+            model.transformer.config.require_next_token("loss_effect=True")
+        null = RandomDirections.of(dictionary, count, self.seed)
+        tokens = CountedVectors(dictionary, reads, left_out_of(model.text, self.skip_bos), self.largest_norm)
         first = ByRow(
             "ranges", Reading([Read(reads)], partial(_ranges, tokens=tokens, null=null)), _range_reduction()
         )
 
-        def second(kept: Partial) -> ByRow:
-            scan = _Scan.of(tokens, null, kept, chosen, self.seed)
-            finish = partial(_finish, question=self, scan=scan, writes=writes, model=model)
-            return ByRow(self.name, Reading([Read(reads)], scan), self._reduction(dictionary.d_sae), finish)
+        neurons = decoder_directions.neuron_site(model.transformer, writes)
+        reduction = self._reduction(dictionary.d_sae, neurons is not None)
+        needed = [Read(site) for site in dict.fromkeys((reads, neurons)) if site is not None]
 
-        return Staged.after(self.name, Ask(first), second, again="a list of texts in place of an iterator")
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [Ask(first)]
+            scan = _Scan.of(tokens, null, kept, chosen, self.seed, neurons)
+            finish = partial(_finish, question=self, scan=scan, writes=writes, model=model)
+            second = ByRow(self.name, Reading(needed, scan), reduction, finish)
+            if not self.dfa and not self.loss_effect:
+                return (yield from second.stages(has_data))
+            (lists,) = yield [Ask(replace(second, name="lists"))]
+            before, after = self.context
+            heads = model.transformer.config.n_heads if self.dfa else 0
+            effects = ExampleEffects(scan.cells, _top(lists), before, after, heads, self.loss_effect)
+            joined = partial(_with_effects, lists=lists, effects=effects, finish=finish)
+            third = ByRow(self.name, effects, effects.reduction, joined)
+            return (yield from third.stages(has_data))
+
+        return Staged(self.name, stages, again="a list of texts in place of an iterator")
 
     def _chosen(self, d_sae: int) -> tuple[int, ...] | None:
         if self.features is None:
@@ -180,8 +222,8 @@ class FeatureCards(Question):
             raise ValueError(f"features are 0 to {d_sae - 1} in this dictionary, got {bad[0]}")
         return chosen
 
-    def _reduction(self, d_sae: int) -> Several:
-        """The reductions of the second pass: lists, histograms, sums, correlations with blocks of the features."""
+    def _reduction(self, d_sae: int, neurons: bool) -> Several:
+        """The reductions of the second pass: lists, histograms, sums, correlations with features and neurons."""
         before, after = self.context
         listed: dict[str, Reduction] = {
             f"group{g}": TopInContext(
@@ -196,6 +238,7 @@ class FeatureCards(Question):
             "histogram": Histograms("share", tuple(EDGES.tolist()), cells=1),
             "sums": Only(("counted", "active", "total", "active + counted", "total + counted"), Means),
             **{f"pairs{i}": Covariances("activation", f"features{i}") for i in blocks},
+            **({"neurons": Covariances("activation", "neurons")} if neurons else {}),
         })  # fmt: skip
 
 
@@ -203,113 +246,6 @@ feature_cards = of_data(FeatureCards)
 
 EDGES = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
 """Edges of the bins of a histogram, as shares of a feature's range."""
-
-
-# --- which tokens count, and what is read there -----------------------------------------------------------------------
-
-
-def _left_out(text: Text, skip_bos: bool) -> _LeftOut:
-    """The rule for a tokenizer's tokens: with `skip_bos` BOS in front of a text, and ends of texts and turns."""
-    marks = (text.eos_id, text.turn_end, *text.end_ids) if skip_bos else ()
-    return _LeftOut(skip_bos, text.bos_id, tuple(sorted({i for i in marks if i is not None})))
-
-
-@dataclass(frozen=True)
-class _LeftOut:
-    """Which tokens do not count by what they are."""
-
-    skip_bos: bool
-    bos_id: int | None
-    ends: tuple[int, ...]
-
-    def counted(self, batch: Batch) -> Bool[Tensor, "b p"]:
-        """Mask of the tokens that count."""
-        counted = counted_tokens(batch, self.bos_id, self.skip_bos)
-        for end in self.ends:
-            counted = counted & (batch.tokens != end)
-        return counted
-
-
-class _Texts(NamedTuple):
-    """The vectors of a batch, text by text."""
-
-    x: Float[Tensor, "t q d"]
-    tokens: Int[Tensor, "t q"]
-    counted: Bool[Tensor, "t q"]
-    special: Int[Tensor, "t"]
-    """How many tokens of each text are left out for what they are."""
-    huge: Int[Tensor, "t"]
-    """How many are left out for their norm."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Tokens:
-    """A function from a batch to the vectors at the tokens that count, by text."""
-
-    dictionary: Dictionary
-    site: str
-    left_out: _LeftOut
-    largest_norm: float | None
-
-    def __call__(self, trace: Trace, batch: Batch) -> _Texts:
-        x = self.dictionary.vectors(trace[Read(self.site)])
-        if x.ndim != 3:
-            raise ValueError("a dictionary of the whole site is required, got one that reads head by head")
-        if not bool((x.isfinite().all(-1) | ~batch.real).all()):
-            raise NotFiniteError(f"finite values are required, some at {self.site} are NaN or infinite")
-        counted = self.left_out.counted(batch)
-        by_text = batch.by_text(x, batch.real, 0.0)
-        tokens = batch.by_text(batch.tokens, batch.real, -1)
-        usual = batch.by_text(counted.long(), batch.real, 0).bool()
-        huge = self._huge(by_text, usual)
-        special = (tokens >= 0) & ~usual
-        return _Texts(by_text, tokens, usual & ~huge, special.sum(1), huge.sum(1))
-
-    def _huge(self, x: Float[Tensor, "t q d"], counted: Bool[Tensor, "t q"]) -> Bool[Tensor, "t q"]:
-        """Mask of tokens whose vector is too long beside the median of its text (of two, the smaller one)."""
-        if self.largest_norm is None:
-            return torch.zeros_like(counted)
-        norm = x.double().norm(dim=-1).masked_fill(~counted, torch.nan)
-        return norm > self.largest_norm * norm.nanmedian(1, keepdim=True).values
-
-
-@dataclass(frozen=True, eq=False)
-class _Random:
-    """Random unit vectors that are read and written in the place of features."""
-
-    read: Float[Tensor, "c d"]
-    written: Float[Tensor, "c o"]
-    shift: Float[Tensor, "d"]
-    """What is subtracted before reading, as the dictionary does."""
-
-    @classmethod
-    def of(cls, dictionary: Dictionary, count: int, seed: int) -> _Random:
-        """So many directions for a dictionary; one that gives back what it reads writes along what it reads."""
-        # not torch's generator: a dictionary that was trained with the same seed began with those directions
-        rows = -1 - torch.arange(2 * count)
-        read, written = (
-            _unit_rows(mine, width, seed)
-            for mine, width in zip(rows.chunk(2), (dictionary.d_in, dictionary.d_out), strict=True)
-        )
-        autoencoder = not dictionary.transcodes and dictionary.d_in == dictionary.d_out
-        b_dec = dictionary.b_dec.detach().double().cpu()
-        shift = (
-            b_dec if dictionary.apply_b_dec_to_input else torch.zeros(dictionary.d_in, dtype=torch.float64)
-        )
-        return cls(read, read if autoencoder else written, shift)
-
-    def cosines(self, x: Float[Tensor, "t q d"]) -> tuple[Float[Tensor, "t q c"], Float[Tensor, "t q 1"]]:
-        """The cosine of every vector, shifted, with every direction (0 for a vector of zeros), and its norm."""
-        shifted = x.double() - to_device(self.shift, x.device)
-        norm = shifted.norm(dim=-1, keepdim=True)
-        along = shifted @ to_device(self.read, x.device).mT
-        return torch.where(norm > 0, along / norm, 0.0).clamp(-1.0, 1.0), norm
-
-
-def _unit_rows(rows: Int[Tensor, "n"], width: int, seed: int) -> Float[Tensor, "n d"]:
-    """A random direction for each row's number."""
-    normal = torch.special.ndtri(uniforms(rows, width, seed).clamp_min(2.0**-54)).mT
-    return torch.nn.functional.normalize(normal, dim=1)
 
 
 # --- the first pass ---------------------------------------------------------------------------------------------------
@@ -326,7 +262,7 @@ def _range_reduction() -> Several:
 
 @torch.no_grad()
 def _ranges(
-    trace: Trace, batch: Batch, model: Transformer, tokens: _Tokens, null: _Random
+    trace: Trace, batch: Batch, model: Transformer, tokens: CountedVectors, null: RandomDirections
 ) -> Mapping[str, Tensor]:
     """By text: how often every feature is active, its largest and smallest value, and cosines of random directions."""
     texts = tokens(trace, batch)
@@ -352,23 +288,25 @@ def _ranges(
 class _Scan:
     """A function from a batch to the values of the second pass, by text: first the features, then random directions."""
 
-    tokens: _Tokens
-    null: _Random
-    chosen: Int[Tensor, "c"]
-    threshold: Float[Tensor, "c"]
-    """Cosine above which each random direction is active."""
-    scale: float
-    """Mean norm of the vectors, in which activations of random directions are measured."""
+    cells: FeatureCells
     low: Float[Tensor, "w"]
     high: Float[Tensor, "w"]
     """Range of the activations, of features and then of random directions."""
     seed: int
     left_out: Mapping[str, int]
     """Numbers of texts, of tokens that count and of those that do not."""
+    neurons: str | None
+    """The site of the neurons that features are correlated with."""
 
     @classmethod
     def of(
-        cls, tokens: _Tokens, null: _Random, kept: Partial, chosen: Sequence[int] | None, seed: int
+        cls,
+        tokens: CountedVectors,
+        null: RandomDirections,
+        kept: Partial,
+        chosen: Sequence[int] | None,
+        seed: int,
+        neurons: str | None,
     ) -> _Scan:
         """The second pass from what the first one kept."""
         assert isinstance(kept, Parts)
@@ -389,15 +327,18 @@ class _Scan:
         low, farthest = smallest[index].clamp_max(0.0), (nearest - threshold) * scale
         high = torch.cat((largest[index], farthest)).clamp_min(0.0)
         texts = sums.moments["counted"].n
-        return cls(tokens, null, index, threshold, scale, torch.cat((low, torch.zeros_like(low))), high, seed,
-                   {**numbers, "texts": texts})  # fmt: skip
+        cells, low = (
+            FeatureCells(tokens, null, index, threshold, scale),
+            torch.cat((low, torch.zeros_like(low))),
+        )
+        return cls(cells, low, high, seed, {**numbers, "texts": texts}, neurons)
 
     @torch.no_grad()
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-        texts = self.tokens(trace, batch)
-        features, out = self.tokens.dictionary.encode(texts.x), ~texts.counted[..., None]
-        own = features[..., to_device(self.chosen, features.device)].double()
-        both = torch.cat((own, self._random(texts.x)), -1).masked_fill(out, torch.nan)
+        texts = self.cells.tokens(trace, batch)
+        features, out = self.cells.dictionary.encode(texts.x), ~texts.counted[..., None]
+        both = self.cells.activations(features, texts.x).masked_fill(out, torch.nan)
+        neurons = {} if self.neurons is None else {"neurons": trace[Read(self.neurons)]}
         counted, active = texts.counted.sum(1).double(), ((both != 0) & ~out).sum(1).double()
         total, share = both.nansum(1), self._shares(both)
         return {
@@ -406,12 +347,8 @@ class _Scan:
             "total": total, "active + counted": active + counted[:, None],
             "total + counted": total + counted[:, None], **self._draws(share, batch),
             **{f"features{i}": features[..., i : i + BLOCK] for i in range(0, features.shape[-1], BLOCK)},
+            **{name: batch.by_text(value, batch.real, 0.0) for name, value in neurons.items()},
         }  # fmt: skip
-
-    def _random(self, x: Float[Tensor, "t q d"]) -> Float[Tensor, "t q c"]:
-        """Activations of the random directions."""
-        cosine, _ = self.null.cosines(x)
-        return (cosine - to_device(self.threshold, x.device)).clamp_min(0.0) * self.scale
 
     def _shares(self, activation: Float[Tensor, "t q w"]) -> Float[Tensor, "t q w"]:
         """Where in its range every activation that is not 0 lies, from 0 to 1; NaN for the others."""
@@ -449,6 +386,14 @@ def _first(lists: Partial) -> Float[Tensor, "c"]:
     return lists.values[:, 0].nan_to_num(nan=0.0)
 
 
+def _top(lists: Partial) -> Extremes:
+    """The list of the largest activations of the second pass, on the host."""
+    assert isinstance(lists, Parts)
+    top = lists.parts["top"]
+    assert isinstance(top, ContextExamples)
+    return top.top.rule.load({name: x.cpu() for name, x in top.top.tensors().items()})
+
+
 def _total(sums: Means, name: str) -> int:
     moments = sums.moments[name]
     return round(float(moments.mean) * moments.n)
@@ -461,19 +406,28 @@ OVER = ("source", "feature")
 Variables = dict[str, tuple[tuple[str, ...], Tensor]]
 
 
-def _finish(merged: Partial, question: FeatureCards, scan: _Scan, writes: str, model: Subject) -> xr.Dataset:
-    """The Dataset of the lists, the histograms and what the weights say."""
+def _finish(
+    merged: Partial,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+    *,
+    question: FeatureCards,
+    scan: _Scan,
+    writes: str,
+    model: Subject,
+) -> xr.Dataset:
+    """The Dataset of the lists, the histograms, what the weights say, and `more` about the top examples."""
     assert isinstance(merged, Parts)
     parts, network = merged.parts, model.transformer
     sums, histogram = parts["sums"], parts["histogram"]
     assert isinstance(sums, Means) and isinstance(histogram, Histogram)
-    rows = _rows(scan)
+    rows = scan.cells.rows()
     values: Variables = {
         **_examples(parts["top"], "", (*OVER, "rank")),
         **_groups([parts[f"group{g}"] for g in range(GROUPS)]),
         "counts": ((*OVER, "bin"), _split(histogram.counts)),
         "edges": ((*OVER, "edge"), _split(scan.low[:, None] + (scan.high - scan.low)[:, None] * EDGES)),
         "vector": ((*OVER, "coordinate"), _split(rows)),
+        **{name: ((*OVER, *dims), _split(more[name])) for name, dims in effects_of(more).items()},
     }  # fmt: skip
     relatives = _relatives(scan, parts, rows)
     written, notes = _written(network, writes, rows)
@@ -483,30 +437,34 @@ def _finish(merged: Partial, question: FeatureCards, scan: _Scan, writes: str, m
         question.name,
         _scores(sums, scan, values, question.context[0]),
         ("feature",),
-        coords={"feature": scan.chosen.tolist(), "source": SOURCES, "end": ("top", "bottom"),
+        coords={"feature": scan.cells.chosen.tolist(), "source": SOURCES, "end": ("top", "bottom"),
                 "offset": range(-question.context[0], question.context[1] + 1)},
         others=values,
         units=dict.fromkeys(("peak", "activation", "edges", "group_peak", "group_activation"), UNIT)
-        | {"logit": "logits before the final norm", "logit_edges": "logits before the final norm"},
-        attrs=_attrs(question, scan, writes) | ({"neuron_layer": layer} if "neuron" in values else {}),
+        | dict.fromkeys(("logit", "logit_edges"), "logits before the final norm")
+        | dict.fromkeys(("loss_change", "loss_effect"), LOSS_UNIT)
+        | dict.fromkeys(("dfa", "dfa_outside", "dfa_bias"), "units of the pre-activation"),
+        attrs=_attrs(question, scan, writes)
+        | rest_words(more)
+        | ({"neuron_layer": layer} if "neuron" in values else {}),
         notes=(*_huge_note(question, scan.left_out), *notes),
     )  # fmt: skip
     return _worded(result, model.text)
 
 
-UNIT = "units of the site"
+def _with_effects(
+    merged: Partial, lists: Partial, effects: ExampleEffects, finish: Callable[..., xr.Dataset]
+) -> xr.Dataset:
+    """The Dataset of the second pass and the third."""
+    return finish(lists, effects.found(merged))
+
+
+UNIT, LOSS_UNIT = "units of the site", "nats per predicted token"
 
 
 def _split(both: Tensor) -> Tensor:
     """Cells of features and then of random directions as an axis of sources and one of features."""
     return both.unflatten(0, (len(SOURCES), -1))
-
-
-def _rows(scan: _Scan) -> Float[Tensor, "w o"]:
-    """The decoder rows of the features, and the random directions at their norms, on the host in float64."""
-    own = scan.tokens.dictionary.W_dec.detach()[to_device(scan.chosen, scan.tokens.dictionary.W_dec.device)]
-    own = own.cpu().double()
-    return torch.cat((own, scan.null.written * own.norm(dim=1, keepdim=True)))
 
 
 def _examples(lists: Partial, prefix: str, dims: tuple[str, ...]) -> Variables:
@@ -530,16 +488,28 @@ def _groups(lists: Sequence[Partial]) -> Variables:
 
 def _relatives(scan: _Scan, parts: Mapping[str, Partial], rows: Float[Tensor, "w o"]) -> Variables:
     """The features with the nearest decoder rows, and those that correlate most over tokens."""
-    W_dec = scan.tokens.dictionary.W_dec.detach().cpu().double()
+    W_dec = scan.cells.dictionary.W_dec.detach().cpu().double()
     blocks = [parts[f"pairs{i}"] for i in range(0, len(W_dec), BLOCK)]
     known = [block for block in blocks if isinstance(block, Covariance)]
     pairs, alike = (torch.cat([f(x) for x in known], 1) for f in (Covariance.correlation, _uncentred))
-    near, partners = (_beside(x, scan.chosen) for x in (cosines(rows, W_dec), pairs))
+    near, partners = (_beside(x, scan.cells.chosen) for x in (cosines(rows, W_dec), pairs))
     dims = (*OVER, "near")
     return {
         "neighbour": (dims, near.indices), "cosine": (dims, near.values),
         "partner": (dims, partners.indices), "correlation": (dims, partners.values),
         "partner_cosine": (dims, _split(alike).gather(2, partners.indices)),
+        **_active_neurons(parts.get("neurons")),
+    }  # fmt: skip
+
+
+def _active_neurons(pairs: Partial | None) -> Variables:
+    """The neurons whose activations correlate most with those of each cell; nothing where there are none."""
+    if not isinstance(pairs, Covariance):
+        return {}
+    listed, dims = largest(pairs.correlation(), LISTED), (*OVER, "neuron_rank")
+    return {
+        "active_neuron": (dims, _split(listed.indices)), "neuron_correlation": (dims, _split(listed.values)),
+        "neuron_cosine": (dims, _split(_uncentred(pairs).gather(1, listed.indices))),
     }  # fmt: skip
 
 
@@ -607,7 +577,7 @@ def _logits(logits: Float[Tensor, "w v"]) -> Variables:
 def _scores(sums: Means, scan: _Scan, values: Variables, before: int) -> dict[str, Score]:
     """The scores of the features, the random directions' as their nulls; before: how many tokens an entry follows."""
     listed = values["tokens"][1][..., before]
-    count = len(scan.chosen)
+    count = len(scan.cells.chosen)
     exact = {"max": (_split(scan.high), UNIT), "purity": (_purity(listed), "share of the top examples")}
     if "kurtosis" in values:
         exact["logit_kurtosis"] = (values.pop("kurtosis")[1], "1")
@@ -615,6 +585,8 @@ def _scores(sums: Means, scan: _Scan, values: Variables, before: int) -> dict[st
         "density": per_token(sums, "active", "share of tokens"),
         "mean": per_token(sums, "total", UNIT),
     }
+    if "loss_effect" in values:
+        exact["loss_effect"] = (values["loss_effect"][1].nanmean(-1), LOSS_UNIT)
     own = {name: _beside_null(score, count) for name, score in sampled.items()}
     return own | {name: Score.exact(both[0], unit, both[1]) for name, (both, unit) in exact.items()}
 
@@ -636,7 +608,7 @@ def _attrs(question: FeatureCards, scan: _Scan, writes: str) -> dict[str, str | 
     """What the result is of, and its conventions."""
     skipped = "left out: BOS in front of a text, ends of texts and turns" if question.skip_bos else "count"
     return {
-        "site": scan.tokens.site, "writes": writes,
+        "site": scan.cells.tokens.site, "writes": writes,
         "dictionary": f"{question.dictionary.kind}, {question.dictionary.d_sae} features",
         "texts": scan.left_out["texts"], "tokens_counted": scan.left_out["counted"],
         "special": scan.left_out["special"], "huge": scan.left_out["huge"], "special_tokens": skipped,

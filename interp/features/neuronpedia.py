@@ -24,10 +24,10 @@ def neuronpedia_json(result: xr.Dataset, *, dataset: str = "") -> list[Json]:
     """A result of `feature_cards` as Neuronpedia's JSON objects, one for each feature; `json.dump` writes them.
 
     `activations` are the top examples and then those of the groups, each with the range of its list in `bin_min` and
-    `bin_max`, and in `bin_contains` the share of the active tokens that lies there. Keys of what is not computed here
-    (`correlated_neurons_*`, `dfa_*`) hold empty lists, None where there is a single value. `neuron_alignment_l1`
-    are sizes as shares of those of all neurons, `correlated_features_l1` cosines of activations, as SAEDashboard has
-    it. The random directions are left out.
+    `bin_max`, and in `bin_contains` the share of the active tokens that lies there. `dfa_*` sum the heads of a top
+    example, where the result has them (`dfa`); keys of what it has not hold empty lists, None instead of a number.
+    `neuron_alignment_l1` are sizes as shares of those of all neurons, `correlated_*_l1` cosines of activations, as
+    SAEDashboard has it. The random directions are left out.
 
     Args:
         result: what `feature_cards` returned.
@@ -72,7 +72,9 @@ def _neurons(one: xr.Dataset) -> dict[str, object]:
     return {
         "neuron_alignment_indices": _listed(one, "neuron"), "neuron_alignment_values": _listed(one, "alignment"),
         "neuron_alignment_l1": [] if shares is None else shares.values.tolist(),
-        "correlated_neurons_indices": [], "correlated_neurons_pearson": [], "correlated_neurons_l1": [],
+        "correlated_neurons_indices": _listed(one, "active_neuron"),
+        "correlated_neurons_pearson": _listed(one, "neuron_correlation"),
+        "correlated_neurons_l1": _listed(one, "neuron_cosine"),
     }  # fmt: skip
 
 
@@ -130,8 +132,17 @@ def _example(one: xr.Dataset, prefix: str, within: tuple[float, float, float]) -
         "tokens": one[f"{prefix}piece"].to_numpy()[inside].tolist(),
         "values": one[f"{prefix}activation"].fillna(0.0).to_numpy()[inside].tolist(),
         "qualifying_token_index": int(np.flatnonzero(offset == 0)[0]),
-        "dfa_values": [], "dfa_targetIndex": None, "dfa_maxValue": None,
+        **_sources(one, prefix, inside),
     }  # fmt: skip
+
+
+def _sources(one: xr.Dataset, prefix: str, inside: np.ndarray) -> dict[str, object]:
+    """What all heads bring from each token to a top example; nothing where it is not known."""
+    if prefix or "dfa" not in one:
+        return {"dfa_values": [], "dfa_targetIndex": None, "dfa_maxValue": None}
+    values = one.dfa.sum("head").to_numpy()[inside]
+    target = int(np.flatnonzero(one.offset.to_numpy()[inside] == 0)[0])
+    return {"dfa_values": values.tolist(), "dfa_targetIndex": target, "dfa_maxValue": float(values.max())}
 
 
 def _listed(one: xr.Dataset, name: str) -> list[object]:

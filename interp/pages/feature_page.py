@@ -14,7 +14,7 @@ from interp.core.viewer import notes_of
 from interp.core.visible import harmless
 from interp.features.feature_cards import SOURCES
 from interp.pages.templates import environment, own
-from interp.pages.top_examples import TokenMark, marked
+from interp.pages.top_examples import TokenMark, marked, running
 from interp.views.writing import count, short
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NEEDED: Final = ("value", "null", "counts", "edges", "peak", "group_piece", "neighbour", "partner", "source")
 SAYS: Final = {
     "density": "active on", "mean": "mean over tokens", "max": "largest", "purity": "commonest token",
-    "logit_kurtosis": "kurtosis of logits",
+    "logit_kurtosis": "kurtosis of logits", "loss_effect": "loss without it",
 }  # fmt: skip
 """Names of the scores."""
 
@@ -40,11 +40,15 @@ class HistogramPicture:
 
 @dataclass(frozen=True)
 class ExampleLine:
-    """One example: its activation, its context and where it is."""
+    """One example: its activation, its context, where it is, what attention brought there, and the change in loss."""
 
     value: str
     tokens: list[TokenMark]
     place: str
+    sources: list[TokenMark]
+    """The same tokens by what the heads bring from each; empty where it is not known."""
+    loss: str
+    """The change in loss without the feature; empty where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ def feature_page(result: xr.Dataset) -> str:
         dictionary=harmless(str(about["dictionary"])),
         facts=_facts(result),
         about=about,
+        sources="dfa" in result,
+        losses="loss_effect" in result,
         summary=_summary(result),
         cards=[_card(result.isel(feature=i), listed) for i in range(result.sizes["feature"])],
     )  # fmt: skip
@@ -171,7 +177,14 @@ def _number(score: str, value: float) -> str:
     """A score as it is written, rare shares in per cent."""
     if math.isnan(value):
         return "–"
+    if score == "loss_effect":
+        return f"{short_change(value)} nats"
     return f"{100 * value:.3g} %" if score in ("density", "purity") else short(value)
+
+
+def short_change(value: float) -> str:
+    """A change as it is written, with its sign; an en dash where there is none."""
+    return f"+{short(value, 2)}" if value > 0 else short(value, 2)
 
 
 def _card(one: xr.Dataset, listed: set[int]) -> FeatureCard:
@@ -225,11 +238,37 @@ def _lines(one: xr.Dataset, prefix: str, dim: str, full: float) -> list[ExampleL
 
 def _line(one: xr.Dataset, prefix: str, full: float) -> ExampleLine:
     activation = one[f"{prefix}activation"]
+    known = not prefix and "loss_effect" in one
     return ExampleLine(
         short(float(activation.sel(offset=0))),
         marked(one, full, prefix),
         f"row {int(one[f'{prefix}row'])}, pos {int(one[f'{prefix}pos'])}",
+        _sources(one) if not prefix and "dfa" in one else [],
+        short_change(float(one.loss_effect)) if known else "",
     )
+
+
+def _sources(one: xr.Dataset) -> list[TokenMark]:
+    """The tokens of an example by what the heads bring from each; the first mark is all tokens beyond the context."""
+    dfa, beyond = one.dfa.fillna(0.0).to_numpy(), one.dfa_outside.to_numpy()
+    by_token, outside = dfa.sum(-1), float(beyond.sum())
+    largest = float(max(np.abs(by_token).max(), abs(outside))) or 1.0
+    marks = []
+    if outside:
+        marks.append(TokenMark("…", outside / largest, f"beyond these tokens {_through(beyond)}", False))
+    columns = (one.piece.to_numpy(), one.tokens.to_numpy(), one.offset.to_numpy(), by_token, dfa)
+    for piece, token, offset, value, heads in zip(*columns, strict=True):
+        if token >= 0:
+            marks.append(
+                TokenMark(running(piece), float(value) / largest, _through(heads), bool(offset == 0))
+            )
+    return marks
+
+
+def _through(heads: np.ndarray) -> str:
+    """The sum over heads, and the head with the largest part in words."""
+    best = int(np.abs(heads).argmax())
+    return f"{short(float(heads.sum()))}, of it {short(float(heads[best]))} through H{best}"
 
 
 def _groups(one: xr.Dataset, full: float) -> list[ExampleGroup]:
@@ -275,6 +314,15 @@ def _tables(one: xr.Dataset, listed: set[int]) -> list[BarTable]:
                 "Neurons that write alike", "cosine", _bars(f"L{layer}N", one.neuron, one.alignment, set())
             )
         )
+    if "active_neuron" in one:
+        layer = one.attrs.get("neuron_layer", "")
+        active = _bars(f"L{layer}N", one.active_neuron, one.neuron_correlation, set())
+        tables.append(BarTable("Neurons active together", "correlation", active))
+    if "dfa" in one:
+        brought = (one.dfa.sum("offset") + one.dfa_outside).where(one.row >= 0).mean("rank").to_numpy()
+        most = float(np.nanmax(np.abs(brought), initial=0.0)) or 1.0
+        bars = [Bar(f"H{i}", short(x), float(x) / most) for i, x in enumerate(brought) if not math.isnan(x)]
+        tables.append(BarTable("Heads that bring it", "mean of the top examples", bars))
     if "head_share" in one:
         shares = one.head_share.to_numpy()
         bars = [

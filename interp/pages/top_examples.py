@@ -131,10 +131,10 @@ def marked(one: xr.Dataset, largest: float, prefix: str = "") -> list[TokenMark]
 
 def _token(piece: str, value: float, largest: float, chosen: bool) -> TokenMark:
     if math.isnan(value):
-        return TokenMark(_running(piece), 0.0, UNCOUNTED, chosen)
-    return TokenMark(_running(piece), value / largest if largest else 0.0, short(value), chosen)
+        return TokenMark(running(piece), 0.0, UNCOUNTED, chosen)
+    return TokenMark(running(piece), value / largest if largest else 0.0, short(value), chosen)
 
 
-def _running(piece: str) -> str:
+def running(piece: str) -> str:
     """A token as part of a text: spaces stay spaces, line ends and what would hide become signs."""
     return "".join(c if c == " " else visible(c) for c in piece)

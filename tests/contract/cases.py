@@ -566,6 +566,23 @@ _CIRCUITS: dict[str, Case] = {
 }  # fmt: skip
 _VECTORS = of(*_SCORE, over="score") | of("density", over="feature") | of("mean", over="coordinate")
 _SOURCE = "source feature"
+_CARDS = (
+    of(*_SCORE, over="feature score")
+    | of("peak", "row", "pos", over=f"{_SOURCE} rank") | of("vector", over=f"{_SOURCE} coordinate")
+    | of("tokens", "activation", "piece", over=f"{_SOURCE} rank offset")
+    | of("group_row", "group_pos", over=f"{_SOURCE} group place")
+    | of("group_tokens", "group_activation", "group_piece", over=f"{_SOURCE} group place offset")
+    | of("counts", "logit_counts", over=f"{_SOURCE} bin") | of("edges", "logit_edges", over=f"{_SOURCE} edge")
+    | of("logit", "logit_token", "logit_word", over=f"{_SOURCE} end logit_rank")
+    | of("neighbour", "cosine", "partner", "correlation", "partner_cosine", over=f"{_SOURCE} near")
+)  # fmt: skip
+
+
+def _but_groups(found: xr.Dataset) -> xr.Dataset:
+    """Feature cards without the examples that are drawn by the numbers of the rows."""
+    return found.drop_vars([name for name in found if str(name).startswith("group_")])
+
+
 _FEATURES: dict[str, Case] = {
     "ProbeNeurons": Case(
         lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
@@ -580,18 +597,17 @@ _FEATURES: dict[str, Case] = {
     ),
     "FeatureCards": Case(
         FeatureCards(autoencoder(), "L1.resid", features=(3, 0), top=3, per_group=2, context=(2, 1)),
-        of(*_SCORE, over="feature score")
-        | of("peak", "row", "pos", over=f"{_SOURCE} rank") | of("vector", over=f"{_SOURCE} coordinate")
-        | of("tokens", "activation", "piece", over=f"{_SOURCE} rank offset")
-        | of("group_row", "group_pos", over=f"{_SOURCE} group place")
-        | of("group_tokens", "group_activation", "group_piece", over=f"{_SOURCE} group place offset")
-        | of("counts", "logit_counts", over=f"{_SOURCE} bin") | of("edges", "logit_edges", over=f"{_SOURCE} edge")
-        | of("logit", "logit_token", "logit_word", over=f"{_SOURCE} end logit_rank")
-        | of("neuron", "alignment", over=f"{_SOURCE} neuron_rank") | of("alignment_total", over=_SOURCE)
-        | of("neighbour", "cosine", "partner", "correlation", "partner_cosine", over=f"{_SOURCE} near"),
-        needs_mlp=True,
-        # by the numbers of the rows
-        drawn_apart=lambda found: found.drop_vars([name for name in found if str(name).startswith("group_")]),
+        _CARDS | of("neuron", "alignment", over=f"{_SOURCE} neuron_rank") | of("alignment_total", over=_SOURCE)
+        | of("active_neuron", "neuron_correlation", "neuron_cosine", over=f"{_SOURCE} neuron_rank"),
+        needs_mlp=True, drawn_apart=_but_groups,
+    ),
+    "FeatureCards effects": Case(
+        FeatureCards(autoencoder(), "blocks.1.attn.hook_z", features=(3, 0), top=3, per_group=2, context=(2, 1),
+                     dfa=True, loss_effect=True),
+        _CARDS | of("head_share", over=f"{_SOURCE} head") | of("dfa", over=f"{_SOURCE} rank offset head")
+        | of("dfa_outside", over=f"{_SOURCE} rank head") | of("dfa_bias", over=f"{_SOURCE} rank")
+        | of("loss_change", over=f"{_SOURCE} rank offset") | of("loss_effect", over=f"{_SOURCE} rank"),
+        only="gpt2", drawn_apart=_but_groups, of_others=lambda found, head: found if head < "L1" else found[[]],
     ),
     "DictionaryQuality": Case(DictionaryQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
     **{

@@ -1,7 +1,8 @@
 """Feature cards: the numbers of a slow loop over texts, whatever batches carry them; planted features are found."""
 
 import json
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ from interp.features import (
     neuronpedia_json,
     train_dictionary,
 )
-from interp.features.activations import DictionaryKind
+from interp.features.activations import DictionaryKind, MatchingPursuit
+from interp.features.dictionary import Normalisation
 from interp.features.feature_cards import BINS, GROUPS, LISTED
 from interp.model import Read
+from interp.model.loss import next_token_loss
+from tests.configs import CONFIGS, perturbed
 from tests.features.dictionary_cases import random_weights
 from tests.tiny import hooked
 
@@ -381,6 +385,158 @@ def test_a_random_dictionary_looks_like_its_random_directions() -> None:
         assert ks_2samp(first.sel(source="dictionary"), first.sel(source="random")).pvalue > 0.001, variable
 
 
+# --- sources and effects of the top examples --------------------------------------------------------------------------
+
+
+@cache
+def with_effects(site: str, kind: DictionaryKind = RELU) -> xr.Dataset:
+    return asked(dictionary(kind, site), dfa=site == Z, loss_effect=True)
+
+
+def entries(found: xr.Dataset) -> list[tuple[xr.Dataset, int, int, str, int]]:
+    """Every entry of the top lists: its part of the result, text, position, source and index of the feature."""
+    each = [
+        (found.isel(source=s, feature=i, rank=r), source, i)
+        for s, source in enumerate(("dictionary", "random")) for i in range(len(CHOSEN)) for r in range(TOP)
+    ]  # fmt: skip
+    return [(one, int(one.row), int(one.pos), source, i) for one, source, i in each if int(one.row) >= 0]
+
+
+def test_what_heads_bring_from_tokens_sums_to_the_pre_activation() -> None:
+    """pattern x (v . W_enc) by hand, in a loop over heads and tokens; with the biases it is the activation itself."""
+    found, of, names = with_effects(Z), dictionary(RELU, Z), ("pattern", "v")
+    reads = [Read(f"blocks.1.attn.hook_{name}") for name in names]
+    W_enc = of.W_enc.unflatten(0, (model().cfg.n_heads, -1))
+    own = 0
+    for one, row, pos, source, i in entries(found):
+        total = float(one.dfa.sum() + one.dfa_outside.sum() + one.dfa_bias)
+        assert total == pytest.approx(float(one.peak), rel=1e-9)
+        if source == "random":
+            continue
+        own += 1
+        batch = model().text.batch(TEXTS[row])
+        pattern, v = (interp.observe(model().transformer, batch, reads).trace[read][0] for read in reads)
+        byhand = [
+            [float(pattern[h, pos, k] * (v[k, h] @ W_enc[h, :, CHOSEN[i]])) for h in range(len(W_enc))]
+            for k in range(len(v))
+        ]
+        near = [k for k in range(len(v)) if -BEFORE <= k - pos <= AFTER]
+        kept = one.dfa.sel(offset=[k - pos for k in near])
+        np.testing.assert_allclose(kept, [byhand[k] for k in near], rtol=1e-9, atol=1e-12)
+        assert one.dfa.sel(offset=[o for o in one.offset.values if pos + o not in near]).isnull().all()
+        beyond = np.sum([byhand[k] for k in range(len(v)) if k not in near], 0)
+        np.testing.assert_allclose(one.dfa_outside, beyond + np.zeros(len(W_enc)), rtol=1e-9, atol=1e-12)
+    assert own > TOP
+    assert float(found.attrs["dfa"].split()[-5]) < 1e-14
+
+
+@pytest.mark.parametrize("normalize", ["layer_norm", "constant_norm_rescale"])
+def test_sources_of_a_dictionary_that_normalises_are_at_the_scale_of_its_input(
+    normalize: Normalisation,
+) -> None:
+    weights = random_weights(RELU, model().cfg.d_model, 40)
+    weights["b_enc"] = weights["b_enc"] - 0.4
+    of = Dictionary(RELU, weights, reads=Z, normalize_activations=normalize)
+    found = asked(of, dfa=True, loss_effect=True)
+    total = found.dfa.sum(("offset", "head")) + found.dfa_outside.sum("head") + found.dfa_bias
+    there = found.row >= 0
+    np.testing.assert_allclose(total.where(there), found.peak, rtol=1e-9)
+    check_losses(found, of, Z)
+
+
+@pytest.mark.parametrize("site", [RESID, Z, POST])
+@pytest.mark.parametrize("kind", [ReLU(), TopK(6)])
+def test_effects_on_the_loss_are_the_difference_of_two_runs_by_hand(site: str, kind: DictionaryKind) -> None:
+    check_losses(with_effects(site, kind), dictionary(kind, site), site)
+
+
+def check_losses(found: xr.Dataset, of: Dictionary, site: str) -> None:
+    """A run of the text alone, and one in which the feature is set to 0 at every token but BOS, for every entry."""
+    random = dict(zip(CHOSEN, found.vector.sel(source="random").values, strict=True))
+    activation = curves(found, of, site)
+    seen = 0
+    for one, row, pos, source, i in entries(found):
+        batch = model().text.batch(TEXTS[row])
+        at = {"pos": tuple(range(1, batch.tokens.shape[1]))}
+        if source == "dictionary":
+            change = of.edits(partial(without, CHOSEN[i]), at=at)
+        else:
+            written = torch.tensor(activation[row][:, 1, i])[:, None] * torch.tensor(random[CHOSEN[i]])
+            change = [interp.Edit(site, lambda value, w=written: value - w.view_as(value[0]), at=at)]
+        clean, without_it = (
+            next_token_loss(m(batch.tokens), batch.tokens)[0].detach()
+            for m in (model(), model().edited(change))
+        )
+        effect = (without_it - clean).tolist()
+        for offset, value in zip(one.offset.values, one.loss_change.values, strict=True):
+            if 0 <= pos + offset < len(effect):
+                assert value == pytest.approx(effect[pos + offset], abs=1e-10)
+            else:
+                assert np.isnan(value)
+        later = np.mean(effect[pos:]) if pos < len(effect) else np.nan
+        assert float(one.loss_effect) == pytest.approx(later, abs=1e-10, nan_ok=True)
+        seen += abs(later) > 1e-6
+    assert seen > TOP
+    each = found.loss_effect.mean("rank").values
+    scores = found.sel(score="loss_effect")
+    np.testing.assert_allclose(np.stack((scores.value, scores.null)), each, rtol=1e-9)
+
+
+def without(feature: int, features: Tensor) -> Tensor:
+    features[..., feature] = 0.0
+    return features
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "layout"), [(16, 3, "padded"), (400, 14, "padded"), (48, 7, "packed")]
+)
+def test_sources_and_effects_do_not_depend_on_batch_split(
+    tokens: int, window: int, layout: RowLayout
+) -> None:
+    found = asked(dictionary(RELU, Z), stream(tokens, window, layout), dfa=True, loss_effect=True)
+    xr.testing.assert_allclose(found, with_effects(Z), rtol=1e-7, atol=1e-9)
+
+
+def test_sources_and_effects_change_no_other_number() -> None:
+    """They come from a third pass, so that nothing else of the card may differ."""
+    more, plain = with_effects(Z), cards(Z)
+    same = more[list(plain)].sel(score=plain.score.values)
+    assert same.drop_attrs().identical(plain.drop_attrs())
+
+
+def test_neurons_that_are_active_together_are_those_of_all_correlations_by_hand() -> None:
+    found, of = cards(), dictionary()
+    read = Read(POST)
+    neurons = [
+        interp.observe(model().transformer, model().text.batch(text), [read]).trace[read][0, 1:]
+        for text in TEXTS
+    ]
+    both = np.concatenate(curves(found, of))
+    activity = torch.cat(neurons).detach().numpy()
+    for s, source in enumerate(("dictionary", "random")):
+        for i, feature in enumerate(CHOSEN):
+            one = found.sel(source=source, feature=feature)
+            if not both[:, s, i].any():
+                assert one.neuron_correlation.isnull().all()
+                continue
+            r = np.corrcoef(both[:, s, i], activity.T)[0, 1:]
+            best = np.argsort(-r)[:LISTED]
+            assert one.active_neuron.values.tolist() == best.tolist()
+            np.testing.assert_allclose(one.neuron_correlation, r[best], rtol=1e-9)
+            alike = [cosine(both[:, s, i], activity[:, j]) for j in best]
+            np.testing.assert_allclose(one.neuron_cosine, alike, rtol=1e-9)
+    assert "active_neuron" not in cards(Z) and "active_neuron" in cards(POST)
+
+
+def test_a_feature_that_writes_nothing_has_no_effect_on_the_loss() -> None:
+    weights = {name: weight.clone() for name, weight in dictionary(RELU, Z).named_parameters()}
+    weights["W_dec"][CHOSEN[0]] = 0.0
+    found = asked(Dictionary(RELU, weights, reads=Z), features=CHOSEN[:1], loss_effect=True)
+    scores = found.sel(score="loss_effect", feature=CHOSEN[0])
+    assert float(scores.value) == pytest.approx(0.0, abs=1e-14)
+    assert float(scores.null) == pytest.approx(0.0, abs=1e-14)
+
+
 # --- refusals and the export ------------------------------------------------------------------------------------------
 
 
@@ -399,6 +555,20 @@ def test_what_does_not_fit_is_refused() -> None:
     per_head = Dictionary(ReLU(), random_weights(ReLU(), model().cfg.d_head, 9), reads=Z)
     with pytest.raises(ValueError, match="head by head"):
         asked(per_head, features=[3])
+    with pytest.raises(ValueError, match=r"reads attn\.hook_z, got one of blocks\.1\.hook_resid_post"):
+        asked(dictionary(), dfa=True)
+    pursuit = Dictionary(MatchingPursuit(2), pursued(), reads=Z)
+    with pytest.raises(ValueError, match="matching pursuit has none"):
+        asked(pursuit, dfa=True)
+    network = HookedTransformer(perturbed(replace(CONFIGS["gpt2"], unembed=False), torch.float64))
+    with pytest.raises(ValueError, match="loss_effect=True requires logits"):
+        feature_cards(network, IDS, dictionary(), features=CHOSEN, loss_effect=True)
+
+
+def pursued() -> dict[str, Tensor]:
+    """Weights of a dictionary of matching pursuit."""
+    weights = random_weights(RELU, model().cfg.d_model, 40)
+    return {"W_dec": weights["W_dec"], "W_enc": weights["W_dec"].mT, "b_dec": weights["b_dec"]}
 
 
 KEYS = """
@@ -430,9 +600,32 @@ def test_the_json_of_neuronpedia_holds_the_numbers_of_the_result(site: str) -> N
             "correlated_features_indices": one.partner.values.tolist(),
             "decoder_weights_dist": one.head_share.values.tolist() if site == Z else [],
             "neuron_alignment_indices": [] if site == Z else one.neuron.values.tolist(),
+            "correlated_neurons_indices": [] if site == Z else one.active_neuron.values.tolist(),
+            "correlated_neurons_l1": [] if site == Z else plain(one.neuron_cosine),
+            "correlated_neurons_pearson": [] if site == Z else plain(one.neuron_correlation),
         }  # fmt: skip
         assert {name: each[name] for name in same} == same
         check_examples(each["activations"], one)
+
+
+def plain(values: xr.DataArray) -> list[float | None]:
+    """Numbers as JSON has them, which knows no NaN."""
+    return [None if np.isnan(x) else x for x in values.values.tolist()]
+
+
+def test_the_json_of_neuronpedia_holds_the_sources_of_top_examples() -> None:
+    found = with_effects(Z)
+    for each in json.loads(json.dumps(neuronpedia_json(found), allow_nan=False)):
+        one = found.sel(source="dictionary", feature=each["feature_index"])
+        top = int((one.row >= 0).sum())
+        for rank, entry in enumerate(each["activations"][:top]):
+            inside = one.tokens[rank].values >= 0
+            sources = one.dfa[rank].sum("head").values[inside]
+            np.testing.assert_allclose(entry["dfa_values"], sources, rtol=1e-12)
+            assert entry["dfa_targetIndex"] == entry["qualifying_token_index"]
+            assert entry["dfa_maxValue"] == max(entry["dfa_values"])
+        for entry in each["activations"][top:]:
+            assert (entry["dfa_values"], entry["dfa_targetIndex"], entry["dfa_maxValue"]) == ([], None, None)
 
 
 def check_examples(activations: list[dict[str, object]], one: xr.Dataset) -> None:

@@ -34,6 +34,22 @@ def cards(site: str = "blocks.1.hook_resid_post") -> xr.Dataset:
     return feature_cards(hooked("gpt2"), TEXTS, dictionary, features=FEATURES, top=3, context=(4, 2))
 
 
+@cache
+def with_effects() -> xr.Dataset:
+    site = "blocks.1.attn.hook_z"
+    dictionary = Dictionary(ReLU(), random_weights(ReLU(), 24, 40), reads=site)
+    return feature_cards(
+        hooked("gpt2"),
+        TEXTS,
+        dictionary,
+        features=FEATURES,
+        top=3,
+        context=(1, 2),
+        dfa=True,
+        loss_effect=True,
+    )
+
+
 def article(page: str, feature: int) -> str:
     """The card of one feature, without the random direction's."""
     found = re.search(
@@ -91,6 +107,34 @@ def test_the_heads_of_a_dictionary_of_attention_are_shown_and_notes_stand_first(
     assert page.index("so many are left out") < page.index("stands a random direction")
 
 
+@pytest.mark.parametrize("feature", FEATURES[:2])
+def test_top_examples_say_where_they_come_from_and_what_the_loss_is_without_the_feature(feature: int) -> None:
+    card, one = article(feature_page(with_effects()), feature), with_effects().sel(feature=feature)
+    own = one.sel(source="dictionary")
+    lines = re.findall(r'<span class="run signed sources">(.*?)</li>', card)
+    there = [own.isel(rank=i) for i in range(3) if int(own.row[i]) >= 0]
+    assert len(lines) == len(there) > 0
+    for line, entry in zip(lines, there, strict=True):
+        marks = re.findall(r'style="--v:([^"]*)" title="([^"]*)">([^<]*)<', line)
+        beyond = float(entry.dfa_outside.sum())
+        by_token = entry.dfa.sum("head").values[entry.tokens.values >= 0]
+        every = [beyond, *by_token] if beyond else list(by_token)
+        assert len(marks) == len(every) and (marks[0][2] == "…") == bool(beyond)
+        for (level, tip, _), value in zip(marks, every, strict=True):
+            assert float(level) == pytest.approx(abs(value) / max(map(abs, every)), abs=6e-4)
+            assert f"{value:.3g}".replace("-", "−") in tip and re.search(r"through H\d$", tip)
+    losses = [f"{x:+.2g}".replace("-", "−") for x in own.loss_effect.values if x == x]
+    assert [x for x in re.findall(r">loss (\S*)</span>", card) if x != "–"] == losses
+    scores = one.sel(score="loss_effect")
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*) <small>", card))
+    shown = f"{float(scores.value):+.2g} nats".replace("-", "−")
+    assert facts["loss without it"] == ("–" if scores.value.isnull() else shown)
+    brought = (own.dfa.sum("offset") + own.dfa_outside).where(own.row >= 0).mean("rank")
+    table = card.split("Heads that bring it")[1].split("</ol>")[0]
+    shown_heads = re.findall(r"<span>H(\d)</span><b>([^<]*)</b>", table)
+    assert shown_heads == [(str(i), f"{x:.3g}".replace("-", "−")) for i, x in enumerate(brought.values)]
+
+
 def test_nothing_that_a_text_says_becomes_markup() -> None:
     evil = cards().copy(deep=True)
     for name in ("piece", "group_piece", "logit_word"):
@@ -113,7 +157,7 @@ def test_a_transposed_result_makes_the_same_page_and_another_result_is_refused()
 def test_the_page_fits_its_window_and_fetches_nothing(
     width: int, scheme: str, tmp_path: Path, browser: "sync_api.Browser"
 ) -> None:
-    long = cards().copy(deep=True)
+    long = with_effects().copy(deep=True)
     long["piece"] = long.piece.str.cat("x" * 60)
     long["logit_word"] = long.logit_word.str.cat("y" * 40)
     (tmp_path / "index.html").write_text(feature_page(long), encoding="utf-8")

@@ -213,9 +213,10 @@ def _read(files: Files, facts: Facts) -> Stored:
     """The dictionary of a stored config and its weights, with the config's constants folded into the weights."""
     refuse_facts(facts, "layer", "k")
     config = {RENAMED.get(key, key): value for key, value in files.json(CONFIG).items()}
+    architecture = _architecture_of(config)  # those that are refused have keys of their own
     metadata = _metadata(config)
     refuse_unknown(config, (*UNDERSTOOD, *DESCRIPTIVE, *OF_TRAINING))
-    architecture, dtype = _architecture_of(config), dtype_of(config)
+    dtype = dtype_of(config)
     centred = _centred(config, architecture)
     kind, normalisation = _kind(config, architecture), _normalisation(config)
     weights = _converted(files.tensors(WEIGHTS).every(), config, kind)
