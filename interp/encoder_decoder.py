@@ -153,6 +153,13 @@ class HookedEncoderDecoder(Shown):
         rows = [[self.model.config.start_token, *self.text.tokenizer.encode(text)] for text in texts]
         return Batch.of(rows, pad_id=self.text.pad_id)
 
+    def _pair(self, source: Prompts, target: Prompts) -> tuple[Batch, Batch]:
+        """Both sides as batches. ValueError unless they have as many rows."""
+        given, read = self.to_source(source), self.to_target(target)
+        if len(given) != len(read):
+            raise ValueError(f"as many targets as sources are required, got {len(read)} and {len(given)}")
+        return given, read
+
     def __call__(self, source: Prompts, target: Prompts) -> Float[Tensor, "b p v"]:
         """Logits at every position of the target."""
         return self.run_with_cache(source, target, names_filter=())[0]
@@ -168,8 +175,8 @@ class HookedEncoderDecoder(Shown):
         Returns:
             One number, in nats.
         """
-        batch = self.to_target(target).to(self.model.device)
-        return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
+        given, read = (each.to(self.model.device) for each in self._pair(source, target))
+        return mean_next_token_loss(self(given, read), read.tokens, read.keep)
 
     @public(plain_pass=True)
     def run_with_cache(
@@ -189,8 +196,7 @@ class HookedEncoderDecoder(Shown):
             take that side apart.
         """
         wanted = self._sites(names_filter)
-        given, read = self.to_source(source).to(self.model.device), self.to_target(target)
-        read = read.to(self.model.device)
+        given, read = (each.to(self.model.device) for each in self._pair(source, target))
         check_recorded(wanted["encoder"], self.model.encoder, *given.tokens.shape)
         check_recorded(wanted["decoder"], self.model.decoder, *read.tokens.shape)
         tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])
@@ -216,7 +222,7 @@ class HookedEncoderDecoder(Shown):
         Returns:
             The batch.
         """
-        return encoded(self.model, self.to_source(source), self.to_target(target))
+        return encoded(self.model, *self._pair(source, target))
 
     @public(plain_pass=True)
     def generate(

@@ -13,7 +13,7 @@ Heads that share keys and values (grouped-query attention) have one key and one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -167,9 +167,8 @@ class EdgeGraph:
     @public()
     def name(self, sender: int, receiver: int) -> str:
         """Name of one edge. IndexError for an index that no sender or no receiver has."""
-        for what, index, nodes in (("sender", sender, self.senders), ("receiver", receiver, self.receivers)):
-            if not 0 <= index < len(nodes):
-                raise IndexError(f"{what} must be in [0, {len(nodes) - 1}], got {index}")
+        _check_index("sender", sender, self.senders)
+        _check_index("receiver", receiver, self.receivers)
         return f"{self.senders[sender]}->{self.receivers[receiver]}"
 
     @public()
@@ -200,7 +199,11 @@ class EdgeGraph:
 
     @public()
     def nodes_of(self, receiver: int) -> tuple[str, ...]:
-        """Names of the nodes that compute with this input: one, or, for shared keys and values, the group's heads."""
+        """Names of the nodes that compute with this input: one, or, for shared keys and values, the group's heads.
+
+        IndexError for an index that no receiver has.
+        """
+        _check_index("receiver", receiver, self.receivers)
         part = Part.of(self.receivers[receiver])
         assert part.layer is not None or part.kind == LOGITS
         if part.kind in ("query", "key", "value"):
@@ -223,6 +226,11 @@ class EdgeGraph:
     @cached_property
     def _receiver_places(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.receivers)}
+
+
+def _check_index(what: str, index: int, nodes: Sequence[str]) -> None:
+    if not 0 <= index < len(nodes):
+        raise IndexError(f"{what} must be in [0, {len(nodes) - 1}], got {index}")
 
 
 def _node_index(name: str, places: dict[str, int], what: str) -> int:

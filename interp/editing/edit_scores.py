@@ -81,13 +81,15 @@ class Continuation:
             turn: added to the seed.
 
         Raises:
-            ValueError: an opening that fills the length, or more than the context holds.
+            ValueError: no openings, an opening that fills the length, or more than the context holds.
 
         Example:
             >>> (text,) = Continuation(length=20, top_k=1).texts(model, ["The cat sat on"])
             >>> text.startswith("The cat sat on")
             True
         """
+        if not openings:
+            raise ValueError("openings must be texts, one at least, got none")
         text = text_of(model)
         batch = text.batch(list(openings))
         if not int(batch.lengths.max()) < self.length:

@@ -104,8 +104,8 @@ class PerRow:
     def of(self, rows: Iterable[int]) -> PerRow:
         """The positions of some rows. ValueError for a row without one."""
         numbers = list(rows)
-        if not numbers:
-            raise ValueError("rows must be numbers of prompts, one at least, got none")
+        if not numbers or any(type(row) is not int for row in numbers):
+            raise ValueError(f"rows must be numbers of prompts, one at least, got {value_text(numbers)}")
         if bad := [row for row in numbers if not 0 <= row < len(self.places)]:
             raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {bad[0]}")
         return PerRow([self.places[row] for row in numbers])

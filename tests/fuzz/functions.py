@@ -414,6 +414,11 @@ NOT_THERE: Mapping[str, str] = {
         f"circuits.{name} each": "there is no edge"
         for name in ("score_edges", "edge_attribution", "edge_effects")
     },
+    "lenses.patchscope answer_log_prob": "the last target depth has no prompt that an answer could follow",
+    **{
+        f"editing.changed_tokens {name}": "a text of one token predicts none"
+        for name in ("value", "loss", "tuned_loss")
+    },
     "circuits.feature_circuit edge_value": "there is no edge, or its weight is below the threshold",
     **{
         f"circuits.feature_circuit {name}": "an interval takes more rows, a null is that of the found circuit"
