@@ -22,7 +22,7 @@ from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
-from interp.model.mounted import ERROR, FEATURES, BlockDictionary, of_one_block
+from interp.model.mounted import ERROR, FEATURES
 from interp.model.parts import KINDS, Part
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
@@ -166,7 +166,7 @@ class LocalModel:
         if site.kind != "feature":
             return found
         assert site.layer is not None
-        constants = upcast(_dictionaries(self.model)[site.layer].constants()).to(found.bias)
+        constants = upcast(self.model.dictionaries[site.layer].constants(site.layer)).to(found.bias)
         own = constants[(nodes - self.offsets[number]).to(constants.device) % len(constants)]
         return Incoming(found.edges, found.bias + own, found.values)
 
@@ -272,12 +272,8 @@ class LocalModel:
     def _decoder_bias(self, error: NodeSite, slope: Float[Tensor, "r 1 p d"]) -> Float[Tensor, "r"]:
         """What a dictionary's b_dec adds, which enters where its error does."""
         assert error.layer is not None
-        b_dec = upcast(_dictionaries(self.model)[error.layer].b_dec.detach())
+        b_dec = upcast(self.model.dictionaries[error.layer].bias(error.layer))
         return torch.einsum("r...d, d -> r...", upcast(slope), b_dec.to(slope.device)).flatten(1).sum(1)
-
-
-def _dictionaries(model: Transformer) -> dict[int, BlockDictionary]:
-    return of_one_block(model.dictionaries, "an attribution graph")
 
 
 def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite, ...]:
@@ -285,8 +281,8 @@ def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite,
 
     Raises:
         KeyError: a model without neurons, heads or MLPs that were asked for.
-        ValueError: features of a model without dictionaries, of a cross-layer transcoder, or of dictionaries that are
-            no linear function where the same features are active.
+        ValueError: features of a model without dictionaries, or of such that are no linear function where the same
+            features are active.
     """
     found = [NodeSite(EMBEDDING, "embedding")]
     for kind in dict.fromkeys(nodes):
@@ -304,8 +300,8 @@ def _of_dictionaries(model: Transformer) -> list[NodeSite]:
     if not model.dictionaries:
         raise ValueError("nodes that are features require a model with dictionaries: model.with_dictionaries")
     found = []
-    for layer, dictionary in sorted(_dictionaries(model).items()):
-        dictionary.constants()  # ValueError for features that are not linear
+    for layer, dictionary in sorted(model.dictionaries.items()):
+        dictionary.constants(layer)  # ValueError for features that are not linear
         found += [NodeSite(f"blocks.{layer}.{FEATURES}", "feature", layer)]
         found += [NodeSite(f"blocks.{layer}.{ERROR}", "error", layer)]
     return found

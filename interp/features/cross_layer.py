@@ -19,7 +19,7 @@ import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from interp.core.axes import shape_text
 from interp.core.boundary import public
@@ -153,6 +153,16 @@ class CrossLayerTranscoder:
     def in_one_block(self) -> bool:
         """False: its features write to later blocks too."""
         return False
+
+    def bias(self, layer: int | None = None) -> Float[Tensor, "o"]:
+        """The b_dec of a layer."""
+        assert layer is not None
+        return self._put(self.b_dec[layer])
+
+    def constants(self, layer: int | None = None) -> Float[Tensor, "s"]:
+        """The b_enc of a layer: what its active features are where it reads 0."""
+        assert layer is not None
+        return self._put(self._layer(layer).encoder()["b_enc"])
 
     def splits(self, places: Mapping[int, SitesOfBlock], blocks: range) -> list[Edit]:
         """The edits by which a model's features and errors are sites (`Transformer.with_dictionaries`).
@@ -331,11 +341,13 @@ class _Written(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Float[Tensor, "l *n o"]) -> tuple[Tensor, None]:
         every = torch.arange(ctx.width)  # type: ignore[attr-defined]
         slopes = [
-            einsum(grad, directions.to(grad), "l ... o, a l o -> ... a")
+            # products of matrices, which batches of gradients know
+            torch.stack(
+                [row @ into.mT for row, into in zip(grad, directions.to(grad).unbind(1), strict=True)]
+            ).sum(0)
             for _, directions in ctx.decoder.pieces(every)  # type: ignore[attr-defined]
         ]
         return torch.cat(slopes, -1), None

@@ -202,8 +202,15 @@ class Dictionary(nn.Module):
         norm = {"norm": self.W_dec.norm(dim=-1)} if isinstance(self.kind, NormTopK) else {}
         return activated(self.kind, z, {**dict(self.named_parameters(recurse=False)), **norm})
 
-    def constants(self) -> Float[Tensor, "s"]:
+    def bias(self, layer: int | None = None) -> Float[Tensor, "o"]:
+        """b_dec, the reconstruction without any feature or skip; `layer` is for dictionaries of several blocks."""
+        return self.b_dec.detach()
+
+    def constants(self, layer: int | None = None) -> Float[Tensor, "s"]:
         """The value at x = 0 of each feature as the linear function of x that it is where it is active.
+
+        Args:
+            layer: for dictionaries of several blocks; this one has one.
 
         Raises:
             ValueError: a dictionary that normalises, or matching pursuit, whose features are no such functions.

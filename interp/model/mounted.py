@@ -81,6 +81,18 @@ class Mountable(Protocol):
         """The dictionary for this model: its sites and widths are checked."""
         ...
 
+    def constants(self, layer: int | None = None) -> Tensor:
+        """The value of each active feature of a block at x = 0; ValueError where active features are not linear in x.
+
+        Args:
+            layer: a block where it stands; a dictionary of one block needs none.
+        """
+        ...
+
+    def bias(self, layer: int | None = None) -> Tensor:
+        """What it says of the site that it writes in a block, [o], without any feature, skip or error."""
+        ...
+
     def splits(self, places: Mapping[int, SitesOfBlock], blocks: range) -> list[Edit]:
         """The edits that split what it writes into features and an error, visit both, and put them together again.
 
@@ -98,10 +110,6 @@ class BlockDictionary(Mountable, Protocol):
     reads: str | None
     writes: str | None
     b_dec: Tensor
-
-    def constants(self) -> Tensor:
-        """The value of each active feature at x = 0; ValueError where active features are not linear in x."""
-        ...
 
     @property
     def d_sae(self) -> int:
