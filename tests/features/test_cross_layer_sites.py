@@ -508,7 +508,6 @@ def test_what_cannot_be_is_refused_in_words() -> None:
     words = "belong to a cross-layer transcoder, whose features write to later ones too"
     for ask in (
         lambda: interp.attribute(split, CLEAN, 3, parts="feature"),
-        lambda: interp.circuits.attribution_graph(split, CLEAN[0]),
         lambda: interp.circuits.feature_circuit(split, CLEAN, CORRUPT, metric=METRIC),
     ):
         with pytest.raises(ValueError, match=words):
