@@ -41,7 +41,9 @@ def test_edges_are_products_along_all_layers_that_a_feature_writes_to() -> None:
     reads = [Read(f"blocks.{i}.{site}") for i in range(N) for site in ("hook_features", "attn.hook_pattern")]
     trace = observe(subject, subject.to_batch([PROMPT]), reads).trace
     features, pattern = ([trace[read][0] for read in reads[i::2]] for i in range(2))
-    same = torch.einsum("qk, de -> qkde", torch.eye(P, dtype=torch.float64), torch.eye(8, dtype=torch.float64))
+    same = torch.einsum(
+        "qk, de -> qkde", torch.eye(P, dtype=torch.float64), torch.eye(8, dtype=torch.float64)
+    )
     moved = {}
     for layer in (1, 2):
         own = Weights(subject.transformer).layer(layer)
