@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -187,6 +187,34 @@ def one_prompt(batch: Batch) -> Batch:
     real = batch.real[0]
     types = None if batch.types is None else batch.types[:, real]
     return Batch(batch.tokens[:, real], bos=batch.bos, types=types)
+
+
+def check_prompt(batch: Batch, graph: xr.Dataset) -> None:
+    """Check that a batch has the tokens that a graph is about.
+
+    Args:
+        batch: one prompt without padding (`one_prompt`).
+        graph: a result of `attribution_graph`.
+
+    Raises:
+        ValueError: another prompt.
+    """
+    tokens = graph.isel(node=graph["kind"].to_numpy() == "embedding").sortby("pos")["index"].to_numpy()
+    if batch.tokens.cpu().tolist() != [tokens.tolist()]:
+        raise ValueError(f"the prompt of the graph is required, {graph.attrs.get('prompt')!r}")
+
+
+def nodes_of(graph: xr.Dataset) -> list[NodeName]:
+    """The kinds of nodes that a graph was made of.
+
+    Args:
+        graph: a result of `attribution_graph`.
+
+    Returns:
+        The kinds, none where the model had no such place.
+    """
+    named = str(graph.attrs["nodes"]).split(", ")
+    return [kind for kind in get_args(NodeName) if kind in named]
 
 
 @dataclass(frozen=True)

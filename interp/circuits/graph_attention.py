@@ -13,7 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.score_parts import as_head, position_term, product_site
-from interp.circuits.attribution_graph import Effects, Goals, as_nodes, at_once, one_prompt
+from interp.circuits.attribution_graph import (
+    Effects,
+    Goals,
+    as_nodes,
+    at_once,
+    check_prompt,
+    nodes_of,
+    one_prompt,
+)
 from interp.circuits.local_model import Incoming, LocalModel, NodeName, NodeSite, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Count, PositiveCount
@@ -25,7 +33,7 @@ from interp.model.parts import Part, PartName
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model
-from interp.passes.rules import AT_MOST, ROUNDING
+from interp.passes.rules import rounding_of
 from interp.residual.attribution import places_of
 from interp.runs.provenance import with_origin
 
@@ -90,7 +98,7 @@ def edge_heads(
     network = subject.transformer
     batch = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)).to(network.device)
     check_prompt(batch, graph)
-    kinds: list[NodeName] = graph.attrs["nodes"].split(", ")
+    kinds = nodes_of(graph)
     if "head" in kinds:
         raise ValueError(
             "a graph whose nodes are no heads is required; edges of this one pass no head but those it has"
@@ -115,13 +123,6 @@ def edge_heads(
     return with_origin(result, network)
 
 
-def check_prompt(batch: Batch, graph: xr.Dataset) -> None:
-    """ValueError unless the batch has the tokens that the graph is about."""
-    tokens = graph.isel(node=graph["kind"].to_numpy() == "embedding").sortby("pos")["index"].to_numpy()
-    if batch.tokens.cpu().tolist() != [tokens.tolist()]:
-        raise ValueError(f"the prompt of the graph is required, {graph.attrs.get('prompt')!r}")
-
-
 def _chosen_edges(graph: xr.Dataset, edges: Sequence[str] | None, most: int) -> xr.Dataset:
     """The named edges, or those that carry most."""
     table = graph[["weight", "value"]]
@@ -141,7 +142,7 @@ def _check_sum(
 ) -> None:
     """ArithmeticError where sums miss by more than the rounding of a pass, relative to the size of what enters."""
     missed = (found - expected).abs()
-    if not bool((missed <= min(ROUNDING * torch.finfo(dtype).eps, AT_MOST) * size).all()):
+    if not bool((missed <= rounding_of(dtype) * size).all()):
         worst = int((missed / size).argmax())
         raise ArithmeticError(
             f"heads should sum to {float(expected[worst]):.6g}, they sum to {float(found[worst]):.6g}"
@@ -168,7 +169,9 @@ class _Split:
         # observed patterns keep attention a product with a derivative of its derivative, which fused kernels lack
         kept = [name for site in heads for name in (site.name, site.name.replace("hook_z", "hook_pattern"))]
         whole = local_model(network, batch, where, recorded=kept)
-        slopes = Effects.of(local_model(network, batch, where, through=True), goals).slopes
+        slopes: Mapping[str, Tensor] = {}
+        if not all(site.by_entry or site.is_source for site in where):
+            slopes = Effects.of(local_model(network, batch, where, through=True), goals).slopes
         return cls(graph, cut, whole, tuple(heads), goals, slopes)
 
     def width(self, site: NodeSite) -> int:
@@ -192,16 +195,7 @@ class _Split:
         """The numbers of inner nodes, embeddings and errors in a local model."""
         nodes = self.graph[["kind", "layer", "pos", "index"]].sel(node=names)
         columns = (nodes[name].to_numpy().tolist() for name in ("kind", "layer", "pos", "index"))
-        place = {
-            (site.kind, -1 if site.layer is None else site.layer): i for i, site in enumerate(local.sites)
-        }
-        found = []
-        for kind, layer, pos, index in zip(*columns, strict=True):
-            number = place[kind, layer]
-            site = local.sites[number]
-            each = site.per_position(local.leaves[site.name])
-            found.append(local.offsets[number] + pos * each + (index if each > 1 else 0))
-        return np.array(found, dtype=np.int64)
+        return np.array([local.number(*each) for each in zip(*columns, strict=True)], dtype=np.int64)
 
     def _into(
         self, targets: np.ndarray, sources: Int[np.ndarray, "s"]
@@ -435,7 +429,7 @@ class _Looking:
         found, cap = self.factor * float(query @ key), self.local.model.config.attn_softcap
         found = position + (found if cap is None else cap * math.tanh(found / cap))
         size = abs(self.factor) * float(query.norm() * key.norm()) + abs(position)
-        if abs(found - score) > min(ROUNDING * torch.finfo(self.query.dtype).eps, AT_MOST) * size:
+        if abs(found - score) > rounding_of(self.query.dtype) * size:
             raise ArithmeticError(f"query times key should be the score {score:.6g}, it is {found:.6g}")
 
 

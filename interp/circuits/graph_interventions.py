@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from interp.circuits.attribution_graph import Effects, Goals, one_prompt
+from interp.circuits.attribution_graph import Effects, Goals, check_prompt, nodes_of, one_prompt
 from interp.circuits.graph_files import AttributionGraph
 from interp.circuits.graph_influence import in_order
-from interp.circuits.local_model import LocalModel, NodeName, local_model, node_sites
+from interp.circuits.local_model import LocalModel, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Finite
 from interp.core.results import check_result, labelled
@@ -112,18 +112,11 @@ def graph_interventions(
     subject = as_model(model, edits)
     network = subject.transformer
     batch = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)).to(network.device)
-    _check_prompt(batch, graph)
+    check_prompt(batch, graph)
     groups = _groups(graph, nodes)
     variants = [Variant([member.scaled(factor) for member in group]) for group in groups.values()]
-    goals = graph.isel(node=graph["kind"].to_numpy() == "logit")
-    share = goals["probability"].to_numpy() / goals["probability"].to_numpy().sum()
-    explained = partial(
-        _explained,
-        tokens=goals["index"].to_numpy().tolist(),
-        weights=share.tolist(),
-        against=int(graph.attrs["against"]),
-    )
-    metric = of_logits(explained, name="explained logits")
+    goals = Goals.of_graph(graph)
+    metric = of_logits(partial(_explained, goals=goals), name="explained logits")
     held = Variant([Edit(name, Set(value)) for name, value in _patterns(network, batch).items()])
     changes = []
     for common in (Variant(), held):
@@ -132,7 +125,7 @@ def graph_interventions(
     on_host = to_host(dict(zip(("value", "held"), changes, strict=True)))
     if not all(bool(x.isfinite().all()) for x in on_host.values()):
         raise NotFiniteError("finite logits are required, got NaN or infinity")
-    predicted = _predicted(network, batch, graph, list(groups.values()), factor)
+    predicted = _predicted(network, batch, graph, goals, list(groups.values()), factor)
     result = labelled(
         "graph_interventions",
         {name: (("part",), x) for name, x in {**on_host, "predicted": predicted}.items()},
@@ -145,12 +138,6 @@ def graph_interventions(
         },
     )
     return with_origin(result, network)
-
-
-def _check_prompt(batch: Batch, graph: xr.Dataset) -> None:
-    tokens = graph.isel(node=graph["kind"].to_numpy() == "embedding").sortby("pos")["index"].to_numpy()
-    if batch.tokens.cpu().tolist() != [tokens.tolist()]:
-        raise ValueError(f"the prompt of the graph is required, {graph.attrs.get('prompt')!r}")
 
 
 @dataclass(frozen=True)
@@ -168,13 +155,6 @@ class Member:
     def scaled(self, factor: float) -> Edit:
         """The edit that multiplies it."""
         return Edit(self.name.partition("@")[0], Scale(factor), {"pos": self.pos})
-
-    def at(self, local: LocalModel) -> tuple[int, int]:
-        """The number of its site in the local model, and its place among the nodes there."""
-        known = [(site.kind, site.layer) for site in local.sites]
-        number = known.index((self.kind, self.layer))  # type: ignore[arg-type]
-        width = local.sites[number].per_position(local.leaves[local.sites[number].name])
-        return number, self.pos * width + max(self.index, 0)
 
 
 def _groups(
@@ -225,14 +205,17 @@ def _supernodes(graph: xr.Dataset, drawn: AttributionGraph) -> dict[str, list[st
 
 
 def _predicted(
-    network: Transformer, batch: Batch, graph: xr.Dataset, groups: Sequence[Sequence[Member]], factor: float
+    network: Transformer,
+    batch: Batch,
+    graph: xr.Dataset,
+    goals: Goals,
+    groups: Sequence[Sequence[Member]],
+    factor: float,
 ) -> Float[Tensor, "g"]:
     """What the local model says that multiplying each group does to the logits."""
     found = [(factor - 1) * group[0].effect for group in groups]
     if any(len(group) > 1 for group in groups):
-        kinds = [kind for kind in get_args(NodeName) if kind in str(graph.attrs["nodes"]).split(", ")]
-        local = local_model(network, batch, node_sites(network, kinds), through=True)
-        goals = Goals.of_graph(graph)
+        local = local_model(network, batch, node_sites(network, nodes_of(graph)), through=True)
         for i, group in enumerate(groups):
             if len(group) > 1:
                 found[i] = (factor - 1) * _effect_of(group, local, goals, factor)
@@ -245,38 +228,38 @@ def _effect_of(group: Sequence[Member], local: LocalModel, goals: Goals, factor:
     With v the members' values, T the slopes between them along paths that pass no other member, and d those into the
     logits, the change of the values is x = (factor - 1) v + factor T x, and that of the logits d x.
     """
-    places: dict[int, list[int]] = {}
-    for member in group:
-        number, place = member.at(local)
-        places.setdefault(number, []).append(place)
-    inner = {number: here for number, here in places.items() if not local.sites[number].is_source}
-    hooks = [_multiplied(local, number, here, factor) for number, here in inner.items()]
+    nodes = np.array([local.number(each.kind, each.layer, each.pos, each.index) for each in group])
+    of_site = local.site_of(nodes)
+    hooks = [
+        _multiplied(local, int(number), nodes[of_site == number], factor)
+        for number in np.unique(of_site)
+        if not local.sites[number].is_source
+    ]
     effects = Effects.of(local, goals).of_nodes
     for hook in hooks:
         hook.remove()
-    return float(
-        sum(effects[local.offsets[number] + np.array(here)].sum() for number, here in places.items())
-    )
+    return float(effects[nodes].sum())
 
 
-def _multiplied(local: LocalModel, number: int, places: Sequence[int], factor: float) -> RemovableHandle:
+def _multiplied(
+    local: LocalModel, number: int, nodes: Int[np.ndarray, "n"], factor: float
+) -> RemovableHandle:
     """Until it is removed, slopes through some nodes of a site are multiplied."""
     site = local.sites[number]
     value, leaf = local.computed[site.name], local.leaves[site.name]
     mask = torch.ones(leaf.shape[1] * site.per_position(leaf), dtype=leaf.dtype, device=leaf.device)
-    mask[list(places)] = factor
+    mask[(nodes - local.offsets[number]).tolist()] = factor
     mask = mask.view(1, leaf.shape[1], -1)
     mask = mask[..., None] if leaf.ndim > mask.ndim else mask  # of heads
     return value.register_hook(lambda slope: slope * mask)
 
 
-def _explained(
-    logits: Float[Tensor, "r n v"], tokens: list[int], weights: list[float], against: int
-) -> Float[Tensor, "r"]:
+def _explained(logits: Float[Tensor, "r n v"], goals: Goals) -> Float[Tensor, "r"]:
     """What the graph explains: each logit minus the mean or the wrong answer's, weighted by probability."""
     last = logits[:, -1]
-    beside = last.mean(-1) if against < 0 else last[:, against]
-    return (last[:, tokens] - beside[:, None]) @ torch.tensor(weights, dtype=torch.float64).to(last)
+    beside = last.mean(-1) if goals.against is None else last[:, goals.against]
+    weights = torch.tensor(goals.probabilities, dtype=torch.float64)
+    return (last[:, list(goals.tokens)] - beside[:, None]) @ (weights / weights.sum()).to(last)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from interp.model.mounted import ERROR, FEATURES
 from interp.model.parts import KINDS, Part
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
-from interp.passes.rules import AT_MOST, LINEAR, ROUNDING, promises, under_rules
+from interp.passes.rules import LINEAR, promises, rounding_of, under_rules
 
 NodeName = Literal["neuron", "feature", "head", "mlp", "resid"]
 """What can be asked for as nodes: neurons, features and errors of dictionaries, what heads move to a position, what
@@ -81,7 +81,7 @@ class Incoming:
         size = self.edges.abs().sum(1) + self.bias.abs()
         missed, values = (self.edges.sum(1) + self.bias - self.values).abs(), self.values
         # terms that cancel within a node leave rounding of the size of the values that are read
-        most = min(ROUNDING * torch.finfo(dtype).eps, AT_MOST)
+        most = rounding_of(dtype)
         if not bool((missed <= most * torch.maximum(size, values.abs())).all()):
             worst = int((missed / size.clamp_min(torch.finfo(size.dtype).tiny)).argmax())
             raise ArithmeticError(
@@ -147,6 +147,13 @@ class LocalModel:
         width, indexed = site.per_position(self.leaves[site.name]), site.by_entry or site.kind == "head"
         return site, at // width, at % width if indexed else None
 
+    def number(self, kind: str, layer: int, pos: int, index: int) -> int:
+        """The number of a node, by the coordinates that it has in a graph: layer -1 is outside the blocks."""
+        known = [(site.kind, -1 if site.layer is None else site.layer) for site in self.sites]
+        at = known.index((kind, layer))  # type: ignore[arg-type]
+        each = self.sites[at].per_position(self.leaves[self.sites[at].name])
+        return self.offsets[at] + pos * each + (index if each > 1 else 0)
+
     def name(self, node: int) -> str:
         """The name of a node, such as `L12N345@7`."""
         site, pos, index = self.place(node)
@@ -200,11 +207,18 @@ class LocalModel:
         )
         return dict(zip(self.leaves, found, strict=True))
 
-    def terms(self, site: NodeSite, slope: Float[Tensor, "*r 1 p *k"]) -> Float[Tensor, "*r n"]:
-        """Value times slope of every node of a site."""
+    def terms(
+        self, site: NodeSite, slope: Float[Tensor, "*r 1 p *k"], at: Int[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "*r n"]:
+        """Value times slope of the nodes of a site; at: their places there, None: all."""
         leaf = self.leaves[site.name].detach()
-        products = upcast(slope) * upcast(leaf)
-        return (products if site.by_entry else products.sum(-1)).flatten(slope.ndim - leaf.ndim)
+        lead = slope.ndim - leaf.ndim  # dims before those of the site
+        last = -1 if site.by_entry else -2
+        slopes, values = slope.flatten(lead, last), leaf.flatten(0, last)
+        if at is not None:
+            slopes, values = slopes.index_select(lead, at), values[at]
+        products = upcast(slopes) * upcast(values)
+        return products if site.by_entry else products.sum(-1)
 
     def into_logits(self, values: Float[Tensor, "r"]) -> Incoming:
         """What enters some values that are functions of the logits."""
@@ -230,17 +244,11 @@ class LocalModel:
         of_site, found = self.site_of(nodes), []
         for number in np.unique(of_site):
             site = self.sites[number]
-            leaf, slope = self.leaves[site.name].detach(), slopes[site.name]
+            leaf, slope = self.leaves[site.name], slopes[site.name]
             at = torch.from_numpy(nodes[of_site == number] - self.offsets[number]).to(leaf.device)
-            if slope is None:
-                found.append(upcast(leaf).new_zeros(len(at)))
-                continue
-            lead = slope.ndim - leaf.ndim  # dims before those of the site
-            if site.by_entry:
-                found.append(upcast(slope.flatten(lead)[..., at]) * upcast(leaf.flatten()[at]))
-            else:
-                cells, values = slope.flatten(lead, -2)[..., at, :], leaf.flatten(0, -2)[at]
-                found.append((upcast(cells) * upcast(values)).sum(-1))
+            found.append(
+                upcast(leaf.detach()).new_zeros(len(at)) if slope is None else self.terms(site, slope, at)
+            )
         order = np.argsort(np.argsort(of_site, kind="stable"))
         shape = torch.broadcast_shapes(*(x.shape[:-1] for x in found))
         return torch.cat([x.expand(*shape, -1) for x in found], -1)[..., order.tolist()]

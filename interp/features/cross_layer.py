@@ -29,7 +29,7 @@ from interp.features.activations import DictionaryKind, Gated, JumpReLU, Matchin
 from interp.features.dictionary import FeatureChange, across, check_ends, check_width, vectors_of
 from interp.model.config import Json
 from interp.model.edits import Add, Edit, PositionIndex, RowChoice, Set
-from interp.model.mounted import ERROR, FEATURES, Ends, SitesOfBlock
+from interp.model.mounted import ERROR, FEATURES, SitesOfBlock, Taps
 from interp.model.sites import axes_of
 from interp.model.tap import Read
 from interp.passes.observe import Model, as_network, deepest, observe
@@ -142,10 +142,10 @@ class CrossLayerTranscoder:
                     raise ValueError(f"a site of block {layer} is required for layer {layer}, got {site!r}")
 
     @property
-    def ends(self) -> tuple[Ends, ...]:
+    def taps(self) -> tuple[Taps, ...]:
         """The sites that it reads and writes, and its number of features, by layer."""
         return tuple(
-            Ends(self.reads.get(layer), self.writes.get(layer), self.layers[layer].shape[1])
+            Taps(self.reads.get(layer), self.writes.get(layer), self.layers[layer].shape[1])
             for layer in sorted(self.layers)
         )
 

@@ -37,7 +37,7 @@ from interp.features.activations import (
 from interp.features.folding import shifted
 from interp.model.config import Json, ModelConfig
 from interp.model.edits import Edit, PositionIndex, Remember, RowChoice
-from interp.model.mounted import ERROR, FEATURES, Ends, Shares, SitesOfBlock
+from interp.model.mounted import ERROR, FEATURES, Shares, SitesOfBlock, Taps
 from interp.model.norm import Normalize
 from interp.model.parts import axis_size
 from interp.model.sites import axes_of, find
@@ -451,9 +451,9 @@ class Dictionary(nn.Module):
         return across(reads, writes, partial(_changed, self, change, error), at=at, rows=rows)
 
     @property
-    def ends(self) -> tuple[Ends, ...]:
+    def taps(self) -> tuple[Taps, ...]:
         """The sites that it reads and writes, and its number of features."""
-        return (Ends(self.reads, self.writes, self.d_sae),)
+        return (Taps(self.reads, self.writes, self.d_sae),)
 
     @property
     def in_one_block(self) -> bool:

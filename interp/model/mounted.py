@@ -41,7 +41,7 @@ class SitesOfBlock(Protocol):
         ...
 
 
-class Ends(NamedTuple):
+class Taps(NamedTuple):
     """The sites that a dictionary reads and writes in one block, and how many features it has there."""
 
     reads: str | None
@@ -68,7 +68,7 @@ class Mountable(Protocol):
     """A dictionary that can stand in blocks: in each it reads a site, and writes the same or a later one."""
 
     @property
-    def ends(self) -> tuple[Ends, ...]:
+    def taps(self) -> tuple[Taps, ...]:
         """Where it stands, once for every block."""
         ...
 
@@ -164,7 +164,7 @@ class FeatureSites(ConfigRecord):
         return FeatureSites((self.by_layer[layer],) * len(self.by_layer))
 
 
-def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int, tuple[Mountable, Ends]]:
+def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int, tuple[Mountable, Taps]]:
     """The dictionary of each block and what it reads and writes there; one of several blocks is under each of them.
 
     Raises:
@@ -172,20 +172,20 @@ def mounted(dictionaries: Sequence[Mountable], config: ModelConfig) -> dict[int,
             second of a block.
         KeyError: a site that the model lacks.
     """
-    found: dict[int, tuple[Mountable, Ends]] = {}
-    for dictionary, ends in [(each, ends) for each in dictionaries for ends in each.ends]:
-        if ends.reads is None or ends.writes is None:
+    found: dict[int, tuple[Mountable, Taps]] = {}
+    for dictionary, taps in [(each, taps) for each in dictionaries for taps in each.taps]:
+        if taps.reads is None or taps.writes is None:
             raise ValueError(
                 "a dictionary that knows its site is required: Dictionary(..., reads='blocks.3...')"
             )
-        layer, other = (find(site, config)[1] for site in (ends.reads, ends.writes))
+        layer, other = (find(site, config)[1] for site in (taps.reads, taps.writes))
         if layer is None or other != layer:
             raise ValueError(
-                f"a dictionary of one block is required, got one that reads {ends.reads} and writes {ends.writes}"
+                f"a dictionary of one block is required, got one that reads {taps.reads} and writes {taps.writes}"
             )
         if layer in found:
             raise ValueError(f"dictionaries must be one for each block at most, got two for block {layer}")
-        found[layer] = dictionary, ends
+        found[layer] = dictionary, taps
     return found
 
 

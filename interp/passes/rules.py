@@ -144,6 +144,11 @@ def _rules_reach(mixer: Mixer, rules: Sequence[Rule]) -> bool:
     return isinstance(mixer, Latent)
 
 
+def rounding_of(dtype: torch.dtype) -> float:
+    """How far sums of a pass in this dtype may be off, relative to the size of their terms."""
+    return min(ROUNDING * torch.finfo(dtype).eps, AT_MOST)
+
+
 def promises(model: Transformer) -> bool:
     """Whether the sum of relevances is known: under the rules of `LINEAR`, if no edit adds a constant."""
     linear = all(isinstance(edit.change, Zero | Scale | Project) for edit in model.edits)
@@ -176,7 +181,7 @@ def completeness(
     missed, scale = (parts.sum() - expected).abs(), parts.abs().sum()
     # Products that cancel within every part leave rounding of the size of their root sum of squares.
     squares = torch.stack([relevance.square().sum() for relevance in relevances]).sum()
-    share = min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST)
+    share = rounding_of(model.dtype)
     if not bool(missed <= share * torch.maximum(scale, squares.sqrt())):
         raise ArithmeticError(
             f"under the rules {', '.join(sorted(model.rules))} the relevances of embeddings and biases should sum to "
