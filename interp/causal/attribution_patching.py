@@ -112,7 +112,7 @@ class AttributionPatch(Question):
         - `size`, with `grad_drop`: the estimated size of a cell's effect, never negative: mean over prompts (absolute
           values come before the mean) of 1 / (L - 1) times the sum over the other layers of the size of the estimate
           with that layer dropped. It ranks cells; `value` has the sign. `size_ends` [..., end] are the ends low and
-          high of its 95 % interval.
+          high of its 95 % interval (NaN for fewer than 16 prompts).
 
     Raises:
         ValueError: pairs that do not align, a metric that compares with the very run it is differentiated at, one

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.wording import nearest
 from interp.model.config import ModelConfig
@@ -174,6 +175,11 @@ class EdgeGraph:
     @public()
     def names(self, chosen: Bool[Tensor, "sender receiver"] | None = None) -> Iterator[str]:
         """Names of the chosen edges (None: of all), sender by sender."""
+        if chosen is not None and chosen.shape != self.exists.shape:
+            raise ValueError(
+                f"chosen must have one truth per pair of nodes, {shape_text(self.exists.shape)}, got "
+                f"{shape_text(chosen.shape)}"
+            )
         which = self.exists if chosen is None else self.exists & chosen.cpu()
         return (self.name(s, r) for s, r in which.nonzero().tolist())
 

@@ -393,8 +393,8 @@ class SteeringCurve(Question):
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
         loss_on: texts unrelated to the direction, on which the loss is measured too; None leaves `loss` out.
-        random: number of random directions R of the same length for each direction. Of features: of random features,
-            and of random directions; fewer, with a note, where fewer features are active.
+        random: number of random directions R of the same length for each direction; 0: no null, which is NaN. Of
+            features: of random features, and of random directions; fewer, with a note, where fewer are active.
         mode: what is done with a feature: "add", "clamp", "cap" or "orthogonal", as `feature_edits` says.
         unit: activation of a feature that is strength 1: its "max" on the texts, the "mean" of its activations there,
             or a number.
@@ -497,8 +497,8 @@ class SteeringCurve(Question):
         """The features that are steered by, checked; None for directions."""
         given = [one for one in self.given if not isinstance(one, Subspace)]
         if not given:
-            of_features = (self.mode, self.unit, self.unit_on, self.at)
-            if of_features != ("add", "max", None, None):
+            plain = (self.mode, self.unit) == ("add", "max") and self.unit_on is None and self.at is None
+            if not plain:
                 raise ValueError(
                     "mode, unit, unit_on and at go with features; directions are added at the cells that they name"
                 )

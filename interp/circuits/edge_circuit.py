@@ -21,7 +21,7 @@ from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
-from interp.core.kinds import PositiveCount
+from interp.core.kinds import Finite, PositiveCount
 from interp.core.results import numbers
 from interp.core.viewer import Viewable, fitted, notes_of
 from interp.runs.folder import built
@@ -58,7 +58,7 @@ class CircuitProtocol:
 
     "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the clean run.
     """
-    faithfulness: float | None = None
+    faithfulness: Finite | None = None
     """The share of the metric's difference between the whole model and no edge that the circuit keeps on those pairs;
     None where no circuit was run."""
 

@@ -22,7 +22,7 @@ from interp.core.hints import Required
 from interp.core.kinds import PositiveCount
 from interp.core.transfers import to_device, to_host
 from interp.core.viewer import Brief
-from interp.core.wording import value_text
+from interp.core.wording import odd_value, value_text
 from interp.data.chats import Chat, is_chats, role_positions, role_words
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.data.spellings import Spellings
@@ -191,7 +191,7 @@ class Batch(Brief):
 
     def _check_places(self, what: str, values: Tensor) -> None:
         """ValueError for values that are not per position of this batch."""
-        if not isinstance(values, Tensor) or values.shape[:2] != self.tokens.shape:
+        if not isinstance(values, Tensor) or odd_value(values) or values.shape[:2] != self.tokens.shape:
             raise ValueError(
                 f"{what} must be a tensor that begins with the tokens' shape {shape_text(self.tokens.shape)}, got "
                 f"{value_text(values)}"
@@ -207,6 +207,8 @@ class Batch(Brief):
         """
         self._check_places("values", values)
         self._check_places("real", real)
+        if real.dtype is not torch.bool:
+            raise ValueError(f"real must be truths, got {value_text(real)}")
         masked = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
         if self.keep is None and self.documents is None:
             return masked

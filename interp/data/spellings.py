@@ -11,12 +11,14 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.hints import Required
-from interp.core.wording import value_text
+from interp.core.wording import odd_value, value_text
 from interp.data.ids import is_id, is_row
 
 
 def _entries(given: object) -> list[str | int | tuple[int, ...]]:
     """The spellings in plain texts, ids and tuples of ids; empty where one is something else."""
+    if odd_value(given):
+        return []
     listed = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
     if not isinstance(listed, list | tuple):
         return []

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Positive
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import (
     ANYWHERE,
@@ -179,7 +180,7 @@ def loss_map(
     *,
     early: int | None = None,
     late: int | None = None,
-    span: float = 2.0,
+    span: Positive = 2.0,
 ) -> xr.Dataset:
     """Loss by token index and training step, and how fast it falls with the logarithm of the index.
 

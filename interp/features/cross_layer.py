@@ -24,6 +24,7 @@ from torch.autograd.function import FunctionCtx
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
+from interp.core.wording import value_text
 from interp.data.batch import Batch, Prompts
 from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, activated
 from interp.features.dictionary import FeatureChange, across, check_ends, check_width, vectors_of
@@ -481,7 +482,9 @@ class Crosscoder(nn.Module):
         self.kind = kind
         self.reads = reads or (None,) * len(weights["W_enc"])
         if len(self.reads) != len(weights["W_enc"]):
-            raise ValueError(f"sites of {len(weights['W_enc'])} sources are required, got {len(reads)}")
+            raise ValueError(
+                f"reads must name {len(weights['W_enc'])} sites, one per source, got {len(reads)}"
+            )
         for site in filter(None, self.reads):
             axes_of(site)
         self.metadata: Json = dict(metadata or {})
@@ -626,9 +629,9 @@ class Crosscoder(nn.Module):
         before = self.decode(features)  # now: `change` may write into `features`
         shape = features.shape
         changed = change(features)
-        if changed.shape != shape:
+        if not isinstance(changed, Tensor) or changed.shape != shape:
             raise ValueError(
-                f"the change must return features of shape {shape_text(shape)}, got {shape_text(changed.shape)}"
+                f"the change must return features of shape {shape_text(shape)}, got {value_text(changed)}"
             )
         after = self.decode(changed)
         put = (after - before if error else after).unbind(-2)
@@ -711,7 +714,7 @@ def _check_weights(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> None:
     _check_kind(kind)
     shape = weights["W_enc"].shape if "W_enc" in weights else ()
     if len(shape) != 3 or 0 in shape:
-        raise ValueError(f"W_enc must have shape [sources, d, s], got {shape_text(shape)}")
+        raise ValueError(f"the weights must hold W_enc [sources, d, s], got {shape_text(shape)}")
     n, d, s = shape
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "W_enc": ((n, d, s),), "b_enc": ((s,),), "W_dec": ((n, s, d),), "b_dec": ((n, d),),

@@ -716,7 +716,7 @@ def _shapes(kind: DictionaryKind, weights: Mapping[str, Tensor]) -> dict[str, tu
     """The shape of every weight of a dictionary of this kind, as `W_enc` and `b_dec` say."""
     shape = weights["W_enc"].shape if "W_enc" in weights else ()
     if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"W_enc must have shape [d_in, d_sae], got {shape_text(shape)}")
+        raise ValueError(f"the weights must hold W_enc [d_in, d_sae], got {shape_text(shape)}")
     d_in, d_sae = shape
     d_out = weights["b_dec"].shape[0] if "b_dec" in weights and weights["b_dec"].ndim == 1 else d_in
     per_feature = {

@@ -127,7 +127,7 @@ class DictionaryQuality(Question):
         Intervals are 95 % over texts: of losses that of a ratio of sums, linearised, NaN below 128 texts; of recovered
         shares Fieller's, NaN below 8. Where an ablation lowers the loss there is nothing to recover: the share is NaN,
         and attrs such as `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it
-        costs holds 0.
+        costs holds 0, so that the share's own may be infinite.
 
     Raises:
         ValueError: a model that is not causal or has no unembedding, a dictionary that does not fit the site, and an

@@ -20,7 +20,7 @@ from torch import Tensor
 from interp.core.contexts import ContextExamples, TopInContext
 from interp.core.covariance import Covariance, Covariances
 from interp.core.extremes import Extremes, TopRows
-from interp.core.kinds import PositiveCount, Seed
+from interp.core.kinds import Positive, PositiveCount, Seed
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
 from interp.core.sketches import Histogram, Histograms
@@ -103,12 +103,13 @@ class FeatureCards(Question):
           `logit_counts`, the histogram of all of them.
         - `neighbour`, `cosine` [source, feature, near]: features whose decoder rows are nearest.
         - `partner`, `correlation` [source, feature, near]: features whose activations correlate most over tokens
-          (Pearson), with the cosine of their activations, `partner_cosine`.
+          (Pearson), with the cosine of their activations, `partner_cosine`; NaN where either is constant or fewer vary.
         - `neuron`, `alignment` [source, feature, neuron_rank]: neurons of the MLP that writes there (of the layer
           `neuron_layer`, an attribute) with the largest cosine of output and decoder row; `alignment_total` sums the
           sizes of all.
         - `active_neuron`, `neuron_correlation`, `neuron_cosine` [source, feature, neuron_rank]: neurons of that layer
-          whose activations correlate most with the feature's over tokens (Pearson), with the cosine of the two.
+          whose activations correlate most with the feature's over tokens (Pearson), with the cosine of the two; NaN
+          likewise.
         - `head_share` [source, feature, head]: of a dictionary of `attn.hook_z`, each head's share of the norm.
         - `dfa` [source, feature, rank, offset, head], with `dfa`: pattern x (v . W_enc), what the head brings from the
           token to the pre-activation of a top example; `dfa_outside` [source, feature, rank, head] sums the tokens
@@ -117,7 +118,8 @@ class FeatureCards(Question):
           taken at its scale there; a random direction's is its activation before negative numbers are cut.
         - `loss_change` [source, feature, rank, offset], with `loss_effect`: how much the loss of the token after each
           token rises when the feature is set to 0 at every token of the text that counts, its error kept;
-          `loss_effect` [source, feature, rank]: its mean from the entry's token to the end of the text.
+          `loss_effect` [source, feature, rank]: its mean from the entry's token to the end of the text. NaN where no
+          token follows, or there is no example.
         - `vector` [source, feature, coordinate]: the decoder row.
 
         Attributes count the tokens and those left out (`special`, `huge`), and name the sites.
@@ -160,7 +162,7 @@ class FeatureCards(Question):
     per_group: PositiveCount = 5
     context: Sequence[int] = (10, 5)
     skip_bos: bool = True
-    largest_norm: int | float | None = 10.0
+    largest_norm: Positive | None = 10.0
     dfa: bool = False
     loss_effect: bool = False
     seed: Seed = 0
@@ -175,8 +177,6 @@ class FeatureCards(Question):
             raise ValueError(
                 f"context must be how many tokens before and how many after, got {list(self.context)}"
             )
-        if self.largest_norm is not None and not self.largest_norm > 0:
-            raise ValueError(f"largest_norm must be above 0, got {self.largest_norm!r}")
         count = min(self.most, dictionary.d_sae) if chosen is None else len(chosen)
         if self.dfa:
             check_sources(model.transformer.config, reads)

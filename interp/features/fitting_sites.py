@@ -63,8 +63,9 @@ class FittingSites(Question):
 
     Returns:
         Dataset over `site` and `score`, the best site first: `value`, `n` and the coordinate `unit`, the scores of
-        `reconstruction_quality`. Coordinate `named` [site]: whether it is the dictionary's own. A note says where
-        another site leaves half as much of the variance unexplained as the own one.
+        `reconstruction_quality` (NaN where vectors that are all alike have no variance). Coordinate `named` [site]:
+        whether it is the dictionary's own. A note says where another site leaves half as much of the variance
+        unexplained as the own one.
 
     Raises:
         ValueError: a dictionary that does not name its site or does not fit the model's width, or no vectors.

@@ -71,7 +71,7 @@ class JacobianLens(Question):
         precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
             The error is taken over prompts: the root of its sum of squares over all entries of J, divided by the norm
             of J, in the worst layer. It is checked after every 8 prompts, from 16 on (in a stream after each of its
-            windows). `about["ended"]` says whether the data ended before, `error` how precise J is.
+            windows). `about["ended"]` says whether the data ended before, `error` how precise J is: NaN for one prompt.
         skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
             last never does.
         groups: into how many groups the prompts fall, by row number modulo `groups`; resampling draws groups.
@@ -168,7 +168,7 @@ def jacobian_lens(
         precision: relative standard error of J at which the fit stops asking for prompts; None: all prompts are used.
             The error is taken over prompts: the root of its sum of squares over all entries of J, divided by the norm
             of J, in the worst layer. It is checked after every 8 prompts, from 16 on (in a stream after each of its
-            windows). `about["ended"]` says whether the data ended before, `error` how precise J is.
+            windows). `about["ended"]` says whether the data ended before, `error` how precise J is: NaN for one prompt.
         skip: how many of each prompt's first positions do not count, since early positions carry outsize norms; the
             last never does.
         groups: into how many groups the prompts fall, by row number modulo `groups`; resampling draws groups.

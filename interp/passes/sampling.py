@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Positive
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.data.batch import Batch
@@ -25,7 +26,7 @@ MOST_PENALTY = 1000.0
 class Sampling:
     """Rule by which the next token is drawn from the logits: temperature, then top-k, then top-p."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     top_k: int | None = None
     """Number of most probable tokens that are kept; None: all."""
     top_p: float | None = None
@@ -35,8 +36,6 @@ class Sampling:
     global generator."""
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature > 0 is required (greedy: no sampling), got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k >= 1 is required, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

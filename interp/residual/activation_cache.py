@@ -37,7 +37,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
     """
 
     def __init__(self, values: Mapping[str, Tensor], model: Transformer, *, batched: bool = True) -> None:
-        if not isinstance(values, Mapping):  # only this: every pass that records makes one
+        if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
             raise ValueError(
                 f"ActivationCache: values must be activations by the names of their sites, got {value_text(values)}"
             )

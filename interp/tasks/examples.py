@@ -84,11 +84,12 @@ class Examples:
     @public()
     def rows(self, index: Int[Tensor, "n"]) -> Examples:
         """Examples of the rows of these numbers, in this order, of the same width; a row may come several times."""
+        rows = self.batch.rows(index)  # checks the index
         determined, weight = (
             None if x is None else x[index.to(x.device)] for x in (self.determined, self.weight)
         )
         source = None if self.source is None else self.source.rows(index)
-        return Examples(self.batch.rows(index), determined, source, weight)
+        return Examples(rows, determined, source, weight)
 
     @public()
     def split(self, size: int) -> Iterator[Examples]:

@@ -86,7 +86,7 @@ class RepeatedTokens:
         ids = ids if bos is None else ids[ids != bos]
         if len(ids) < self.period:
             raise ValueError(
-                f"{self.period} distinct tokens besides BOS are required, got {len(ids)} to draw from"
+                f"vocab must hold {self.period} distinct tokens besides BOS, got {len(ids)} to draw from"
             )
         drawn_from = self.period if generator is None else len(ids)
         check_memory(
@@ -177,7 +177,11 @@ class RepeatedSequences:
     def __post_init__(self) -> None:
         require(2 <= self.low <= self.high, "2 <= low <= high", f"{self.low} and {self.high}")
         require(self.high < self.d_vocab, f"more than {self.high} ids for the longest period", self.d_vocab)
-        require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
+        require(
+            self.high + 2 <= self.width,
+            f"a width of {self.high + 2} or more to repeat in (high + 2)",
+            self.width,
+        )
 
     @public()
     def batch(self, place: Place, rows: PositiveCount) -> Examples:
@@ -213,7 +217,11 @@ class RepeatingChain:
 
     def __post_init__(self) -> None:
         require(1 <= self.low <= self.high, "1 <= low <= high", f"{self.low} and {self.high}")
-        require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
+        require(
+            self.high + 2 <= self.width,
+            f"a width of {self.high + 2} or more to repeat in (high + 2)",
+            self.width,
+        )
         require(self.d_vocab >= 3, "3 ids or more", self.d_vocab)
         require(0 < self.concentration < math.inf, "a concentration above 0 and finite", self.concentration)
 

@@ -33,7 +33,8 @@ class AssociativeRecall:
 
     def __post_init__(self) -> None:
         require(1 <= self.queries <= self.pairs, f"1 to {self.pairs} queries", self.queries)
-        require(self.pairs <= self._keys, f"pairs <= {self._keys}, the keys there are", self.pairs)
+        require(self.d_vocab >= 3, "d_vocab of 3 or more", self.d_vocab)
+        require(self.pairs <= self._keys, f"pairs <= {self._keys}, the keys of d_vocab", self.pairs)
 
     @property
     def width(self) -> int:

@@ -338,7 +338,7 @@ def _matching_with_random(
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
     if not bool(previous[:-1].any()) and config.n_layers > 1:
-        raise ValueError("a weight that is not 0 is required of a head below the last layer, got 0 for each")
+        raise ValueError("previous must weigh a head below the last layer, got 0 for each")
     gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written = to_device(previous.to(gram.dtype), gram.device), torch.zeros_like(gram)
     small: dict[tuple[str, int], Tensor] = {}

@@ -341,12 +341,14 @@ class HeadCircuits:
             [h e d]; with `folded` after the norm of what attention adds.
 
         Raises:
+            IndexError: a layer that does not exist.
             AttributeError: a layer whose mixer has no OV circuit.
         """
         weights = Weights(self.network)
+        of_layer = weights.layer(layer, cross=cross)
         if not cross:
             weights.require("moves", "OV circuit", [layer])
-        out = weights.layer(layer, cross=cross).W_O
+        out = of_layer.W_O
         return output_norm(self.network, layer, _sublayer(cross)).through(upcast(out)) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:

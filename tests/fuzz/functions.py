@@ -5,7 +5,6 @@ import functools
 import importlib
 import inspect
 import math
-import random
 import re
 import tempfile
 import types
@@ -351,7 +350,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "entry": "(an edit|a change) as JSON",
-    "values": "model_type|config keys|Config requires|Config: ", "rows": "every prompt",
+    "values": "model_type|config keys|Config requires|Config: |Config has no field", "rows": "every prompt",
     "index": "at least one token id", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
     "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
@@ -361,11 +360,11 @@ OTHER_WORDS = {
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
     "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
-    "truth": "directions", "edge": "no part|no receiver|no sender", "W_dec": "directions",
+    "truth": "directions", **dict.fromkeys(("edge", "edges"), "no part|no receiver|no sender"), "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
-WHOLE = {("papers", "None"), ("programs", "None")}
-"""Arguments that ask for everything there is, minutes of work, when they are left out."""
+WHOLE = {("papers", "None"), ("programs", "None"), ("training", "None"), ("strengths", "many numbers")}
+"""Arguments that ask for everything there is, or for so much, that it takes minutes."""
 
 
 def cases() -> Iterator[Case]:
@@ -374,21 +373,16 @@ def cases() -> Iterator[Case]:
         yield from cases_of(name)
 
 
-def cases_of(name: str, draw: random.Random | None = None, each: int = 0) -> Iterator[Case]:
-    """The same of one function; with `draw` so many of them, of arguments that are drawn."""
-    arguments = [
-        parameter
-        for parameter in signature(FUNCTIONS[name]).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    if draw is not None:
-        arguments = draw.choices(arguments, k=each) if arguments else []
-    for parameter in arguments:
+def cases_of(name: str) -> Iterator[Case]:
+    """The same of one function."""
+    for parameter in signature(FUNCTIONS[name]).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
         usual = valid_of(name).get(parameter.name, parameter.default)
         values = [(KINDS, *every) for every in WRONG.items()]
         values += [(DOUBTS, *every) for every in (*DOUBTFUL.items(), *near(usual))]
         values = [each for each in values if (parameter.name, each[1]) not in WHOLE]
-        for family, what, make in values if draw is None else [draw.choice(values)]:
+        for family, what, make in values:
             yield case(name, parameter.name, what, make, family)
 
 
@@ -414,6 +408,25 @@ NOT_THERE: Mapping[str, str] = {
         f"circuits.{name} each": "there is no edge"
         for name in ("score_edges", "edge_attribution", "edge_effects")
     },
+    **{
+        f"features.feature_cards {name}": "an activation is constant, no token follows, or lists have fewer places"
+        for name in (
+            "correlation",
+            "neuron_correlation",
+            "neuron_cosine",
+            "partner_cosine",
+            "group_activation",
+            "loss_change",
+            "loss_effect",
+        )
+    },
+    "lenses.jacobian_lens error": "one prompt has no standard error",
+    "lenses.output_lens target_logit": "no token follows",
+    "causal.steering value": "all prompts are used for the direction",
+    "causal.steering_curve band": "there is no random direction",
+    "evaluate_circuit needed": "nodes that are not taken out",
+    "attribution_patch agreement": "no prompt has two cells that differ",
+    "attribution_patch size_ends": "an interval takes more rows than there are",
     "lenses.patchscope answer_log_prob": "the last target depth has no prompt that an answer could follow",
     **{
         f"editing.changed_tokens {name}": "a text of one token predicts none"
@@ -426,10 +439,12 @@ NOT_THERE: Mapping[str, str] = {
     },
     **{
         f"features.{name} value": "vectors that are all alike have no variance to explain"
-        for name in ("reconstruction", "reconstruction_quality", "dictionary_quality")
+        for name in ("reconstruction", "reconstruction_quality", "dictionary_quality", "fitting_sites")
     },
 }
 """Variables in which NaN says that there is no number, of one function or any; else where its valid call has NaN."""
+UNBOUNDED = {"features.dictionary_quality low", "features.dictionary_quality high"}
+"""Ends of intervals that may be infinite: those of a ratio whose denominator may be 0 (Fieller)."""
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
@@ -438,7 +453,12 @@ MEANT: Mapping[str, str] = {
     "causal.identity pattern": "it is of the pattern's shape, whatever the pattern says",
     "data.open_source data": "rows that are none are set aside when they are read",
     "Batch tokens": "on the device meta they are counted for what memory takes",
-    "lab.rasp.Constant value": "a symbol: anything that can be told from others",
+    **dict.fromkeys(
+        ("lab.rasp.Constant value", "lab.rasp.Aggregate default"),
+        "a symbol: anything that can be told from others",
+    ),
+    "Batch.by_text nothing": "it stands where there is no value",
+    "causal.RankAgreement rank_correlation": "there is none where a ranking is constant",
     "lab.training.Training clip": "no gradient is clipped",
     "lab.training.Training keep_seconds": "nothing is kept on the way",
 }
@@ -448,6 +468,8 @@ MEANT: Mapping[str, str] = {
 def _wrong(name: str, argument: str, value: object, found: object) -> Ending | None:
     """What is wrong with an answer: to a value that may not be asked, or NaN that nothing finite can give."""
     hint, meant = _hint(name, argument), f"{name} {argument}" in MEANT
+    if signature(FUNCTIONS[name]).parameters[argument].kind is inspect.Parameter.VAR_POSITIONAL:
+        hint = tuple[hint, ...]  # type: ignore[valid-type]
     if hint is not None and not meant and not fits(value, hint):
         return Ending("let in", f"{argument} is annotated {hint}")
     endless = isinstance(value, float) and not math.isfinite(value)
@@ -470,9 +492,10 @@ def _says_absent(name: str, odd: str) -> bool:
     """Whether this is NaN in a variable that says so that there is no number."""
     what, _, place = odd.partition(" in ")
     if what == "infinity":
-        return False
+        return f"{name} {place}" in UNBOUNDED
     padded = re.search(
-        "[Pp]adding is NaN|NaN at padding|padding, hold NaN", inspect.getdoc(FUNCTIONS[name]) or ""
+        "[Pp]adding is NaN|NaN at padding|padding, hold NaN|[Pp]added positions hold NaN",
+        inspect.getdoc(FUNCTIONS[name]) or "",
     )
     return bool(padded) or not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))
 

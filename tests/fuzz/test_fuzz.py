@@ -1,4 +1,4 @@
-"""A bounded, seeded part of the fuzz: nothing raw, slow, let in or NaN, nothing outside of a folder of its own.
+"""The fuzz, whole of functions, else a seeded part: nothing raw, slow, let in or NaN, nothing outside of a folder.
 
 `make test-fuzz` makes others for five minutes, `make test-fuzz MINUTES=60` more of them.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,17 @@ def drawn(cases: Iterator[Case], count: int) -> list[Case]:
     return random.Random(SEED).sample([*cases], count)
 
 
-def _of_functions() -> list[Case]:
-    draw = random.Random(SEED)
-    return [case for name in functions.FUNCTIONS for case in functions.cases_of(name, draw, 12)]
+PARTS = 20
+"""The functions are tried in so many parts, of which processes take several at once."""
+
+
+def of_functions(part: int) -> list[Case]:
+    """Every argument of every twentieth function with every value."""
+    return [case for name in [*functions.FUNCTIONS][part::PARTS] for case in functions.cases_of(name)]
 
 
 FAMILIES: dict[str, tuple[Callable[[], list[Case]], int]] = {
-    "functions": (_of_functions, 4500),
+    **{f"functions {part}": (partial(of_functions, part), 6000) for part in range(PARTS)},
     "files": (lambda: [*loaders.cases(SEED, 10)], 250),
     "configs": (lambda: drawn(loaders.configs(), 1000), 1000),
     "results": (lambda: drawn(results.cases(), 400), 400),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interp.core.files import json_object, regular
+from interp.core.files import is_folder, json_object, regular
 from interp.features.activations import DictionaryKind
 from interp.features.cross_layer import Crosscoder, CrossLayerTranscoder
 from interp.features.dictionary import Normalisation
@@ -73,7 +73,7 @@ class Files:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The files by their path within the folder, in order; of a single file its name."""
-        if not self.path.is_dir():
+        if not is_folder(self.path):
             return (regular(self.path).name,)
         found = [str(each.relative_to(self.path)) for each in sorted(self.path.rglob("*")) if each.is_file()]
         if len(found) > MOST_FILES:

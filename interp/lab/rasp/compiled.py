@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
+from interp.core.memory import check_memory
 from interp.lab.rasp.language import Program, Track
 from interp.model.edits import Add, Edit
 from interp.model.parts import Edge, Part
@@ -200,7 +203,7 @@ class Compiled:
         )
 
     @public()
-    def planted(self, n: int = 16, seed: int = 0) -> Planted:
+    def planted(self, n: PositiveCount = 16, seed: int = 0) -> Planted:
         """The model with pairs of prompts, as every method of circuit discovery takes it.
 
         The pairs are random inputs of the full length whose outputs at the last position differ. `edges` are those that
@@ -232,12 +235,21 @@ class Compiled:
 
     @public()
     def symbols(self, row: Int[Tensor, "p"]) -> list[str]:
-        """The tokens of a sequence of ids, without its beginning."""
+        """The tokens of a sequence of ids, without its beginning. ValueError for tokens beyond the vocabulary."""
+        count = len(self.text.symbols)
+        if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
+            raise ValueError(f"tokens must be ids of the {count} symbols, got {row.tolist()}")
         return [self.text.symbols[i] for i in row[1:].tolist()]
 
     def _pairs(self, n: int, seed: int) -> tuple[Int[Tensor, "n p"], Int[Tensor, "n p"]]:
         generator, source = generator_of(seed, n), self.program.tokens
         shape = (2, 100 * n, source.length)
+        check_memory(
+            f"{n} pairs (n), found among {2 * shape[1]} inputs",
+            40 * math.prod(shape),
+            torch.device("cpu"),
+            "fewer take less",
+        )
         clean, corrupt = map(begun, torch.randint(1, len(source.symbols) + 1, shape, generator=generator))
         found = (self.expected(clean)[:, -1] != self.expected(corrupt)[:, -1]).nonzero()[:n, 0]
         if len(found) < n:

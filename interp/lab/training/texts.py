@@ -144,8 +144,8 @@ class _Joined:
         self.lengths: IdRow = np.array([len(text) for text in texts], dtype=np.int64)
         if self.lengths.sum() < width or self.lengths.min() < 2:
             raise ValueError(
-                f"texts of two tokens or more that fill a row of {width} are required, to train on and to hold out, "
-                f"got {len(texts)} of together {self.lengths.sum()} tokens"
+                f"texts of two tokens or more that fill a row of {width} are required, to train on and to hold out "
+                f"(held_out), got {len(texts)} of together {self.lengths.sum()} tokens"
             )
         self.flat = np.concatenate([np.asarray(text, dtype=np.int32) for text in texts])
         self.starts = np.cumsum(self.lengths) - self.lengths
