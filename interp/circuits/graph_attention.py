@@ -24,7 +24,7 @@ from interp.circuits.attribution_graph import (
 )
 from interp.circuits.local_model import Incoming, LocalModel, NodeName, NodeSite, local_model, node_sites
 from interp.core.boundary import public
-from interp.core.kinds import Count, PositiveCount
+from interp.core.kinds import FromZero, PositiveCount
 from interp.core.results import check_result, labelled
 from interp.core.stats import upcast
 from interp.data.batch import Batch, Prompts
@@ -283,7 +283,7 @@ def qk_attribution(
     key: int,
     against: int | None = None,
     nodes: NodeName | Sequence[NodeName] | None = None,
-    most: Count = 32,
+    most: FromZero = 32,
     edits: Sequence[Edit] = (),
     prepend_bos: bool | None = None,
 ) -> xr.Dataset:

@@ -421,8 +421,9 @@ class Batch(Brief):
             IndexError: on the CPU, a row that does not exist.
         """
         n = len(self)
-        if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
-            raise ValueError(f"index must be numbers of rows, in a tensor, got {value_text(index)}")
+        odd = not isinstance(index, Tensor) or bool(odd_value(index)) or index.ndim != 1
+        if odd or index.is_floating_point() or index.is_complex():
+            raise ValueError(f"index must be numbers of rows, in a tensor [n], got {value_text(index)}")
         if index.is_cpu and index.numel() and not -n <= int(index.min()) <= int(index.max()) < n:
             raise IndexError(f"index must be rows from 0 to {n - 1}, got {index.tolist()[:20]}")
         on_device = to_device(index, self.tokens.device)

@@ -134,6 +134,8 @@ class SingularValues(Brief):
             >>> with parts.edit(0.5 * torch.ones_like(parts.sigma)).applied(model):
             ...     logits = model.transformer(model.to_tokens(prompt))
         """
+        if not bool(z.isfinite().all()):
+            raise ValueError(f"z must be finite, got {value_text(z)} with NaN or infinity")
         return WeightEdit(self.name, self.change(z.detach(), rescale=rescale))
 
 

@@ -157,7 +157,7 @@ class BackwardLens(_OfGradients):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
-            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
+            Each token of an answer of several is a step of its own along the dim `answer_token`, NaN beyond its end.
         wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
         matrices: which matrices, of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None: all that the model has (of a mixture
             of experts: attention only). In Macaron blocks also those of the MLP before attention, "mlp_before.W_in" and
@@ -361,7 +361,7 @@ class GradientCosines(_OfGradients):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: what is trained towards, as text or id, one for all prompts or one for each; None: that of the data.
-            Each token of an answer of several is a training step of its own, along the dim `answer_token`.
+            Each token of an answer of several is a step of its own along the dim `answer_token`, NaN beyond its end.
         wrong: token trained away from; None: none. With it the loss is logit(wrong) - logit(answer).
         matrices: which matrices of each layer, as in `backward_lens`; None: all that have factors.
         layers: which layers; None: all.

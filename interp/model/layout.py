@@ -107,7 +107,7 @@ class PerRow:
         if not numbers or any(type(row) is not int for row in numbers):
             raise ValueError(f"rows must be numbers of prompts, one at least, got {value_text(numbers)}")
         if bad := [row for row in numbers if not 0 <= row < len(self.places)]:
-            raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {bad[0]}")
+            raise ValueError(f"rows must be among the {len(self)} prompts that have a position, got {bad[0]}")
         return PerRow([self.places[row] for row in numbers])
 
 

@@ -86,8 +86,7 @@ class Paths(Question):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: token whose logit is split, one for all prompts or one each, as text or id; of an answer of several
-            tokens each, along the dim `answer_token`; None: the answers of the
-            data.
+            tokens each, along the dim `answer_token` (NaN beyond its end); None: the answers of the data.
         wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
             the data.
 

@@ -359,7 +359,7 @@ OTHER_WORDS = {
     "tokenizer": "is no file|is a folder",
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
-    "layers": "variant", "state": "checkpoint", "tokens": "stream must|symbols",
+    "layers": "variant", "layer": "no factors of", "state": "checkpoint", "tokens": "stream must|symbols",
     "truth": "directions", **dict.fromkeys(("edge", "edges"), "no part|no receiver|no sender"), "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
@@ -422,6 +422,17 @@ NOT_THERE: Mapping[str, str] = {
     },
     "lenses.jacobian_lens error": "one prompt has no standard error",
     "lenses.output_lens target_logit": "no token follows",
+    "causal.agreement rank_correlation": "one of the rankings is constant",
+    "lab.depth.splitting order": "the last number of steps has no next one",
+    **{
+        f"{name}": "an answer has fewer tokens than another"
+        for name in (
+            "residual.paths value",
+            "residual.paths total",
+            "residual.paths rounding",
+            "lenses.gradient_cosines value",
+        )
+    },
     "causal.steering value": "all prompts are used for the direction",
     "causal.steering_curve band": "there is no random direction",
     "evaluate_circuit needed": "nodes that are not taken out",
@@ -447,7 +458,8 @@ UNBOUNDED = {"features.dictionary_quality low", "features.dictionary_quality hig
 """Ends of intervals that may be infinite: those of a ratio whose denominator may be 0 (Fieller)."""
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
-        ("edits.Set values", "edits.Add values"), "a score of -inf is a mask, NaN shows what depends on it"
+        ("edits.Set values", "edits.Add values", "edits.Swap values"),
+        "a score of -inf is a mask, NaN shows what depends on it",
     ),
     "causal.Subspace.swap values": "a score of -inf is a mask",
     "causal.identity pattern": "it is of the pattern's shape, whatever the pattern says",
@@ -494,7 +506,7 @@ def _says_absent(name: str, odd: str) -> bool:
     if what == "infinity":
         return f"{name} {place}" in UNBOUNDED
     padded = re.search(
-        "[Pp]adding is NaN|NaN at padding|padding, hold NaN|[Pp]added positions hold NaN",
+        "[Pp]adding is NaN|NaN at padding|padding, hold NaN|[Pp]added positions hold NaN|Padding holds NaN",
         inspect.getdoc(FUNCTIONS[name]) or "",
     )
     return bool(padded) or not NOT_THERE.keys().isdisjoint((place, f"{name} {place}"))

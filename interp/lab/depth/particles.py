@@ -137,7 +137,7 @@ def trajectories(
     """
     motion = Motion.of(x, qk, ov, ellipsoid, causal, dt)
     if len(x) < 2 or every < 1:
-        raise ValueError(f"two tokens or more and every >= 1 are required, got {len(x)} and {every}")
+        raise ValueError(f"x must hold two tokens or more, and every be 1 or more, got {len(x)} and {every}")
     kept = [(i, at) for i, at in enumerate(motion.path(x, steps)) if i % every == 0 or i == steps]
     motion.on_surface(kept[-1][1])
     x_tnd = torch.stack([at for _, at in kept])

@@ -238,7 +238,7 @@ class Compiled:
         """The tokens of a sequence of ids, without its beginning. ValueError for tokens beyond the vocabulary."""
         count = len(self.text.symbols)
         if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
-            raise ValueError(f"tokens must be ids of the {count} symbols, got {row.tolist()}")
+            raise ValueError(f"row must be ids of the {count} symbols, got {row.tolist()}")
         return [self.text.symbols[i] for i in row[1:].tolist()]
 
     def _pairs(self, n: int, seed: int) -> tuple[Int[Tensor, "n p"], Int[Tensor, "n p"]]:

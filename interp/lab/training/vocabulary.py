@@ -8,6 +8,7 @@ from pathlib import Path
 
 from interp.core.boundary import public
 from interp.core.files import regular
+from interp.core.kinds import Count
 from interp.core.viewer import Brief
 from interp.families.native import BOS
 from interp.families.tokenizer import FileTokenizer
@@ -37,7 +38,7 @@ class Vocabulary(Brief):
 
     @classmethod
     @public()
-    def learned(cls, texts: Iterable[str], size: int) -> "Vocabulary":
+    def learned(cls, texts: Iterable[str], size: Count) -> "Vocabulary":
         """A byte-level BPE vocabulary learned from texts, with which every text can be encoded.
 
         Args:
