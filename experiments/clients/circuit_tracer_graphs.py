@@ -1,4 +1,4 @@
-"""Attribution graphs as circuit-tracer computes them, of small random models with random transcoders.
+"""Attribution graphs as circuit-tracer computes them, of small random models with random transcoders, cross-layer too.
 
 `python circuit_tracer_graphs.py given FOLDER`, run at the top of this repository with interp, writes the models;
 `python circuit_tracer_graphs.py graph FOLDER`, run with circuit-tracer, writes its graph beside each. They are kept
@@ -7,6 +7,7 @@ under tests/circuits/peers, where `interp.circuits.attribution_graph` is compare
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,27 @@ import torch
 
 MODELS = {"llama-gqa": False, "gpt2": True}
 """Models of tests/configs.py, and whether their transcoders have a skip."""
-S, IDS = 16, [3, 1, 4, 1, 5, 9, 2]
+CROSS_LAYER = {"llama-gqa-clt": False, "gpt2-clt": True}
+"""The same two models with three layers and a cross-layer transcoder; that of the first has thresholds."""
+LAYERS, S, IDS = 3, 16, [3, 1, 4, 1, 5, 9, 2]
 
 
 def given(folder: Path) -> None:
-    """A model in both layouts, and the weights of a transcoder for the MLP of each of its layers."""
+    """A model in both layouts, and the weights of a transcoder for the MLP of each layer, or of a cross-layer one."""
     import interp
-    from tests.configs import build
+    from tests.configs import CONFIGS, build, perturbed
 
     for name, skip in MODELS.items():
         model = interp.HookedTransformer(copy.deepcopy(build(name)))
         torch.save(record_of(model, S, skip=skip), folder / f"{name}.pt")
+    for name, skip in CROSS_LAYER.items():
+        config = replace(CONFIGS[name.removesuffix("-clt")], n_layers=LAYERS)
+        model = interp.HookedTransformer(perturbed(config, torch.float64, 5))
+        torch.save(record_of(model, S, skip=skip, cross_layer=True), folder / f"{name}.pt")
 
 
-def record_of(model: Any, features: int, *, skip: bool) -> dict[str, Any]:
-    """A model in both layouts, with random transcoders."""
+def record_of(model: Any, features: int, *, skip: bool, cross_layer: bool = False) -> dict[str, Any]:
+    """A model in both layouts, with random transcoders of one layer each or a cross-layer one."""
     from interp.compat.hooked_export import to_hooked_state
 
     state, config = to_hooked_state(model)
@@ -40,10 +47,12 @@ def record_of(model: Any, features: int, *, skip: bool) -> dict[str, Any]:
 
     weights: dict[str, torch.Tensor] = {}
     for layer in range(model.cfg.n_layers):
+        into = (model.cfg.n_layers - layer,) if cross_layer else ()  # the layers that its features write to
         own = {
             "W_enc": normal(d, features, by=d**0.5), "b_enc": normal(features, by=3),
-            "W_dec": normal(features, d, by=features**0.5), "b_dec": normal(d, by=5),
+            "W_dec": normal(features, *into, d, by=features**0.5), "b_dec": normal(d, by=5),
             **({"W_skip": normal(d, d, by=d)} if skip else {}),
+            **({"threshold": normal(features, by=3).abs()} if cross_layer and not skip else {}),
         }  # fmt: skip
         weights |= {f"{layer}.{key}": value for key, value in own.items()}
     return {"hooked": state, "config": config, "weights": weights, "own": model.transformer.state_dict()}
@@ -76,10 +85,13 @@ def tracer(record: dict[str, Any]) -> Any:
     from transformer_lens import HookedTransformerConfig
 
     config = HookedTransformerConfig(**record["config"])
-    coders = {layer: transcoder(record["weights"], layer) for layer in range(config.n_layers)}
-    model = TransformerLensReplacementModel.from_config(
-        config, TranscoderSet(coders, "mlp.hook_in", "mlp.hook_out")
-    )
+    coders: Any
+    if record["weights"]["0.W_dec"].ndim == 3:
+        coders = cross_layer_transcoder(record["weights"], config.n_layers)
+    else:
+        each = {layer: transcoder(record["weights"], layer) for layer in range(config.n_layers)}
+        coders = TranscoderSet(each, "mlp.hook_in", "mlp.hook_out")
+    model = TransformerLensReplacementModel.from_config(config, coders)
     inner = {".mlp.": ".mlp.old_mlp.", "unembed.": "unembed.old_unembed."}
     state = {renamed(key, inner): value for key, value in record["hooked"].items()}
     model.load_state_dict(state, strict=False)
@@ -90,11 +102,14 @@ def tracer(record: dict[str, Any]) -> Any:
 def graph(folder: Path) -> None:
     """circuit-tracer's graph of each model, with all that a comparison needs."""
     from circuit_tracer import attribute
+    from circuit_tracer.graph import compute_graph_scores
 
     torch.set_default_dtype(torch.float64)
-    for name in MODELS:
+    for name in (*MODELS, *CROSS_LAYER):
         record = torch.load(folder / f"{name}.pt", weights_only=False)
-        found: Any = attribute(torch.tensor(IDS), tracer(record), batch_size=64)
+        model = tracer(record)
+        model.zero_positions = slice(0)  # by default the first position has no features
+        found: Any = attribute(torch.tensor(IDS), model, batch_size=64)
         held = {f"W.{key}": value.numpy() for key, value in record["weights"].items()}
         held |= {f"model.{key}": value.numpy() for key, value in record["own"].items()}
         np.savez_compressed(
@@ -102,6 +117,9 @@ def graph(folder: Path) -> None:
             ids=np.array(IDS),
             adjacency=found.adjacency_matrix.numpy(),
             features=found.active_features[found.selected_features].numpy(),
+            activations=found.activation_values[found.selected_features].numpy(),
+            scores=np.array(compute_graph_scores(found)),
+            logits=model(torch.tensor([IDS]))[0, -1].detach().numpy(),
             tokens=np.array([target.vocab_idx for target in found.logit_targets]),
             probabilities=found.logit_probabilities.detach().numpy(),
             **held,
@@ -120,6 +138,27 @@ def transcoder(weights: dict[str, torch.Tensor], layer: int) -> Any:
     with torch.no_grad():
         for key, value in own.items():
             made.get_parameter(key).copy_(value.mT if key in ("W_enc", "W_skip") else value)
+    return made
+
+
+def cross_layer_transcoder(weights: dict[str, torch.Tensor], n_layers: int) -> Any:
+    """The cross-layer transcoder as circuit-tracer has it."""
+    from circuit_tracer.transcoder.cross_layer_transcoder import CrossLayerTranscoder
+
+    d, features = weights["0.W_enc"].shape
+    kind, skip = "jump_relu" if "0.threshold" in weights else "relu", "0.W_skip" in weights
+    made = CrossLayerTranscoder(
+        n_layers, features, d, kind, skip, lazy_decoder=False, dtype=torch.get_default_dtype(),
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, value in weights.items():
+            layer, _, key = name.partition(".")
+            if key == "W_dec":
+                made.get_parameter(f"W_dec.{layer}").copy_(value)
+            else:
+                key = f"activation_function.{key}" if key == "threshold" else key
+                made.get_parameter(key)[int(layer)].copy_(value.mT if key == "W_enc" else value)
     return made
 
 

@@ -398,49 +398,6 @@ def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
         AttributionGraph.of_result(xr.Dataset())
 
 
-@over("name", ["llama-gqa", "gpt2"])
-def test_edges_are_those_of_circuit_tracer(name: str) -> None:
-    """Between all nodes but those of the first position, which it leaves without features."""
-    with np.load(Path(__file__).parent / "peers" / f"{name}.npz") as held:
-        theirs = dict(held)
-    subject = model(name)
-    subject.transformer.load_state_dict(
-        {key: torch.from_numpy(theirs[f"model.{key}"]) for key in subject.transformer.state_dict()}
-    )
-    layers, last = range(subject.cfg.n_layers), len(theirs["ids"])
-    coders = [
-        Dictionary(
-            ReLU(),
-            {key.split(".")[2]: torch.from_numpy(x) for key, x in theirs.items() if key.startswith(f"W.{layer}.")},
-            reads=f"blocks.{layer}.ln2.hook_normalized", writes=f"blocks.{layer}.hook_mlp_out",
-            apply_b_dec_to_input=False,
-        )
-        for layer in layers
-    ]  # fmt: skip
-    graph = attribution_graph(
-        subject.with_dictionaries(coders), theirs["ids"].tolist(), most=10_000, links=10_000
-    )
-    ours = np.zeros((graph.sizes["node"],) * 2)
-    ours[places(graph, "target"), places(graph, "source")] = graph.weight.values
-    logits = [place for place, kind in enumerate(graph.kind.values) if kind == "logit"]
-    assert graph["index"].values[logits].tolist() == theirs["tokens"].tolist()
-    np.testing.assert_allclose(graph.probability.values[logits], theirs["probabilities"], rtol=1e-6)
-    names = [f"L{layer}F{i}@{pos}" for layer, pos, i in theirs["features"].tolist()]
-    names += [f"L{layer}.error@{pos}" for layer in layers for pos in range(last)]
-    names += [f"embed@{pos}" for pos in range(last)] + [str(graph.node.values[place]) for place in logits]
-    place = {str(node): i for i, node in enumerate(graph.node.values)}
-    inside = [i for i, node in enumerate(names) if node in place]
-    assert all(
-        theirs["adjacency"][:, i].max() == 0 for i in range(len(names)) if i not in inside
-    )  # lead nowhere
-    compared = [i for i in inside if not (names[i].endswith("@0") and "embed" not in names[i])]
-    at = [place[names[i]] for i in compared]
-    found, expected = ours[np.ix_(at, at)], theirs["adjacency"][np.ix_(compared, compared)]
-    assert (expected != 0).sum() > 1000
-    # circuit-tracer's rotary tables are float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 if name == "gpt2" else 1e-6)
-
-
 def test_logits_that_read_alike_have_names_of_their_own() -> None:
     subject = HookedTransformer.from_pretrained("demo-attn-2l")
     pieces = subject.text.pieces(range(subject.cfg.d_vocab))
