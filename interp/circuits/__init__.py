@@ -24,6 +24,7 @@ from interp.circuits.graph_files import (
 )
 from interp.circuits.graph_influence import prune_graph
 from interp.circuits.graph_interventions import graph_interventions
+from interp.circuits.graph_qk import QKTracing
 from interp.circuits.graph_scores import graph_scores
 from interp.circuits.interchange import Interchange, interchange
 from interp.circuits.mib_files import MibScores, read_mib, write_mib
@@ -45,6 +46,7 @@ __all__ = [
     "GraphPrompt",
     "Interchange",
     "MibScores",
+    "QKTracing",
     "attribution_graph",
     "circuit_curve",
     "edge_attribution",

@@ -311,9 +311,10 @@ def qk_attribution(
 
         - `value`: term of the score, in its unit: queries . keys / sqrt(d_head) for most models.
 
-        Attributes: `content`, the sum of all terms; `position`, what the score has from ALiBi or relative positions;
-        `score`, what the softmax gets, after a soft cap of scores where the model has one; `key_pattern`, the weight
-        that comes of it. With `against`, `content`, `position` and `score` are differences.
+        Attributes: `prompt`, `head`, `query`, `key`; `content`, the sum of all terms; `position`, what the score has
+        from ALiBi or relative positions; `score`, what the softmax gets, after a soft cap of scores where the model
+        has one; `key_pattern`, the weight that comes of it. With `against`, `content`, `position` and `score` are
+        differences.
 
     Raises:
         ValueError: several prompts, a key that the query does not see, a part that is no head, or scores that are not
@@ -330,6 +331,7 @@ def qk_attribution(
 
     See Also:
         `interp.attention_attribution`: by whole parts of the stream at both positions. `edge_heads`: heads of an edge.
+        `AttributionGraph.of_result` with `qk`: such scores in the file of a graph.
 
     Example:
         >>> found = interp.circuits.qk_attribution(model, "one two three", "L1H0", key=1, most=4)
@@ -360,7 +362,8 @@ def qk_attribution(
         coords={"query_part": names[0], "key_part": names[1]},
         units={"value": "score"},
         attrs={
-            "head": str(Part("head", layer, index)), "query": at, "query_token": text[at], **keys,
+            "prompt": "".join(text), "head": str(Part("head", layer, index)), "query": at,
+            "query_token": text[at], **keys,
             **{f"{name}_token": text[pos] for name, pos in keys.items()},
             **{f"{name}_pattern": float(looking.pattern[pos]) for name, pos in keys.items()},
             "content": pairs.content, "position": looking.difference(looking.positions, seen, *other),

@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,9 @@ from jaxtyping import Float
 
 from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
+from interp.circuits.graph_attention import BIAS, OTHERS
 from interp.circuits.graph_influence import ends, in_order
+from interp.circuits.graph_qk import QKTracing, read_tracing, tracing_of, tracing_record
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import Finite, Probability
@@ -113,6 +115,10 @@ class AttributionGraph(Brief):
 
     `q`, `k`, `v`, or nothing for MLPs and logits.
     """
+    qk: Mapping[str, QKTracing] = field(default_factory=dict)
+    """By the name of a node that attends, which nodes make its score."""
+    qk_nodes: tuple[GraphNode, ...] = ()
+    """The nodes that scores have and the graph has not."""
 
     @property
     def ours(self) -> Mapping[str, object] | None:
@@ -137,6 +143,7 @@ class AttributionGraph(Brief):
         *,
         model: str = "model",
         by: Literal["weight", "value"] | None = None,
+        qk: xr.Dataset | Sequence[xr.Dataset] = (),
     ) -> AttributionGraph:
         """The graph that `attribution_graph` or `prune_graph` found, with the names that Neuronpedia's viewer knows.
 
@@ -152,9 +159,11 @@ class AttributionGraph(Brief):
             by: what links weigh: "weight", what the source adds to the target, as circuit-tracer has it; or "value",
                 how much of the logits passes along, which can be compared between targets. None: "weight" of
                 features; "value" of neurons, whose activations differ by thousands.
+            qk: one or several results of `qk_attribution` for heads that are nodes of the graph, one for each: their
+                terms stand where Neuronpedia has those of attention features (`qk_tracing_results`).
 
         Raises:
-            ValueError: another result.
+            ValueError: another result; scores of another prompt, of heads that are no nodes, or two of one node.
 
         Example:
             >>> found = interp.circuits.attribution_graph(model, "one two three", most=4)
@@ -184,8 +193,14 @@ class AttributionGraph(Brief):
         rows = table.to_dataframe().reset_index()
         last = int(result.attrs["n_layers"]) + 1
         nodes = tuple(
-            _node_of(row, share, last)
-            for row, share in zip(rows.itertuples(), cumulative(rows.influence.to_numpy()), strict=True)
+            replace(_named(row, last), influence=share, activation=activation, effect=effect)
+            for row, share, activation, effect in zip(
+                rows.itertuples(),
+                cumulative(rows.influence.to_numpy()).tolist(),
+                rows.activation.tolist(),
+                rows.effect.tolist(),
+                strict=True,
+            )
         )
         names = [node.name for node in nodes]
         by = by or ("weight" if result.attrs["nodes"] == "feature" else "value")
@@ -199,7 +214,11 @@ class AttributionGraph(Brief):
         pieces = rows[rows.kind == "embedding"].sort_values("pos").token
         prompt = str(result.attrs["prompt"])
         about = {"schema_version": 1, "info": {"description": WEIGHTS[by], "generator": {"name": TOOL}}}
-        return cls(slug, model, prompt, tuple(pieces), nodes, links, metadata=about)
+        scores = qk if isinstance(qk, Sequence) else [qk]
+        traced, beside = _tracings(scores, result, dict(zip(rows.node, names, strict=True)))
+        return cls(
+            slug, model, prompt, tuple(pieces), nodes, links, metadata=about, qk=traced, qk_nodes=beside
+        )
 
     @public()
     def write(self, path: str | Path) -> None:
@@ -323,8 +342,9 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     _check_keys(about, ABOUT, f"metadata of {path}")
     nodes = tuple(_read_node(node, path) for node in record["nodes"])
     _check_links(links, nodes, path)
+    qk, beside = _read_tracings(record, nodes, path)
     n_tokens = len(about["prompt_tokens"]) if isinstance(about["prompt_tokens"], Sequence) else 0
-    if beyond := [node.name for node in nodes if not 0 <= node.position < max(n_tokens, 1)]:
+    if beyond := [node.name for node in (*nodes, *beside) if not 0 <= node.position < max(n_tokens, 1)]:
         raise ValueError(
             f"nodes of {path} must stand at one of its {n_tokens} prompt_tokens (ctx_idx), {beyond[0]!r} does not"
         )
@@ -333,7 +353,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     return AttributionGraph(
         str(about["slug"]), str(about["scan"]), str(about["prompt"]),
         _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _link_table(links), groups, pinned,
-        {key: value for key, value in about.items() if key not in ABOUT}, parts,
+        {key: value for key, value in about.items() if key not in ABOUT}, parts, qk, beside,
     )  # fmt: skip
 
 
@@ -348,12 +368,18 @@ def graph_record(graph: AttributionGraph) -> dict[str, Any]:
         "prompt_tokens": list(graph.tokens),
         "prompt": graph.prompt,
     }
-    return {
+    nodes = [_node_record(node, i) for i, node in enumerate(graph.nodes)]
+    for node in nodes:
+        if (tracing := graph.qk.get(str(node["node_id"]))) is not None:
+            node["qk_tracing_results"] = tracing_record(tracing)
+    found = {
         "metadata": {**about, **graph.metadata},
         "qParams": _viewer(graph.pinned, graph.supernodes),
-        "nodes": [_node_record(node, i) for i, node in enumerate(graph.nodes)],
+        "nodes": nodes,
         "links": links,
     }
+    beside = {node.name: _node_record(node, i) for i, node in enumerate(graph.qk_nodes, len(nodes))}
+    return {**found, "qk_only_nodes": beside} if beside else found
 
 
 ABOUT = ("slug", "scan", "prompt_tokens", "prompt")
@@ -389,8 +415,21 @@ def cumulative(influence: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
     return shares
 
 
-def _node_of(row: Any, share: float, last: int) -> GraphNode:
-    """A node of a result, from its row of the table of nodes."""
+@dataclass(frozen=True)
+class _Row:
+    """A node by the coordinates that it has in a result."""
+
+    node: str
+    kind: str
+    layer: int
+    pos: int
+    index: int
+    token: str = ""
+    probability: float = 0.0
+
+
+def _named(row: Any, last: int) -> GraphNode:
+    """A node as the format names it, from its coordinates."""
     block, place = str(row.layer), f"{row.layer}_{row.index}_{row.pos}"
     number = 0 if row.layer < 0 else _cantor(row.layer, row.index)
     said = f"Output {row.token} (p={row.probability:.3f})"
@@ -403,9 +442,86 @@ def _node_of(row: Any, share: float, last: int) -> GraphNode:
     part = row.node.partition("@")[0]
     inner = (f"{part}_{row.pos}", row.kind, block, part, number if row.index >= 0 else -1)
     name, kind, layer, label, feature = names.get(row.kind, inner)
-    return GraphNode(
-        name, kind, layer, row.pos, label, feature, float(share), float(row.activation), float(row.effect)
-    )
+    return GraphNode(name, kind, layer, row.pos, label, feature)
+
+
+def _tracings(
+    scores: Sequence[xr.Dataset], graph: xr.Dataset, names: Mapping[str, str]
+) -> tuple[dict[str, QKTracing], tuple[GraphNode, ...]]:
+    """Results of `qk_attribution` by the node whose score they split, and the nodes that only they have.
+
+    Args:
+        names: name in the file of each node of the graph.
+    """
+    found, beside = dict[str, QKTracing](), dict[str, GraphNode]()
+    last = int(graph.attrs["n_layers"]) + 1
+    for one in scores:
+        check_result("qk", one, ("value", "query_part", "key_part"), "qk_attribution")
+        head, prompt = str(one.attrs["head"]), str(one.attrs["prompt"])
+        node = f"{head}@{one.attrs['query']}"
+        if prompt != graph.attrs["prompt"]:
+            raise ValueError(
+                f"qk must be of the prompt of the graph, {graph.attrs['prompt']!r}, got {prompt!r}"
+            )
+        if node not in names:
+            raise ValueError(
+                f"qk must be of heads that are nodes of the graph (nodes='head'), {node} is none"
+            )
+        if names[node] in found:
+            raise ValueError(f"qk must have one score for each head and query, {node} has several")
+        sides = []
+        for side in ("query", "key"):
+            parts = one[f"{side}_part"].to_numpy().tolist()
+            own = [part for part in parts if part not in names]
+            only = {part: _beside(part, head, side, int(one.attrs[side]), last) for part in own}
+            beside |= {each.name: each for each in only.values()}
+            sides.append([names[part] if part in names else only[part].name for part in parts])
+        value = one["value"].transpose("query_part", "key_part").to_numpy()
+        about = {name: one.attrs[name] for name in SAID_OF_SCORES if name in one.attrs}
+        found[names[node]] = tracing_of(sides[0], sides[1], value, about)
+    mentioned = {name for tracing in found.values() for name in tracing.names}
+    return found, tuple(node for node in beside.values() if node.name in mentioned)
+
+
+SAID_OF_SCORES = (
+    "head", "query", "key", "against", "content", "position", "score", "key_pattern", "against_pattern",
+)  # fmt: skip
+"""Attributes of `qk_attribution` that files keep."""
+
+
+def _beside(part: str, head: str, side: str, pos: int, last: int) -> GraphNode:
+    """A node that the query or the key of a head has and the graph has not, or a sum of such nodes."""
+    sums = {OTHERS: ("unknown", "other nodes"), BIAS: ("bias", "biases")}
+    if part in sums:
+        layer, (kind, label) = Part.of(head).layer, sums[part]
+        name = f"{layer}_{part}_{head}.{side}_{pos}"
+        return GraphNode(name, kind, str(layer), pos, f"{label}, {side} of {head}")
+    name, _, place = part.rpartition("@")
+    own = Part.of(name)
+    assert own.layer is not None
+    return _named(_Row(part, own.kind, own.layer, int(place), -1 if own.index is None else own.index), last)
+
+
+def _read_tracings(
+    record: Mapping[str, Any], nodes: Sequence[GraphNode], path: object
+) -> tuple[dict[str, QKTracing], tuple[GraphNode, ...]]:
+    """The scores of a file by the node that attends, and the nodes that only they have.
+
+    Raises:
+        ValueError: what is no such score, or terms of nodes that the file lacks.
+    """
+    given = record.get("qk_only_nodes") or {}
+    _check_kinds({"qk_only_nodes": given}, {"qk_only_nodes": dict}, path)
+    beside = tuple(_read_node(node, path) for node in given.values())
+    known, found = {node.name for node in (*nodes, *beside)}, {}
+    for node, own in zip(nodes, record["nodes"], strict=True):
+        if own.get("qk_tracing_results") is not None:
+            found[node.name] = read_tracing(own["qk_tracing_results"], f"{node.name} of {path}")
+            if lost := sorted(found[node.name].names - known):
+                raise ValueError(
+                    f"qk_tracing_results of {path} must be about its nodes, {lost[0]!r} of {node.name} is none"
+                )
+    return found, beside
 
 
 def _cantor(layer: int, index: int) -> int:

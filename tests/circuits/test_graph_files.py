@@ -54,6 +54,8 @@ SCHEMA = {
                     "feature": {"type": ["integer", "null"]},
                     "layer": {"type": ["string", "integer"]},
                     "ctx_idx": {"type": "integer"},
+                    "influence": {"type": ["number", "null"]},
+                    "activation": {"type": ["number", "null"]},
                     **{key: {"type": "string"} for key in ("node_id", "feature_type", "jsNodeId", "clerp")},
                 },
             }
@@ -70,7 +72,10 @@ SCHEMA = {
         },
     },
 }
-"""What Neuronpedia's published schema requires (`apps/webapp/app/api/graph/graph-schema.json`, version 1.0.0)."""
+"""What Neuronpedia's published schema requires (`apps/webapp/app/api/graph/graph-schema.json`, version 1.0.0).
+
+It forbids no other keys, of which ours has some, such as `effect` of a node.
+"""
 
 
 def circuit(graph: EdgeGraph | None = None, scores: dict[str, float] | None = None) -> Circuit:

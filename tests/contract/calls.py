@@ -374,6 +374,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                                  "search": lambda: "greedy", "replacement": lambda: "zero", "n": lambda: 1},
     "circuits.GraphNode": {"name": lambda: "a", "kind": lambda: "b", "layer": lambda: "1", "position": lambda: 0,
                            "label": lambda: "c"},
+    "circuits.QKTracing": {"pairs": lambda: (("a", "b", 0.5),), "queries": lambda: (("a", 0.5),), "keys": lambda: ()},
     "tasks.Place": {"seed": lambda: 0, "step": lambda: None},
     "tasks.Examples": {"batch": lambda: interp.Batch(TOKENS)},
     "model.EncoderDecoder": {"config": lambda: interp.lab.training.encoder_decoder(8, 8)},

@@ -79,11 +79,18 @@ def _theirs(path: Path) -> object:
 
 
 def _make_theirs(path: Path) -> None:
-    """A graph as others write it: without what we note in ours, with a feature and a supernode."""
+    """A graph as others write it: without what we note in ours, with a feature, a supernode and an attention score."""
     held = json.loads(graph_file().read_text())
     del held["metadata"]["generation_settings"]
     held["nodes"][0] |= {"feature": 7, "influence": 0.5, "activation": 1.5}
     held["qParams"]["supernodes"] = [["a group", held["nodes"][0]["node_id"]]]
+    one, other = (held["nodes"][i]["node_id"] for i in range(2))
+    held["qk_only_nodes"] = {"0_bias_0": held["nodes"][0] | {"node_id": "0_bias_0", "feature": None}}
+    held["nodes"][1]["qk_tracing_results"] = {
+        "pair_wise_contributors": [[one, "0_bias_0", 0.5]],
+        "top_q_marginal_contributors": [[one, 0.5], [other, 0.25]],
+        "top_k_marginal_contributors": [],
+    }
     (path / "graph.json").write_text(json.dumps(held))
 
 
