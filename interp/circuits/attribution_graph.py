@@ -62,9 +62,9 @@ def attribution_graph(
     neurons share a product equally between its factors. The sums are checked for every target.
 
     Nodes are single neurons or features at single positions, embeddings of tokens, errors of dictionaries, and logits
-    minus the mean logit. Heads, MLPs and the stream can be nodes too: vectors, of which the part along the slope of
-    the logits counts, so that what enters such a node is in logits and sums to its effect. Of all of these those that
-    matter most to the logits are in the graph, with all that enters them.
+    minus the mean logit. Heads, experts, MLPs and the stream can be nodes too: vectors, of which the part along the
+    slope of the logits counts, so that what enters such a node is in logits and sums to its effect. Of all of these
+    those that matter most to the logits are in the graph, with all that enters them.
 
     Args:
         model: a decoder; for nodes that are features one with dictionaries (`model.with_dictionaries`). A block without
@@ -74,8 +74,9 @@ def attribution_graph(
             tokens that together have the probability .95, ten at most.
         wrong: a token: the difference of the logits of `answer` and this one is explained.
         nodes: what may be a node, one or several of "neuron"; "feature" (and the errors of the dictionaries); "head",
-            what a head moves to a position; "mlp", what an MLP writes there; "resid", the stream that enters a block.
-            None: features where the model has dictionaries, of a model without neurons heads, else neurons.
+            what a head moves to a position; "expert", what an expert of a mixture writes there, weighted; "mlp", what
+            an MLP writes there; "resid", the stream that enters a block. None: features where the model has
+            dictionaries, of a model without neurons heads, else neurons.
         by: what tells which nodes matter: "effect", the size of what they add to the logits along all paths; or
             "influence", as circuit-tracer does, the share of the sizes of edges that leads back to them among those
             found so far.
@@ -108,7 +109,8 @@ def attribution_graph(
 
     Raises:
         ValueError: several prompts, no logits, a model for which no linear rules are known, or edits that add.
-        KeyError: a model without the neurons, heads or MLPs that are asked for.
+        KeyError: a model without the neurons, heads, experts or MLPs that are asked for; neurons inside experts are
+            no nodes.
         ArithmeticError: edges that do not sum to a target's value.
 
     Caveats:
@@ -166,7 +168,9 @@ def as_nodes(nodes: NodeName | Sequence[NodeName] | None, network: Transformer) 
             return ["feature"]
         return ["neuron"] if any(NEURONS in name for name in sites.names(network.config)) else ["head"]
     if not nodes:
-        raise ValueError("nodes must be at least one of neuron, feature, head, mlp and resid, got none")
+        raise ValueError(
+            "nodes must be at least one of neuron, feature, head, expert, mlp and resid, got none"
+        )
     return [nodes] if isinstance(nodes, str) else nodes
 
 

@@ -22,17 +22,18 @@ from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
+from interp.model.experts import MoE
 from interp.model.mounted import ERROR, FEATURES
 from interp.model.parts import KINDS, Part
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.passes.rules import LINEAR, promises, rounding_of, under_rules
 
-NodeName = Literal["neuron", "feature", "head", "mlp", "resid"]
+NodeName = Literal["neuron", "feature", "head", "expert", "mlp", "resid"]
 """What can be asked for as nodes: neurons, features and errors of dictionaries, what heads move to a position, what
-MLPs write, and the stream that enters a block. Embeddings always are nodes.
+experts and what MLPs write, and the stream that enters a block. Embeddings always are nodes.
 """
-NodeKind = Literal["embedding", "error", "neuron", "feature", "head", "mlp", "resid"]
+NodeKind = Literal["embedding", "error", "neuron", "feature", "head", "expert", "mlp", "resid"]
 EMBEDDING = "hook_embed"
 CONSTANT = ("hook_pos_embed", "hook_type_embed")
 """Sites of embeddings that belong to no token: they count as biases."""
@@ -40,7 +41,7 @@ CONSTANT = ("hook_pos_embed", "hook_type_embed")
 
 @dataclass(frozen=True)
 class NodeSite:
-    """A site whose cells are nodes: single numbers, or vectors of each position or of each head at a position."""
+    """A site whose cells are nodes: single numbers, or vectors of a position, or of a head or an expert there."""
 
     name: str
     kind: NodeKind
@@ -56,9 +57,14 @@ class NodeSite:
         """Whether nothing enters its nodes: they are given, as embeddings and the errors of dictionaries."""
         return self.kind in ("embedding", "error")
 
+    @property
+    def indexed(self) -> bool:
+        """Whether a position has several nodes, told apart by an index."""
+        return self.by_entry or self.kind in ("head", "expert")
+
     def per_position(self, value: Float[Tensor, "1 p *k"]) -> int:
         """How many nodes there are at each position of the site's value."""
-        return value.shape[2] if self.by_entry or self.kind == "head" else 1
+        return value.shape[2] if self.indexed else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +150,8 @@ class LocalModel:
         """The site, the position and the index of a node; no index where a position has one node."""
         number = int(self.site_of(np.array([node]))[0])
         site, at = self.sites[number], node - self.offsets[number]
-        width, indexed = site.per_position(self.leaves[site.name]), site.by_entry or site.kind == "head"
-        return site, at // width, at % width if indexed else None
+        width = site.per_position(self.leaves[site.name])
+        return site, at // width, at % width if site.indexed else None
 
     def number(self, kind: str, layer: int, pos: int, index: int) -> int:
         """The number of a node, by the coordinates that it has in a graph: layer -1 is outside the blocks."""
@@ -288,7 +294,7 @@ def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite,
     """The sites of the nodes: embeddings, and those of the kinds that are asked for.
 
     Raises:
-        KeyError: a model without neurons, heads or MLPs that were asked for.
+        KeyError: a model without neurons, heads, experts or MLPs that were asked for.
         ValueError: features of a model without dictionaries, or of such that are no linear function where the same
             features are active.
     """
@@ -299,6 +305,10 @@ def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite,
             continue
         inside = KINDS[kind].site
         assert inside is not None
+        if kind == "neuron" and isinstance(model.config.mlp, MoE) and model.config.mlp.dense is None:
+            raise KeyError(
+                "this model has no neurons but those inside experts, which are no nodes: nodes='expert'"
+            )
         layers = [(name, int(name.split(".")[1])) for name in sites.of_layers(inside, model.config)]
         found += [NodeSite(name, kind, layer) for name, layer in layers if kind != "resid" or layer > 0]
     return tuple(found)

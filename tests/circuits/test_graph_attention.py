@@ -9,16 +9,17 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import HookedTransformer, Read
+from interp import Edit, HookedTransformer, Read
 from interp.circuits import attribution_graph, edge_heads, graph_interventions, prune_graph, qk_attribution
-from interp.model import MLP, ModelConfig, NoNorm, Weights
+from interp.edits import Zero
+from interp.model import MLP, ModelConfig, MoE, NoNorm, Weights
 from interp.model.tap import Tap
 from interp.passes import observe
 from interp.passes.rules import LINEAR, under_rules
 from interp.zoo import planted
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.circuits.test_attribution_graph import NEURONS, PROMPT, model, places, with_features
-from tests.configs import CAUSAL, perturbed
+from tests.configs import CAUSAL, build, perturbed
 from tests.loops import over
 from tests.tolerances import assert_close
 
@@ -48,7 +49,7 @@ def seen(subject: HookedTransformer, *sites: str) -> list[Tensor]:
 def vectors_sum(graph: xr.Dataset) -> None:
     """What enters a node that is a vector makes up its effect."""
     assert graph.attrs["completeness_error"] < 1e-12
-    for kind in ("head", "mlp", "resid"):
+    for kind in ("head", "expert", "mlp", "resid"):
         known = graph.isel(node=(graph["size"].values > 0) & (graph.kind.values == kind))
         np.testing.assert_allclose(known.incoming + known.bias, known.effect, rtol=1e-9, atol=1e-11)
 
@@ -67,6 +68,51 @@ def test_heads_are_nodes_of_models_without_neurons(name: str) -> None:
     graph = attribution_graph(model(name), PROMPT, 2, 7, most=12, nodes=nodes)  # type: ignore[arg-type]
     assert "head" in graph.kind.values
     vectors_sum(graph)
+
+
+MIXTURES = [name for name in CAUSAL if isinstance(build(name).config.mlp, MoE)]
+
+
+@over("name", MIXTURES)
+def test_experts_are_nodes_with_exact_sums(name: str) -> None:
+    graph = attribution_graph(model(name), PROMPT, [2, 7], nodes=["expert", "resid"], most=500, links=500)
+    assert {"expert", "resid"} <= {*graph.kind.values}
+    vectors_sum(graph)
+    leaving = np.bincount(places(graph, "source"), graph.value, graph.sizes["node"])
+    inner = graph.kind.values != "logit"
+    np.testing.assert_allclose(leaving[inner], graph.effect[inner], rtol=1e-9, atol=1e-12)
+
+
+@over("name", [name for name in MIXTURES if not build(name).config.mlp.shared])  # type: ignore[union-attr]
+def test_the_chosen_experts_share_the_effect_of_their_mixture(name: str) -> None:
+    subject = model(name)
+    config = subject.cfg.mlp
+    assert isinstance(config, MoE)
+    parts, whole = (
+        attribution_graph(subject, PROMPT, 2, 7, nodes=kind, most=500) for kind in ("expert", "mlp")
+    )
+    experts = parts.isel(node=parts.kind.values == "expert")
+    mixtures = whole.isel(node=whole.kind.values == "mlp")
+    assert experts.sizes["node"] == config.top_k * mixtures.sizes["node"] > 0
+    for node in mixtures.node:
+        chosen = (experts.layer.values == int(node.layer)) & (experts.pos.values == int(node.pos))
+        expected = float(mixtures.effect.sel(node=node))
+        assert float(experts.effect[chosen].sum()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    names = experts.node.values.tolist()[:4]
+    found, tokens = graph_interventions(subject, PROMPT, parts, nodes=names), torch.tensor([PROMPT])
+    plain = subject.transformer(tokens)[0, -1]
+    for label in names:
+        part, pos = label.split("@")
+        left = subject.edited(Edit(part, Zero(), {"pos": int(pos)})).transformer(tokens)[0, -1]
+        change = (left[2] - left[7]) - (plain[2] - plain[7])
+        assert float(found.value.sel(part=label)) == pytest.approx(change.item(), rel=1e-9, abs=1e-12)
+
+
+def test_neurons_inside_experts_are_refused_in_words() -> None:
+    with pytest.raises(
+        KeyError, match="no neurons but those inside experts, which are no nodes: nodes='expert'"
+    ):
+        attribution_graph(model("granite-moe"), PROMPT, 2, nodes="neuron")
 
 
 def test_heads_neurons_and_features_are_nodes_of_one_graph() -> None:
