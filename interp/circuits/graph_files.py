@@ -457,6 +457,8 @@ def _tracings(
     last = int(graph.attrs["n_layers"]) + 1
     for one in scores:
         check_result("qk", one, ("value", "query_part", "key_part"), "qk_attribution")
+        if lost := [name for name in ("prompt", "head", "query", "key") if name not in one.attrs]:
+            raise ValueError(f"qk must have the attributes of qk_attribution, it lacks {lost[0]!r}")
         head, prompt = str(one.attrs["head"]), str(one.attrs["prompt"])
         node = f"{head}@{one.attrs['query']}"
         if prompt != graph.attrs["prompt"]:

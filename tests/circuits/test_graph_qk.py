@@ -152,6 +152,7 @@ def test_scores_of_another_prompt_or_head_are_refused() -> None:
         (neurons, score(), "must be of heads that are nodes of the graph .*, L1H1@5 is none"),
         (graph(), [score(), score(against=AGAINST)], "one score for each head and query, L1H1@5 has several"),
         (graph(), graph(), "qk must be a result of qk_attribution"),
+        (graph(), score().drop_attrs(), "qk must have the attributes of qk_attribution, it lacks 'prompt'"),
     ):
         with pytest.raises(ValueError, match=match):
             AttributionGraph.of_result(given, qk=qk)

@@ -44,7 +44,12 @@ def calls() -> Mapping[str, Callable[[], Given]]:
         "circuits.write_mib": lambda: {
             "path": Path(tempfile.mkdtemp()) / "scores.json", "model": plain(), "scores": edges()},
         "causal.Subspace.of_result": lambda: {"result": result_of("causal.steering"), "layer": 1},
-        "circuits.AttributionGraph.of_result": lambda: {"result": result_of("circuits.attribution_graph")},
+        "circuits.AttributionGraph.of_result": lambda: {
+            "result": interp.circuits.attribution_graph(
+                model(), TOKENS[:1], [3, 4], nodes=["head", "neuron"], most=400
+            ),
+            "qk": [result_of("circuits.qk_attribution")],
+        },
         "circuits.Circuit.of_result": lambda: {"result": found_circuit()},
         "lenses.FittedJacobianLens.of_result": lambda: {"result": jacobian(), "model": model()},
     }  # fmt: skip
@@ -150,7 +155,8 @@ def outcome(name: str, function: Callable[..., object], given: Given) -> object:
         return sorted(found, key=lambda one: one["feature_index"])  # type: ignore[call-overload]
     if name == "circuits.AttributionGraph.of_result":  # links stand in the order of the result
         assert isinstance(found, interp.circuits.AttributionGraph)
-        return f"{found.nodes} {sorted(found.links.itertuples(index=False, name=None))}"
+        pairs = [sorted(each.pairs) for each in found.qk.values()]
+        return f"{found.nodes} {sorted(found.links.itertuples(index=False, name=None))} {pairs}"
     return given["path"].read_text() if name == "circuits.write_mib" else found  # type: ignore[attr-defined]
 
 
