@@ -79,7 +79,7 @@ def ends(graph: xr.Dataset) -> tuple[Int[np.ndarray, "e"], Int[np.ndarray, "e"]]
     )
     if (lost := np.minimum(source, target) < 0).any():
         raise ValueError(
-            f"edges must join nodes of the graph, {graph['edge'].to_numpy()[lost][0]!r} does not"
+            f"edges must join nodes of the graph (node), {str(graph['edge'].to_numpy()[lost][0])!r} does not"
         )
     return source, target
 
