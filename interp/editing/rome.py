@@ -20,7 +20,7 @@ from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Finite, NotNegative, Positive, PositiveCount
+from interp.core.kinds import NotNegative, Number, Positive, PositiveCount
 from interp.core.transfers import ended, to_device
 from interp.core.viewer import Brief
 from interp.core.wording import value_text
@@ -95,7 +95,7 @@ class Rome:
     """Weight of |change of v| / |v|^2."""
     reach: Positive = 4.0
     """The change of v is kept shorter than this many times |v|."""
-    enough: Finite = 0.05
+    enough: Number = 0.05
     """Loss in nats at which the search ends."""
     ridge: NotNegative = 1e-4
     """Added to C's diagonal, as a share of its mean."""

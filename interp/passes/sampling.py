@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.kinds import Positive
+from interp.core.fitting import fits
+from interp.core.hints import Required
+from interp.core.kinds import Number
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.data.batch import Batch
@@ -21,12 +24,16 @@ MOST_PENALTY = 1000.0
 """The largest repetition penalty, whose inverse is the smallest: beyond, logits overflow in half precision."""
 
 
+def _no_temperature(value: object) -> str | None:
+    return None if fits(value, Number) and isinstance(value, int | float) and value > 0 else ""
+
+
 @public()
 @dataclass(frozen=True)
 class Sampling:
     """Rule by which the next token is drawn from the logits: temperature, then top-k, then top-p."""
 
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Required("a number above 0 (greedy: no sampling)", _no_temperature)] = 1.0
     top_k: int | None = None
     """Number of most probable tokens that are kept; None: all."""
     top_p: float | None = None

@@ -219,7 +219,7 @@ def test_norms_of_the_own_directions_choose_the_features_of_each_source() -> Non
         ({"b_enc": torch.zeros(3)}, "b_enc must have shape [10], got [3]"),
         ({"threshold": torch.zeros(S)}, "requires the weights"),
         ({"scale": torch.ones(2)}, "requires the weights"),
-        ({"W_enc": torch.zeros(3, 4)}, "W_enc must have shape [sources, d, s], got [3, 4]"),
+        ({"W_enc": torch.zeros(3, 4)}, "the weights must hold W_enc [sources, d, s], got [3, 4]"),
         ({"b_dec": torch.full((2, D), torch.nan)}, "b_dec holds NaN or infinite numbers"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_crosscoder_knows_its_sites_or_says_that_it_does_not() -> None:
     assert found.fitted_to(subject) is found and found.by_source
     with pytest.raises(ValueError, match="do not say which sites it reads"):
         Crosscoder(JumpReLU(), w).fitted_to(subject)
-    with pytest.raises(ValueError, match="sites of 2 sources are required, got 1"):
+    with pytest.raises(ValueError, match="reads must name 2 sites, one per source, got 1"):
         Crosscoder(JumpReLU(), w, reads=("blocks.0.hook_resid_post",))
     with pytest.raises(ValueError, match=re.escape(f"x must be a tensor of shape [..., 2, {d}]")):
         found.encode(torch.zeros(1, 3, d))

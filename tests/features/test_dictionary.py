@@ -213,7 +213,7 @@ def refusals() -> list[tuple[DictionaryKind, dict[str, Tensor], str]]:
         (JumpReLU(), good, "'threshold'"),
         (ReLU(), good | {"W_dec": good["W_enc"]}, "W_dec must have shape [6, 4]"),
         (ReLU(), good | {"b_enc": nan}, "b_enc holds NaN"),
-        (ReLU(), good | {"W_enc": nan}, "W_enc must have shape [d_in, d_sae]"),
+        (ReLU(), good | {"W_enc": nan}, "the weights must hold W_enc [d_in, d_sae]"),
         (TopK(7), good, "at most d_sae = 6"),
     ]
 

@@ -469,6 +469,8 @@ MEANT: Mapping[str, str] = {
         ("lab.rasp.Constant value", "lab.rasp.Aggregate default"),
         "a symbol: anything that can be told from others",
     ),
+    "editing.Rome enough": "the search ends at once, or only with its steps",
+    "passes.Sampling temperature": "all tokens that are kept are as likely",
     "Batch.by_text nothing": "it stands where there is no value",
     "causal.RankAgreement rank_correlation": "there is none where a ranking is constant",
     "lab.training.Training clip": "no gradient is clipped",

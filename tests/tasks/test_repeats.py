@@ -44,7 +44,7 @@ def test_repeated_rows_have_distinct_tokens_and_really_repeat() -> None:
 
 
 def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="40 distinct tokens besides BOS are required"):
+    with pytest.raises(ValueError, match="vocab must hold 40 distinct tokens besides BOS"):
         RepeatedTokens(period=40).tokens(31, 0)
     with pytest.raises(ValueError, match="period and repeats of at least 2"):
         RepeatedTokens(repeats=1)

@@ -154,5 +154,5 @@ def test_repeats_draw_only_from_the_given_ids() -> None:
 
 
 def test_a_period_longer_than_the_vocabulary_is_refused_with_the_limit() -> None:
-    with pytest.raises(ValueError, match="50 distinct tokens besides BOS are required, got 49"):
+    with pytest.raises(ValueError, match="vocab must hold 50 distinct tokens besides BOS, got 49"):
         repeats(period=50)

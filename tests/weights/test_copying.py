@@ -409,6 +409,6 @@ def test_matching_scores_refuse_weights_of_which_none_counts() -> None:
     last[-1] = 1.0  # the last layer writes for nobody
     for previous in (torch.zeros(n_layers, n_heads), last):
         with pytest.raises(
-            ValueError, match="a weight that is not 0 is required of a head below the last layer"
+            ValueError, match="previous must weigh a head below the last layer"
         ):
             matching_scores(model, previous)

@@ -419,7 +419,7 @@ def test_edge_that_leads_backwards_and_tokens_of_others_are_refused() -> None:
         model.without("L1H1->logits", tokens)
     with pytest.raises(ValueError, match=r"symbols a, b, \. are required, got 'c'"):
         model.ids("abc")
-    with pytest.raises(ValueError, match=r"n >= 1 examples are required, got 0"):
+    with pytest.raises(ValueError, match=r"n must be a whole number from 1 to 10000000, got 0"):
         model.planted(0)
 
 

@@ -1,0 +1,178 @@
+"""Claims about sentences with two names: who gets the answer right, what writes it, and what makes up for its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.causal import ablate, batches
+from interp.data.batch import Batch
+from interp.findings.claim import Claim, Measured, Region
+from interp.findings.setting import CHOOSERS, CHOOSING, Head, Setting
+from interp.model.edits import Zero
+from interp.passes.metrics import logit_difference
+from interp.residual import attribute
+from interp.tasks import GreaterThan, TaskPairs
+
+
+def answers(setting: Setting) -> Measured:
+    """Share of sentences in which the receiver is preferred to the giver, minus a half."""
+
+    def right(rows: int, seed: int) -> Tensor:
+        batch, _ = batches(setting.model, setting.sentences(rows, seed))
+        gap = setting.read(batch, [], lambda part, _, logits: _gap(part, logits))
+        return gap > 0
+
+    return Measured.share(setting.by_seed(right), over="sentences", null=0.5)
+
+
+def _gap(batch: Batch, logits: Float[Tensor, "b p v"]) -> Float[Tensor, "b"]:
+    assert batch.answer is not None and batch.wrong is not None
+    ends = logits[torch.arange(len(batch)), batch.last().to(logits.device)].double().cpu()
+    return (
+        ends.gather(1, batch.answer.cpu()[:, None])[:, 0] - ends.gather(1, batch.wrong.cpu()[:, None])[:, 0]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What the head that writes most of the answer does in some sentences."""
+
+    receiver: Float[Tensor, "n"]
+    """What it adds to the receiver's logit, minus the vocabulary's mean."""
+    giver: Float[Tensor, "n"]
+    """The same of the giver."""
+
+
+def writer(setting: Setting) -> Head:
+    """The head that adds most to the receiver's logit minus the giver's, on rows that do not count."""
+    batch, _ = batches(setting.model, setting.sentences(CHOOSERS, CHOOSING))
+    found = attribute(setting.model, batch, parts="head")["value"].mean("prompt")
+    heads = [part for part in found.part.values if "H" in part]
+    best = heads[int(np.argmax(found.sel(part=heads).values))]
+    layer, index = best[1:].split("H")
+    return Head(int(layer), int(index))
+
+
+def written(setting: Setting, head: Head, pairs: TaskPairs) -> Written:
+    """What a head adds to both names' logits."""
+    batch, _ = batches(setting.model, pairs)
+    assert batch.answer is not None and batch.wrong is not None
+    mean = setting.model.W_U.mean(1)
+    both = []
+    for names in (batch.answer, batch.wrong):
+        directions = setting.model.W_U[:, names].mT - mean
+        found = attribute(setting.model, batch, directions, parts="head")["value"].sel(part=head.part)
+        both.append(torch.from_numpy(found.values.copy()).double())
+    return Written(*both)
+
+
+def raises(setting: Setting) -> Measured:
+    """By how much more the writer of the answer raises the receiver than it lowers the giver."""
+    head = writer(setting)
+
+    def more(rows: int, seed: int) -> Tensor:
+        found = written(setting, head, setting.sentences(rows, seed))
+        return found.receiver + found.giver
+
+    return Measured.mean(setting.by_seed(more), "sentences", about=head.part)
+
+
+def lowers(setting: Setting) -> Measured:
+    """The same the other way round."""
+    found = raises(setting)
+    return Measured(
+        -found.value, -found.high, -found.low, found.n, found.over, found.null, tuple(-seed for seed in found.seeds),
+        found.about,
+    )  # fmt: skip
+
+
+def looks_at_receiver(setting: Setting) -> Measured:
+    """How much more the writer of the answer attends from the end to the receiver than to the giver's two mentions."""
+    head = writer(setting)
+
+    def more(rows: int, seed: int) -> Tensor:
+        pairs = setting.sentences(rows, seed)
+        batch, _ = batches(setting.model, pairs)
+        ends = setting.pattern(head, batch, lambda part, seen: seen[torch.arange(len(part)), part.last()])
+        row = torch.arange(len(pairs))
+        seen = {role: ends.cpu()[row, pairs.columns(role)] for role in ("IO", "S1", "S2")}
+        return seen["IO"] - seen["S1"] - seen["S2"]
+
+    return Measured.mean(setting.by_seed(more), "sentences", about=head.part)
+
+
+def made_up(setting: Setting) -> Measured:
+    """The share of the writer's direct effect that the rest of the model makes up for when it is set to 0."""
+    head = writer(setting)
+    metric = logit_difference()
+
+    def losses(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+        batch, _ = batches(setting.model, setting.sentences(rows, seed))
+        direct = attribute(setting.model, batch, parts="head")["value"].sel(part=head.part)
+        total = ablate(setting.model, batch, [head.part], change=Zero(), metric=metric)["each"]
+        return tuple(torch.from_numpy(np.ravel(x).copy()).double() for x in (direct.values, -total.values))  # type: ignore[return-value]
+
+    pairs = setting.by_seed(losses)
+    size = float(torch.cat([direct for direct, _ in pairs]).mean())
+    if size <= 0:
+        raise ValueError("no head writes the answer")
+    return Measured.mean([(direct - total) / size for direct, total in pairs], "sentences", about=head.part)
+
+
+def later_years(setting: Setting) -> Measured:
+    """Probability of years after the first one minus that of years before it."""
+
+    def difference(rows: int, seed: int) -> Tensor:
+        pairs = GreaterThan(rows, seed).pairs(setting.tokenizer)
+        assert pairs.options is not None and pairs.right is not None
+        batch, _ = batches(setting.model, pairs)
+        options, right = pairs.options, pairs.right
+        ends = setting.read(
+            batch,
+            [],
+            lambda part, _, logits: logits[torch.arange(len(part)), part.last()].double().softmax(-1).cpu(),
+        )[:, options]
+        return torch.where(right, ends, -ends).sum(1)
+
+    return Measured.mean(setting.by_seed(difference), "sentences")
+
+
+WANG = "Wang et al. 2022, Interpretability in the Wild"
+CLAIMS: Mapping[str, Claim] = {
+    "indirect-objects": Claim(
+        "The model prefers the receiver to the giver.", WANG, "share of sentences in which it does", "a half",
+        Region(0.3), "share of sentences", answers,
+    ),
+    "name-movers-look": Claim(
+        "The head that writes most of the answer attends to the receiver.", WANG,
+        "attention from the end to the receiver minus that to the giver's two mentions", "0", Region(0.1), "attention",
+        looks_at_receiver,
+    ),
+    "name-movers-raise": Claim(
+        "The head that writes most of the answer raises the receiver rather than lowers the giver.", WANG,
+        "what it adds to the receiver's logit, plus what it adds to the giver's, each minus the vocabulary's mean", "0",
+        Region(0.2), "logits", raises,
+    ),
+    "suppression-lowers": Claim(
+        "The head that writes most of the answer lowers the giver rather than raising the receiver.",
+        "McDougall et al. 2023, Copy Suppression", "the same with the opposite sign", "0", Region(0.2), "logits",
+        lowers,
+    ),
+    "self-repair": Claim(
+        "When the head that writes most of the answer is taken out, later parts make up for some of it.",
+        "McGrath et al. 2023, The Hydra Effect; Wang et al. 2022 (backup name movers)",
+        "direct effect minus the effect of setting the head to 0, as a share of the direct effect", "0", Region(0.1),
+        "share", made_up,
+    ),
+    "greater-than": Claim(
+        "After 'from the year 1743 to the year 17' later years are likelier than earlier ones.",
+        "Hanna et al. 2023, How does GPT-2 compute greater-than?",
+        "probability of later years minus that of earlier ones", "0", Region(0.3), "probability", later_years,
+    ),
+}  # fmt: skip
