@@ -16,7 +16,7 @@ ROOMS = (
     ("cli · serve", "commands, the live page", FILL),
     ("pages · plot", "results as pages and pictures", FILL),
     (
-        "attention · causal · circuits · lenses · residual\ntokens · weights · features · editing · dynamics",
+        "attention · causal · circuits · lenses · residual · tokens\nweights · features · editing · dynamics · findings",
         "the questions",
         WINGS,
     ),

@@ -13,6 +13,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.dynamics     what changes with context, depth and training
     interp.editing      changing what a model says: weight edits and their scores
     interp.features     neurons, probes, sparse autoencoders, top examples
+    interp.findings     what the field reports of models, asked of this one
     interp.lenses       what a state, an output or a gradient says in tokens
     interp.residual     the stream as a sum of parts, and of paths
     interp.tokens       which input tokens matter: attribution, erasure, routes
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         edits as edits,
         families as families,
         features as features,
+        findings as findings,
         lab as lab,
         lenses as lenses,
         metrics as metrics,
@@ -140,6 +142,7 @@ WINGS = (
         "dynamics",
         "editing",
         "features",
+        "findings",
         "lenses",
         "residual",
         "tokens",

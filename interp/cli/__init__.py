@@ -124,6 +124,10 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
             "Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold.",
             "commands", "Verify",
         ),
+        "findings": _entry(
+            "Ask a decoder what the field reports of language models, and print each claim's number, null and verdict.",
+            "findings", "FindingsCommand",
+        ),
         **ASKED,
         "jacobian-lens": _entry(
             "Fit the Jacobian lens on texts, print how precise it is, and read a prompt with it.",

@@ -4,8 +4,8 @@ A claim says what is measured, what stands for nothing to it, and in which regio
 is measured. Heads and layers are chosen on rows that do not count.
 """
 
-from interp.findings.claim import Claim, Measured, Region, Verdict, verdict
-from interp.findings.setting import Setting, paragraphs
+from interp.findings.claim import Claim, Measured, Region, verdict
+from interp.findings.setting import paragraphs
 from interp.findings.table import CLAIMS, findings
 
 __all__ = [
@@ -13,8 +13,6 @@ __all__ = [
     "Claim",
     "Measured",
     "Region",
-    "Setting",
-    "Verdict",
     "findings",
     "paragraphs",
     "verdict",

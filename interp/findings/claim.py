@@ -184,6 +184,7 @@ class Claim:
     """The measurement. ValueError, KeyError or AttributeError, in words: the model lacks what it is about."""
 
 
+@public()
 def verdict(measured: Measured | None, region: Region) -> Verdict:
     """The one rule: inside with all seeds, outside, or neither.
 

@@ -20,6 +20,9 @@ from interp.model.edits import Edit, Zero
 from interp.passes.metrics import logit_difference
 from interp.weights import composition
 
+FEEDING = 6
+"""Rows on which the head is found that feeds induction heads: every head before them is patched in each."""
+
 
 def looks(setting: Setting, score: str, back: int, first: int) -> Measured:
     """The head that is best on other rows: its attention so many tokens back, from a column on, minus even attention.
@@ -98,6 +101,10 @@ def _named(heads: Sequence[Head]) -> str:
 
 def feeder(setting: Setting) -> tuple[Head, list[Head]]:
     """The head whose path into the keys of the best induction heads matters most for copying, and those heads."""
+    return setting.shared("feeder", _feeder)
+
+
+def _feeder(setting: Setting) -> tuple[Head, list[Head]]:
     induction = [head for head in setting.best("induction", setting.few) if head.layer > 0]
     if not induction:
         raise ValueError("its best induction head is in the first layer")
@@ -124,7 +131,7 @@ def feeder(setting: Setting) -> tuple[Head, list[Head]]:
 
 def _interrupted(setting: Setting) -> tuple[Batch, Batch, Tensor, Tensor]:
     """Repeated rows cut in the second half, the same with another token before the one that comes next, and answers."""
-    rows = setting.repeats(16, CHOOSING).tokens
+    rows = setting.repeats(FEEDING, CHOOSING).tokens
     end = setting.begins + PERIOD + PERIOD // 2
     before = end - PERIOD
     corrupt = rows[:, : end + 1].clone()

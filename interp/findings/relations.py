@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.causal import Subspace, function_vectors, linear_relation, steering
+from interp.data.batch import Batch
 from interp.findings.claim import Claim, Measured, Region
 from interp.findings.setting import SEEDS, Setting
 from interp.hooked import HookedTransformer
@@ -106,12 +108,7 @@ def _steered(setting: Setting, towards: str, away: str, seed: int) -> tuple[Tens
             for kind in (towards, away)
         ]
 
-        def gap(vector: Float[Tensor, "d"] | None, batch=batch, answers=answers, site=site) -> Tensor:  # type: ignore[no-untyped-def]
-            edits = [] if vector is None else [Subspace(site, vector[None]).add(1.0)]
-            logits = observe(setting.model, batch, edits=edits).output
-            ends = logits[torch.arange(len(batch)), batch.last().to(logits.device)].double().cpu()
-            return (ends.gather(1, answers[0][:, None]) - ends.gather(1, answers[1][:, None]))[:, 0]
-
+        gap = partial(_gap, setting, batch, answers, site)
         base = gap(None)
         generator = torch.Generator().manual_seed(seed)
         others = torch.randn(RANDOM, len(direction), generator=generator).to(direction)
@@ -119,6 +116,21 @@ def _steered(setting: Setting, towards: str, away: str, seed: int) -> tuple[Tens
         values.append(gap(direction) - base)
         nulls.append(torch.stack([gap(other) - base for other in others]).mean(0))
     return torch.cat(values), torch.cat(nulls)
+
+
+def _gap(
+    setting: Setting,
+    batch: Batch,
+    answers: Sequence[Int[Tensor, "n"]],
+    site: str,
+    vector: Float[Tensor, "d"] | None,
+) -> Float[Tensor, "n"]:
+    """The logit of the first answer minus that of the second, with a vector added at a site."""
+    edits = [] if vector is None else [Subspace(site, vector[None]).add(1.0)]
+    logits = observe(setting.model, batch, edits=edits).output
+    ends = logits[torch.arange(len(batch)), batch.last().to(logits.device)].double().cpu()
+    first, second = (ends.gather(1, each[:, None])[:, 0] for each in answers)
+    return first - second
 
 
 def imprints(setting: Setting) -> Measured:

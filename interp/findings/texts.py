@@ -48,13 +48,14 @@ def sink(setting: Setting) -> Measured:
     layers = range(config.n_layers // 2, config.n_layers)
     reads = [Read(f"blocks.{layer}.attn.hook_pattern") for layer in layers]
 
-    def first(batch: Batch, patterns: list[Tensor], _: Tensor) -> Float[Tensor, "b"]:
+    def first(batch: Batch, patterns: list[Tensor], _: Tensor) -> Float[Tensor, "b two"]:
         real = batch.real[:, NEAR:].to(patterns[0].device)
         seen = torch.stack([pattern[:, :, NEAR:, 0].double().mean(1) for pattern in patterns]).mean(0)
         even = 1 / torch.arange(NEAR + 1, batch.tokens.shape[1] + 1, device=real.device, dtype=torch.float64)
-        return ((seen - even) * real).sum(1) / real.sum(1)
+        return torch.stack([(seen * real).sum(1), (even * real).sum(1)], 1) / real.sum(1)[:, None]
 
-    return Measured.mean([setting.read(batch, reads, first) for batch in setting.counted_texts], "texts")
+    both = [setting.read(batch, reads, first) for batch in setting.counted_texts]
+    return Measured.mean([each[:, 0] for each in both], "texts", null=[each[:, 1] for each in both])
 
 
 def sink_needed(setting: Setting) -> Measured:

@@ -28,6 +28,7 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.cost import costs
 from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
+from interp.plot.findings import findings
 from interp.plot.function_vectors import average_indirect_effect, function_vectors
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
@@ -78,6 +79,7 @@ __all__ = [
     "eigenvalue_disc",
     "factored_spectrum",
     "feature_circuit",
+    "findings",
     "function_vectors",
     "gradient_cosines",
     "gradient_rank",
@@ -146,6 +148,7 @@ PICTURES.draws |= {
     "evaluate_circuit": circuit_checks,
     "feature_circuit": feature_circuit,
     "find_circuit": circuit,
+    "findings": findings,
     "function_vectors": function_vectors,
     "gradient_cosines": gradient_cosines,
     "gradient_rank": gradient_rank,

@@ -508,6 +508,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     **{f"features.{name}": {"features": lambda: [0, 1], "site": lambda: "blocks.0.hook_resid_post"}
        for name in ("feature_cards", "FeatureCards")},
     "features.top_examples": {"top": lambda: 2},
+    "findings.findings": {"model": lambda: interp.HookedTransformer.from_pretrained("demo-attn-2l"),
+                          "claims": lambda: ["induction-heads"], "prompts": lambda: 12},
+    "findings.verdict": {"measured": lambda: interp.findings.Measured.exact(1.0),
+                         "region": lambda: interp.findings.Region(0.5)},
     "HookedTransformer.with_dictionaries": {"dictionaries": lambda: [sae()]},
     "features.train_dictionary": {"activations": lambda: numbers(16, 6).float(),
                   "kind": lambda: interp.features.TopK(2),

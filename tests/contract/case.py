@@ -23,7 +23,7 @@ from tests.edited import without_head
 
 WINGS = (
     "attention", "weights", "residual", "tokens", "lenses", "causal", "circuits", "features", "editing", "dynamics",
-    "lab.depth",
+    "findings", "lab.depth",
 )  # fmt: skip
 MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)

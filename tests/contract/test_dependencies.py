@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wrapped": MODEL | {"wrapped"},
     "families": FAMILIES,
     "zoo": FAMILIES | {"tasks", "zoo"},
+    "findings": WINGS | {"hooked", "findings"},
     "hooked": WINGS | FAMILIES | {"zoo", "hooked"},
     "opening": {"hooked", "opening"},
     "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},

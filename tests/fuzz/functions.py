@@ -92,7 +92,8 @@ MADE_BY_US: Mapping[str, str] = {
         circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
         features.LayerWeights weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
         model.LayerWeights
-        model.Memory model.Trace passes.HookPoint runs.Results verify.Contract verify.ContractLine zoo.Demo
+        findings.Claim findings.Measured model.Memory model.Trace passes.HookPoint runs.Results verify.Contract
+        verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",
     "records without a field": "features.ReLU features.Gated edits.Detach edits.Zero",
@@ -420,6 +421,10 @@ NOT_THERE: Mapping[str, str] = {
             "loss_effect",
         )
     },
+    **{
+        f"findings.findings {name}": "the model lacks what the claim is about"
+        for name in ("value", "each_seed")
+    },
     "lenses.jacobian_lens error": "one prompt has no standard error",
     "lenses.output_lens target_logit": "no token follows",
     "causal.agreement rank_correlation": "one of the rankings is constant",
@@ -454,8 +459,11 @@ NOT_THERE: Mapping[str, str] = {
     },
 }
 """Variables in which NaN says that there is no number, of one function or any; else where its valid call has NaN."""
-UNBOUNDED = {"features.dictionary_quality low", "features.dictionary_quality high"}
-"""Ends of intervals that may be infinite: those of a ratio whose denominator may be 0 (Fieller)."""
+UNBOUNDED = {
+    "features.dictionary_quality low", "features.dictionary_quality high",  # Fieller's: the denominator may be 0
+    "findings.findings lowest", "findings.findings highest",  # regions
+}  # fmt: skip
+"""Ends that may be infinite."""
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values", "edits.Swap values"),

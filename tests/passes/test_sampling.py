@@ -150,7 +150,10 @@ def test_keeping_one_token_is_greedy(use_cache: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sampling(temperature=0.0), r"temperature must be a number above 0 \(greedy: no sampling\), got 0"),
+        (
+            lambda: Sampling(temperature=0.0),
+            r"temperature must be a number above 0 \(greedy: no sampling\), got 0",
+        ),
         (lambda: Sampling(top_k=0), "top_k >= 1 is required, got 0"),
         (lambda: Sampling(top_p=0.0), r"top_p in \(0, 1\] is required, got 0"),
         (lambda: Sampling(top_p=1.5), "got 1.5"),

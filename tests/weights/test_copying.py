@@ -408,7 +408,5 @@ def test_matching_scores_refuse_weights_of_which_none_counts() -> None:
     last = torch.zeros(n_layers, n_heads)
     last[-1] = 1.0  # the last layer writes for nobody
     for previous in (torch.zeros(n_layers, n_heads), last):
-        with pytest.raises(
-            ValueError, match="previous must weigh a head below the last layer"
-        ):
+        with pytest.raises(ValueError, match="previous must weigh a head below the last layer"):
             matching_scores(model, previous)
