@@ -16,7 +16,8 @@ ROOMS = (
     ("cli · serve", "commands, the live page", FILL),
     ("pages · plot", "results as pages and pictures", FILL),
     (
-        "attention · causal · circuits · lenses · residual · tokens\nweights · features · editing · dynamics · findings",
+        "attention · causal · circuits · lenses · residual · tokens\n"
+        "weights · features · editing · dynamics · findings",
         "the questions",
         WINGS,
     ),

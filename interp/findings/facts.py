@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.stats import ranks
@@ -89,21 +90,20 @@ def _brought_back(
     batch, other = (setting.model.text.batch([fact.prompt for fact in facts]) for facts in (clean, corrupt))
     answer, wrong = setting.answer_ids(clean), setting.answer_ids(corrupt)
     reads = [Read(f"blocks.{layer}.hook_mlp_out") for layer in layers]
-    seen = observe(setting.model, batch, reads)
+    seen = observe(setting.model, batch, reads, answers_only=True)
     rows, last = torch.arange(len(batch)), batch.last()
 
-    def gap(logits: Tensor) -> Tensor:
-        ends = logits[rows, last.to(logits.device)].double().cpu()
+    def gap(ends: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
         return ends[rows, answer] - ends[rows, wrong]
 
-    base, whole = gap(observe(setting.model, other).output), gap(seen.output)
+    base, whole = gap(setting.ends(other)), gap(setting.ends(batch))
     subject = torch.tensor([_last_of_subject(setting, fact) for fact in clean])
     found = []
     for columns in (subject, last.cpu()):
         edits = [
             Edit(read.site, Set(seen.trace[read]), at={"pos": PerRow(columns.tolist())}) for read in reads
         ]
-        found.append((gap(observe(setting.model, other, edits=edits).output) - base) / (whole - base))
+        found.append((gap(setting.ends(other, edits)) - base) / (whole - base))
     return found[0], found[1], whole - base
 
 

@@ -16,7 +16,6 @@ from interp.findings.claim import Claim, Measured, Region
 from interp.findings.setting import SEEDS, Setting
 from interp.hooked import HookedTransformer
 from interp.lenses import backward_lens
-from interp.passes.observe import observe
 from interp.tasks import TRAINED_PHRASINGS, PairLists, fact_prompts, load_facts, load_word_pairs
 
 TASKS = ("antonym", "present_past", "singular_plural")
@@ -127,8 +126,7 @@ def _gap(
 ) -> Float[Tensor, "n"]:
     """The logit of the first answer minus that of the second, with a vector added at a site."""
     edits = [] if vector is None else [Subspace(site, vector[None]).add(1.0)]
-    logits = observe(setting.model, batch, edits=edits).output
-    ends = logits[torch.arange(len(batch)), batch.last().to(logits.device)].double().cpu()
+    ends = setting.ends(batch, edits)
     first, second = (ends.gather(1, each[:, None])[:, 0] for each in answers)
     return first - second
 

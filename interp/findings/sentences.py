@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal import ablate, batches
-from interp.data.batch import Batch
 from interp.findings.claim import Claim, Measured, Region
 from interp.findings.setting import CHOOSERS, CHOOSING, Head, Setting
 from interp.model.edits import Zero
@@ -25,18 +24,12 @@ def answers(setting: Setting) -> Measured:
 
     def right(rows: int, seed: int) -> Tensor:
         batch, _ = batches(setting.model, setting.sentences(rows, seed))
-        gap = setting.read(batch, [], lambda part, _, logits: _gap(part, logits))
-        return gap > 0
+        assert batch.answer is not None and batch.wrong is not None
+        ends = setting.ends(batch)
+        row = torch.arange(len(batch))
+        return ends[row, batch.answer.cpu()] > ends[row, batch.wrong.cpu()]
 
     return Measured.share(setting.by_seed(right), over="sentences", null=0.5)
-
-
-def _gap(batch: Batch, logits: Float[Tensor, "b p v"]) -> Float[Tensor, "b"]:
-    assert batch.answer is not None and batch.wrong is not None
-    ends = logits[torch.arange(len(batch)), batch.last().to(logits.device)].double().cpu()
-    return (
-        ends.gather(1, batch.answer.cpu()[:, None])[:, 0] - ends.gather(1, batch.wrong.cpu()[:, None])[:, 0]
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +126,7 @@ def later_years(setting: Setting) -> Measured:
         assert pairs.options is not None and pairs.right is not None
         batch, _ = batches(setting.model, pairs)
         options, right = pairs.options, pairs.right
-        ends = setting.read(
-            batch,
-            [],
-            lambda part, _, logits: logits[torch.arange(len(part)), part.last()].double().softmax(-1).cpu(),
-        )[:, options]
+        ends = setting.ends(batch).softmax(-1)[:, options]
         return torch.where(right, ends, -ends).sum(1)
 
     return Measured.mean(setting.by_seed(difference), "sentences")

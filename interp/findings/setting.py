@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -46,7 +46,11 @@ T = TypeVar("T")
 
 
 def paragraphs() -> tuple[str, ...]:
-    """Ordinary English prose: 126 paragraphs of 100 to 170 words of *War and Peace* (tr. Maude, public domain)."""
+    """Ordinary English prose, on which claims about texts are asked where no texts are given.
+
+    Returns:
+        126 paragraphs of 100 to 170 words of Tolstoy's *War and Peace*, translated by L. and A. Maude (public domain).
+    """
     return tuple(files(__package__).joinpath("paragraphs.txt").read_text(encoding="utf-8").splitlines())
 
 
@@ -127,40 +131,38 @@ class Setting:
     # passes
 
     def read(
-        self,
-        batch: Batch,
-        reads: Sequence[Read],
-        reduce: Callable[[Batch, list[Tensor], Tensor], Tensor],
-        edits: Sequence[Edit] = (),
-        *,
-        stop: int | None = None,
+        self, batch: Batch, reads: Sequence[Read], reduce: Callable[[Batch, list[Tensor]], Tensor]
     ) -> Tensor:
-        """`reduce(batch, values, output)` of some rows at a time, joined along the rows."""  # fmt: skip
-        size, found = max(1, AT_ONCE // batch.tokens.shape[1]), []
-        for part in batch.split(size):
-            seen = observe(self.model, part, list(reads), list(edits), stop=stop)
-            found.append(reduce(part, [seen.trace[read] for read in reads], seen.output))
+        """`reduce(batch, values)` of some rows at a time, joined along the rows; the pass ends with the last value."""
+        found = []
+        for part in self._parts(batch):
+            seen = observe(self.model, part, list(reads), answers_only=True).trace
+            found.append(reduce(part, [seen[read] for read in reads]))
         return torch.cat(found)
 
     def pattern(self, head: Head, batch: Batch, reduce: Callable[[Batch, Tensor], Tensor]) -> Tensor:
         """`reduce(batch, pattern)` with the pattern [b, q, k] of one head."""
         read = Read(f"blocks.{head.layer}.attn.hook_pattern")
-        return self.read(
-            batch,
-            [read],
-            lambda part, values, _: reduce(part, values[0][:, head.index].double()),
-            stop=head.layer + 1,
-        )
+        return self.read(batch, [read], lambda part, values: reduce(part, values[0][:, head.index].double()))
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        """Some rows at a time."""
+        return batch.split(max(1, AT_ONCE // batch.tokens.shape[1]))
+
+    def ends(self, batch: Batch, edits: Sequence[Edit] = ()) -> Float[Tensor, "b v"]:
+        """The logits after the last token of each row, in float64 on the host; `edits` hold values of all rows."""
+        logits = observe(self.model, batch, edits=list(edits), logits_at=batch.last()[:, None]).output
+        return logits[:, 0].double().cpu()
 
     def losses(self, batch: Batch, edits: Sequence[Edit] = ()) -> Float[Tensor, "b n"]:
-        """-log p of every token but the first, NaN at padding, in nats."""
-
-        def of(part: Batch, _: list[Tensor], logits: Tensor) -> Tensor:
-            predicted = logits[:, :-1].float().log_softmax(-1)
-            picked = predicted.gather(-1, part.tokens[:, 1:, None].to(logits.device))[..., 0]
-            return (-picked).masked_fill(~part.real[:, 1:].to(logits.device), torch.nan).double().cpu()
-
-        return self.read(batch, [], of, edits)
+        """-log p of every token but the first, NaN at padding, in nats; `edits` hold values of no row."""
+        found = []
+        for part in self._parts(batch):
+            logits = observe(self.model, part, edits=list(edits)).output[:, :-1].float()
+            tokens, real = (x[:, 1:].to(logits.device) for x in (part.tokens, part.real))
+            picked = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+            found.append((-picked).masked_fill(~real, torch.nan).double().cpu())
+        return torch.cat(found)
 
     # ordinary text
 
@@ -210,9 +212,17 @@ class Setting:
 
     # facts
 
-    @cached_property
+    @property
     def known(self) -> list[FactPrompt]:
-        """Facts about countries that the model answers, in an order that a seed drew."""
+        """Facts about countries that the model answers, in an order that a seed drew. ValueError for too few."""
+        if len(self._known) < FEWEST_FACTS:
+            raise ValueError(
+                f"it knows {len(self._known)} facts about countries, {FEWEST_FACTS} are required"
+            )
+        return self._known
+
+    @cached_property
+    def _known(self) -> list[FactPrompt]:
         asked = list(fact_prompts())
         order = np.random.default_rng(CHOOSING).permutation(len(asked)).tolist()
         known: dict[object, FactPrompt] = {}
@@ -222,10 +232,6 @@ class Setting:
                 known |= {
                     fact.fact: fact for fact, right in zip(some, self._answered(some), strict=True) if right
                 }
-        if len(known) < FEWEST_FACTS:
-            raise ValueError(
-                f"it knows {len(known)} of {len({fact.fact for fact in asked})} facts about countries"
-            )
         return list(known.values())
 
     def answer_ids(self, facts: Sequence[FactPrompt]) -> Int[Tensor, "n"]:
@@ -239,10 +245,7 @@ class Setting:
 
     def _answered(self, facts: Sequence[FactPrompt]) -> list[bool]:
         batch = self.model.text.batch([fact.prompt for fact in facts])
-        said = self.read(
-            batch, [], lambda part, _, logits: logits[torch.arange(len(part)), part.last()].argmax(-1)
-        )
-        right: Bool[Tensor, "n"] = said.cpu() == self.answer_ids(facts)
+        right: Bool[Tensor, "n"] = self.ends(batch).argmax(-1) == self.answer_ids(facts)
         return right.tolist()
 
     # the same model without what it learned

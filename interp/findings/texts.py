@@ -48,7 +48,7 @@ def sink(setting: Setting) -> Measured:
     layers = range(config.n_layers // 2, config.n_layers)
     reads = [Read(f"blocks.{layer}.attn.hook_pattern") for layer in layers]
 
-    def first(batch: Batch, patterns: list[Tensor], _: Tensor) -> Float[Tensor, "b two"]:
+    def first(batch: Batch, patterns: list[Tensor]) -> Float[Tensor, "b two"]:
         real = batch.real[:, NEAR:].to(patterns[0].device)
         seen = torch.stack([pattern[:, :, NEAR:, 0].double().mean(1) for pattern in patterns]).mean(0)
         even = 1 / torch.arange(NEAR + 1, batch.tokens.shape[1] + 1, device=real.device, dtype=torch.float64)
@@ -77,7 +77,7 @@ def massive(setting: Setting) -> Measured:
     config = setting.model.cfg
     read = Read(f"blocks.{config.n_layers // 2}.hook_resid_pre")
 
-    def ratio(batch: Batch, values: list[Tensor], _: Tensor) -> Float[Tensor, "b"]:
+    def ratio(batch: Batch, values: list[Tensor]) -> Float[Tensor, "b"]:
         found = []
         for row, real in zip(values[0].double().abs(), batch.real, strict=True):
             numbers = row[real.to(row.device)].flatten()
@@ -85,10 +85,7 @@ def massive(setting: Setting) -> Measured:
         return torch.stack(found)
 
     return Measured.mean(
-        [
-            setting.read(batch, [read], ratio, stop=config.n_layers // 2 + 1)
-            for batch in setting.counted_texts
-        ],
+        [setting.read(batch, [read], ratio) for batch in setting.counted_texts],
         "texts",
     )
 
@@ -160,7 +157,7 @@ def says_what_follows(setting: Setting) -> Measured:
     reads = [Read(f"blocks.{layer}.mlp.hook_post") for layer in layers]
     for batch in (setting.choosing_texts, *setting.counted_texts):
 
-        def trigger(part: Batch, values: list[Tensor], _: Tensor) -> Tensor:
+        def trigger(part: Batch, values: list[Tensor]) -> Tensor:
             later = part.tokens[:, 1:].flatten()
             real = part.real[:, 1:].flatten()
             for layer, post in zip(layers, values, strict=True):
