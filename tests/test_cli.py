@@ -580,3 +580,29 @@ def test_the_live_page_begins_with_the_text_of_a_chat(tmp_path: Path) -> None:
     written = chat_text(bare, str(tmp_path / "talk.json"))
     assert bare.to_batch(written).tokens.equal(bare.to_batch(chat=talk).tokens)
     assert chat_text(model, "The cat") == "The cat"
+
+
+def test_findings_prints_every_claim_and_writes_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = ["induction-heads", "greater-than"]
+    asked = ["findings", "demo-attn-2l", "--prompts", "12", "--claims", *claims]
+    assert main([*asked, "--out", str(tmp_path / "it.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "HOLDS           induction-heads: A head attends" in said
+    assert "CANNOT BE TOLD  greater-than" in said and "1 holds, 1 cannot be told" in said
+    table = pandas.read_csv(tmp_path / "it.csv")
+    found = interp.findings.findings(
+        interp.HookedTransformer.from_pretrained("demo-attn-2l"), claims, prompts=12
+    )
+    assert table.claim.tolist() == claims and table.verdict.tolist() == ["holds", "cannot be told"]
+    assert table.value[0] == float(found["value"][0]) and table.lowest.tolist() == [0.3, 0.3]
+
+
+def test_claims_are_listed_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["findings", "nowhere", "--only", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[::2]] == list(interp.findings.CLAIMS)
+    assert error_of(capsys, "findings", "--only", "list", "--claims", "induction").startswith(
+        "unknown claim 'induction'"
+    )

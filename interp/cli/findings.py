@@ -34,9 +34,10 @@ class FindingsCommand(ModelCommand):
         """Print the claims one by one, each as soon as it is measured."""
         from interp.core.files import check_replaceable, regular, write_atomically
         from interp.core.results import frame
-        from interp.findings.table import CLAIMS, as_result, rows, setting_of
+        from interp.findings.table import CLAIMS, as_result, check_names, rows, setting_of
 
         names = list(self.claims) or list(CLAIMS)
+        check_names(names)
         if self.only == "list":
             for name in names:
                 claim = CLAIMS[name]

@@ -109,15 +109,20 @@ def findings(
     return as_result(list(rows(setting_of(model, names, prompts, texts), names)))
 
 
-def setting_of(
-    model: HookedTransformer, names: Sequence[str], prompts: int = 102, texts: Sequence[str] | None = None
-) -> Setting:
-    """The setting of checked arguments, errors as in `findings`."""
+def check_names(names: Sequence[str]) -> None:
+    """ValueError for no claims, KeyError for one that is not in the table."""
     if not names:
         raise ValueError("claims must be one at least, got none")
     for name in names:
         if name not in CLAIMS:
             raise KeyError(f"unknown claim {name!r}; {nearest(name, CLAIMS)}; there are {', '.join(CLAIMS)}")
+
+
+def setting_of(
+    model: HookedTransformer, names: Sequence[str], prompts: int = 102, texts: Sequence[str] | None = None
+) -> Setting:
+    """The setting of checked arguments, errors as in `findings`."""
+    check_names(names)
     if prompts < FEWEST_PROMPTS:
         raise ValueError(f"prompts must be {FEWEST_PROMPTS} or more, got {prompts}")
     return Setting(model, prompts, paragraphs() if texts is None else tuple(texts))

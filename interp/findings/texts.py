@@ -51,7 +51,8 @@ def sink(setting: Setting) -> Measured:
     def first(batch: Batch, patterns: list[Tensor]) -> Float[Tensor, "b two"]:
         real = batch.real[:, NEAR:].to(patterns[0].device)
         seen = torch.stack([pattern[:, :, NEAR:, 0].double().mean(1) for pattern in patterns]).mean(0)
-        even = 1 / torch.arange(NEAR + 1, batch.tokens.shape[1] + 1, device=real.device, dtype=torch.float64)
+        seen_keys = torch.arange(NEAR + 1, batch.tokens.shape[1] + 1, device=real.device, dtype=torch.float64)
+        even = 1 / (seen_keys if config.causal else batch.lengths.to(real.device).double()[:, None])
         return torch.stack([(seen * real).sum(1), (even * real).sum(1)], 1) / real.sum(1)[:, None]
 
     both = [setting.read(batch, reads, first) for batch in setting.counted_texts]

@@ -56,6 +56,7 @@ WORDS: Mapping[str, str] = {
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e", "subject": "Mary"},
     "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
+    "findings": {"claims": "previous-token-heads", "prompts": "12"},
     "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; heads need tokens
