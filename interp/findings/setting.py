@@ -149,13 +149,20 @@ class Setting:
         """Some rows at a time."""
         return batch.split(max(1, AT_ONCE // batch.tokens.shape[1]))
 
+    def _check_predicts(self) -> None:
+        """ValueError for a model that does not predict the next token."""
+        if not (self.model.cfg.causal and self.model.cfg.unembed):
+            raise ValueError("it does not predict the next token")
+
     def ends(self, batch: Batch, edits: Sequence[Edit] = ()) -> Float[Tensor, "b v"]:
         """The logits after the last token of each row, in float64 on the host; `edits` hold values of all rows."""
+        self._check_predicts()
         logits = observe(self.model, batch, edits=list(edits), logits_at=batch.last()[:, None]).output
         return logits[:, 0].double().cpu()
 
     def losses(self, batch: Batch, edits: Sequence[Edit] = ()) -> Float[Tensor, "b n"]:
         """-log p of every token but the first, NaN at padding, in nats; `edits` hold values of no row."""
+        self._check_predicts()
         found = []
         for part in self._parts(batch):
             logits = observe(self.model, part, edits=list(edits)).output[:, :-1].float()
