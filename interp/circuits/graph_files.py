@@ -28,7 +28,7 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, pro
 from interp.circuits.graph_attention import BIAS, OTHERS
 from interp.circuits.graph_influence import check_graph, ends, in_order
 from interp.circuits.graph_qk import QKTracing, read_tracing, tracing_of, tracing_record
-from interp.core.boundary import public
+from interp.core.boundary import check_fields, public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import Finite, Probability
 from interp.core.results import check_result
@@ -93,13 +93,12 @@ class GraphNode:
     """What the node adds to the logits along all paths; only files of `attribution_graph` say it."""
 
 
-@public()
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph(Brief):
     """An attribution graph as files have it: every node by name, every link with its weight.
 
     Raises:
-        ValueError: two nodes of one name, links to a node that is not there or without a finite weight, other parts
+        ValueError: a field of another kind, two nodes of one name, links to a node that is not there or without a finite weight, other parts
             than links, or metadata that say what fields do.
     """
 
@@ -127,6 +126,7 @@ class AttributionGraph(Brief):
     """The nodes that scores have and the graph has not."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         names = Counter(node.name for node in self.nodes)
         if twice := [name for name, n in names.items() if n > 1]:
             raise ValueError(f"every node requires a name of its own, {twice[0]!r} comes twice")
