@@ -98,8 +98,8 @@ class AttributionGraph(Brief):
     """An attribution graph as files have it: every node by name, every link with its weight.
 
     Raises:
-        ValueError: a field of another kind, two nodes of one name, links to a node that is not there or without a finite weight, other parts
-            than links, or metadata that say what fields do.
+        ValueError: a field of another kind, two nodes of one name, links to a node that is not there or without a
+            finite weight, other parts than links, or metadata that say what fields do.
     """
 
     slug: str
@@ -390,6 +390,8 @@ def graph_record(graph: AttributionGraph) -> dict[str, Any]:
         "prompt": graph.prompt,
     }
     nodes = [_node_record(node, i) for i, node in enumerate(graph.nodes)]
+    for logit in [node for node in nodes if node["feature_type"] == "logit"][:1]:
+        logit["is_target_logit"] = True  # the first alone, as circuit-tracer has it
     for node in nodes:
         if (tracing := graph.qk.get(str(node["node_id"]))) is not None:
             node["qk_tracing_results"] = tracing_record(tracing)
@@ -567,7 +569,7 @@ def _node_record(node: GraphNode, number: int) -> dict[str, object]:
     if node.effect is not None:
         found["effect"] = node.effect
     if node.kind == "logit":
-        found |= {"token_prob": stated_probability(node), "is_target_logit": True}
+        found |= {"token_prob": stated_probability(node), "is_target_logit": False}
     return found
 
 

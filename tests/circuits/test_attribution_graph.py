@@ -488,6 +488,7 @@ def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
     logits = [node for node in record["nodes"] if node["feature_type"] == "logit"]
     p = graph.probability.values[graph.kind.values == "logit"]
     assert [node["token_prob"] for node in logits] == [round(float(x), 3) for x in p]
+    assert [node["is_target_logit"] for node in logits] == [True, *[False] * (len(logits) - 1)]
     most, least = graph.influence.argmax().item(), graph.influence.argmin().item()
     total = float(graph.influence.sum())
     assert record["nodes"][most]["influence"] == pytest.approx(float(graph.influence[most]) / total)
