@@ -41,6 +41,7 @@ AT_ONCE = 32
 
 
 @public()
+@torch.enable_grad()
 def attribution_graph(
     model: Model,
     prompt: Prompts,

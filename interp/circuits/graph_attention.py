@@ -45,6 +45,7 @@ OTHERS, BIAS = "others", "bias"
 
 
 @public()
+@torch.enable_grad()
 def edge_heads(
     model: Model,
     prompt: Prompts,
@@ -276,6 +277,7 @@ class _Split:
 
 
 @public()
+@torch.enable_grad()
 def qk_attribution(
     model: Model,
     prompt: Prompts,

@@ -212,6 +212,7 @@ def _supernodes(graph: xr.Dataset, drawn: AttributionGraph) -> dict[str, list[st
     return {group[0]: [names.get(name, name) for name in group[1:]] for group in drawn.supernodes if group}
 
 
+@torch.enable_grad()
 def _predicted(
     network: Transformer,
     batch: Batch,

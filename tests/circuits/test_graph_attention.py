@@ -261,6 +261,25 @@ def test_a_path_counts_for_its_last_head() -> None:
     assert checked > 50
 
 
+def test_gradients_that_a_user_has_switched_off_change_nothing() -> None:
+    """It was an error of PyTorch, as notebooks begin with torch.set_grad_enabled(False)."""
+
+    def found() -> list[xr.Dataset]:
+        graph = attribution_graph(model(), PROMPT, [2, 7], most=9)
+        names = [str(name) for name in graph.node.values[graph.kind.values == "neuron"][:3]]
+        groups = {"some": names, "one": names[:1]}
+        return [
+            graph, attribution_graph(model(), PROMPT, nodes="resid", by="influence", most=4),
+            edge_heads(model(), PROMPT, graph, most=9), qk_attribution(model(), PROMPT, "L1H0", key=1, against=2),
+            graph_interventions(model(), PROMPT, graph, nodes=groups),
+        ]  # fmt: skip
+
+    with torch.no_grad():
+        without = found()
+    for one, other in zip(without, found(), strict=True):
+        xr.testing.assert_identical(one, other)
+
+
 def test_edges_of_heads_and_of_other_prompts_are_refused() -> None:
     subject = model()
     graph = attribution_graph(subject, PROMPT, 2, most=5)
