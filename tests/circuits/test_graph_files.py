@@ -307,7 +307,6 @@ def test_graphs_that_no_file_could_hold_are_refused_where_they_are_made(tmp_path
         ),
         ({"nodes": (*graph.nodes, graph.nodes[0])}, "comes twice"),
         ({"parts": ({},) * (len(graph.links) + 1)}, "parts of .* links are required"),
-        ({"pinned": "E_1"}, "pinned must be tuple"),
         ({"metadata": {"slug": "other"}}, "metadata must not have slug"),
     ):
         with pytest.raises(ValueError, match=match):
