@@ -18,7 +18,7 @@ from torch import Tensor
 from interp.circuits.graph_influence import TINY, Shares, influence_of, scores_of, share, shares_of
 from interp.circuits.local_model import Incoming, LocalModel, NodeName, local_model, node_sites
 from interp.core.boundary import public
-from interp.core.kinds import Count, PositiveCount
+from interp.core.kinds import FromZero, PositiveCount
 from interp.core.results import labelled
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.ids import check_contrast
@@ -41,6 +41,7 @@ AT_ONCE = 32
 
 
 @public()
+@torch.enable_grad()
 def attribution_graph(
     model: Model,
     prompt: Prompts,
@@ -49,7 +50,7 @@ def attribution_graph(
     *,
     nodes: NodeName | Sequence[NodeName] | None = None,
     by: Literal["effect", "influence"] = "effect",
-    most: Count = 256,
+    most: FromZero = 256,
     links: PositiveCount = 2048,
     edits: Sequence[Edit] = (),
     prepend_bos: bool | None = None,
@@ -82,7 +83,8 @@ def attribution_graph(
             found so far.
         most: how many nodes the graph has beside embeddings, errors and logits.
         links: how many edges a target keeps, the largest ones; all from embeddings and errors are kept.
-        edits: interventions that the pass runs under, which may zero, scale or project.
+        edits: interventions that the pass runs under, which may zero, scale or project; of features and errors where
+            these are nodes.
         prepend_bos: whether a text begins with BOS; None: as the model does by default.
 
     Returns:
@@ -93,7 +95,8 @@ def attribution_graph(
         - `weight` [edge]: what `source` adds to `target` (names of nodes), in the unit of the target: of a vector in
           logits.
         - `activation` [node]: its value (of a vector its length).
-        - `effect` [node]: what it adds along all paths to the logits, their mean weighted by probability.
+        - `effect` [node]: what it adds along all paths to the logits, their mean weighted by probability (the plain
+          mean where all probabilities are 0).
         - `influence` [node]: share of the logits' probability that leads back to it (`interp.circuits.prune_graph`).
         - `incoming`, `bias` [node], of targets: the sum of all edges into it, and what biases add; together they are
           its activation, or the effect of a vector. `others` is the part of `incoming` from nodes that are not in the
@@ -264,11 +267,13 @@ class Goals:
 
     @classmethod
     def of_graph(cls, graph: xr.Dataset) -> Goals:
-        """What a graph explains."""
+        """What a graph explains. ValueError for a graph without logits."""
         of = graph.isel(node=graph["kind"].to_numpy() == "logit")
         tokens, labels, probabilities = (
             of[name].to_numpy().tolist() for name in ("index", "token", "probability")
         )
+        if not tokens:
+            raise ValueError("a graph with logits is required, got one without")
         against = int(graph.attrs["against"])
         return cls(tuple(tokens), tuple(labels), tuple(probabilities), None if against < 0 else against)
 
@@ -276,6 +281,12 @@ class Goals:
         """What is explained, as functions of the nodes."""
         logits = local.logits
         return logits[list(self.tokens)] - (logits.mean() if self.against is None else logits[self.against])
+
+    @property
+    def weights(self) -> Float[Tensor, "g"]:
+        """The share of each in their mean: by probability, where none of them has any equal ones."""
+        found = torch.tensor(self.probabilities, dtype=torch.float64)
+        return found / found.sum() if bool(found.any()) else torch.full_like(found, 1 / len(found))
 
     def start(self, local: LocalModel) -> dict[int, float]:
         """The probability of each logit, by its number as a node: they follow all others."""
@@ -320,8 +331,7 @@ class Effects:
     def of(cls, through: LocalModel, goals: Goals) -> Effects:
         """The effects in a local model whose gradients go through nodes."""
         values = goals.values(through)
-        weights = torch.tensor(goals.probabilities, dtype=torch.float64).to(values)
-        slopes = through.slopes((values * weights / weights.sum()).sum())
+        slopes = through.slopes((values * goals.weights.to(values)).sum())
         terms = [through.terms(site, slopes[site.name]) for site in through.sites]
         vectors = {site.name: slopes[site.name] for site in through.sites if not site.by_entry}
         return cls(torch.cat(terms).double().cpu().numpy(), vectors)
@@ -345,7 +355,7 @@ def _by_influence(
     rows, count, left = list(logits), local.offsets[-1], local.inner.copy()
     while len(rows) < most + len(logits):
         found = influence_of((row.shares for row in rows), start, count + len(start))[:count]
-        best = _largest(found * left, min(2 * at_once(local), most + len(logits) - len(rows)))
+        best = _largest(found * left, min(2 * AT_ONCE, most + len(logits) - len(rows)))
         if not len(best):
             break
         left[best] = False
@@ -466,17 +476,18 @@ def _result(chosen: Chosen, effects: Float[np.ndarray, "n"], text: Text) -> xr.D
     local, nodes, labels = chosen.local, chosen.nodes, chosen.labels(text)
     source, target, weight = chosen.edges()
     activation, probability = chosen.values(), chosen.probabilities()
-    effect = activation * probability / probability.sum()  # of logits
     inside = nodes < local.offsets[-1]
+    of_logits = torch.zeros_like(activation)
+    of_logits[torch.from_numpy(~inside)] = chosen.goals.weights
+    effect = activation * of_logits
     effect[torch.from_numpy(inside)] = torch.from_numpy(effects[nodes[inside]])
     incoming, size = chosen.of_rows("incoming", float("nan")), chosen.of_rows("size", 0.0)
     shares = np.abs(weight) / np.maximum(size.numpy()[target], TINY)
     starts = {i: p for i, p in enumerate(probability.tolist()) if p}
     influence = influence_of(shares_of(source, target, shares), starts, len(nodes))
-    vectors = ~np.isin(np.array(labels["kind"]), ("neuron", "feature", "logit"))
-    slope = torch.where(
-        torch.from_numpy(vectors), 1.0, torch.where(activation == 0, 0.0, effect / activation)
-    )
+    vectors = torch.from_numpy(~np.isin(np.array(labels["kind"]), ("neuron", "feature", "logit")))
+    slope = torch.where(activation == 0, 0.0, effect / activation)
+    slope = torch.where(vectors, 1.0, torch.where(torch.from_numpy(inside), slope, of_logits))
     entering = torch.from_numpy(np.bincount(target, weight, len(nodes)))
     names = labels["node"]
     inner = effects * local.inner

@@ -26,9 +26,9 @@ from jaxtyping import Float
 from interp.causal.graph import INPUT, LOGITS
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.circuits.graph_attention import BIAS, OTHERS
-from interp.circuits.graph_influence import ends, in_order
+from interp.circuits.graph_influence import check_graph, ends, in_order
 from interp.circuits.graph_qk import QKTracing, read_tracing, tracing_of, tracing_record
-from interp.core.boundary import public
+from interp.core.boundary import check_fields, public
 from interp.core.files import json_object, write_atomically
 from interp.core.kinds import Finite, Probability
 from interp.core.results import check_result
@@ -95,7 +95,12 @@ class GraphNode:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph(Brief):
-    """An attribution graph as files have it: every node by name, every link with its weight."""
+    """An attribution graph as files have it: every node by name, every link with its weight.
+
+    Raises:
+        ValueError: a field of another kind, two nodes of one name, links to a node that is not there or without a
+            finite weight, other parts than links, or metadata that say what fields do.
+    """
 
     slug: str
     model: str
@@ -119,6 +124,22 @@ class AttributionGraph(Brief):
     """By the name of a node that attends, which nodes make its score."""
     qk_nodes: tuple[GraphNode, ...] = ()
     """The nodes that scores have and the graph has not."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        names = Counter(node.name for node in self.nodes)
+        if twice := [name for name, n in names.items() if n > 1]:
+            raise ValueError(f"every node requires a name of its own, {twice[0]!r} comes twice")
+        if missing := [name for name in ("source", "target", "weight") if name not in self.links]:
+            raise ValueError(f"links must have source, target and weight, got none of {missing[0]}")
+        if lost := {*self.links.source, *self.links.target} - names.keys():
+            raise ValueError(f"links must join nodes of the graph, {min(map(str, lost))!r} is none")
+        if not np.isfinite(self.links.weight.to_numpy(float)).all():
+            raise ValueError("every link requires a finite weight, got NaN or infinity")
+        if self.parts and len(self.parts) != len(self.links):
+            raise ValueError(f"parts of {len(self.links)} links are required, got those of {len(self.parts)}")
+        if given := [name for name in ABOUT if name in self.metadata]:
+            raise ValueError(f"metadata must not have {given[0]}, which is a field of the graph")
 
     @property
     def ours(self) -> Mapping[str, object] | None:
@@ -184,7 +205,7 @@ class AttributionGraph(Brief):
             "effect",
             "number",
         )
-        check_result("result", result, needs, "attribution_graph")
+        check_graph("result", result, needs)
         result = in_order(result)
         source, target = ends(result)
         table = result[
@@ -369,6 +390,8 @@ def graph_record(graph: AttributionGraph) -> dict[str, Any]:
         "prompt": graph.prompt,
     }
     nodes = [_node_record(node, i) for i, node in enumerate(graph.nodes)]
+    for logit in [node for node in nodes if node["feature_type"] == "logit"][:1]:
+        logit["is_target_logit"] = True  # the first alone, as circuit-tracer has it
     for node in nodes:
         if (tracing := graph.qk.get(str(node["node_id"]))) is not None:
             node["qk_tracing_results"] = tracing_record(tracing)
@@ -402,8 +425,13 @@ def _viewer(pinned: Sequence[str] = (), supernodes: Sequence[Sequence[str]] = ()
 
 
 def _write(record: Mapping[str, object], path: str | Path) -> None:
-    """Write a graph as JSON."""
-    text = json.dumps({"qParams": _viewer(), **record}, indent=1, allow_nan=False)
+    """Write a graph as JSON. ValueError for metadata that JSON has no words for."""
+    try:
+        text = json.dumps({"qParams": _viewer(), **record}, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as cause:
+        raise ValueError(
+            f"metadata must hold what JSON can, texts, finite numbers and lists: {cause}"
+        ) from cause
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
@@ -541,7 +569,7 @@ def _node_record(node: GraphNode, number: int) -> dict[str, object]:
     if node.effect is not None:
         found["effect"] = node.effect
     if node.kind == "logit":
-        found |= {"token_prob": stated_probability(node), "is_target_logit": True}
+        found |= {"token_prob": stated_probability(node), "is_target_logit": False}
     return found
 
 

@@ -6,7 +6,7 @@ influence of the nodes is p A + p A^2 + ... (Ameisen et al. 2025, "Circuit Traci
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Int
 
 from interp.core.boundary import public
+from interp.core.damaged import WHOLE, label_flaw
 from interp.core.kinds import Probability
-from interp.core.results import check_result
+from interp.core.results import check_finite, check_result
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 GIVEN = ("embedding", "error", "logit")
 """Kinds of nodes that are always in a graph; the others are its inner nodes."""
+FINITE = ("weight", "value", "effect", "influence", "activation", "size", "probability")
+"""Variables of a graph that have a number everywhere."""
 TINY = 1e-30
 """What sizes of 0 are divided by."""
 
@@ -59,6 +62,22 @@ def shares_of(source: np.ndarray, target: np.ndarray, share: np.ndarray) -> list
         Shares(int(number), source[group], share[group])
         for number, group in zip(numbers, groups, strict=True)
     ]
+
+
+def check_graph(what: str, graph: xr.Dataset, needs: Sequence[str]) -> None:
+    """ValueError that names `what`, unless it is a result of `attribution_graph` that is whole.
+
+    Args:
+        what: the argument.
+        graph: what was given.
+        needs: variables and coordinates that it must have; of those in `FINITE` every number must be finite.
+    """
+    check_result(what, graph, needs, "attribution_graph")
+    if flaw := label_flaw(graph, "node"):
+        raise ValueError(WHOLE.format(what, flaw))
+    for name in FINITE:
+        if name in needs:
+            check_finite(f"{name} of {what}", graph[name])
 
 
 def in_order(graph: xr.Dataset) -> xr.Dataset:
@@ -140,7 +159,8 @@ def prune_graph(graph: xr.Dataset, nodes: Probability = 0.8, edges: Probability 
         enters a node from nodes that were left out is in `others`. `covered` is that of the nodes that are left.
 
     Raises:
-        ValueError: no result of `attribution_graph`.
+        ValueError: no result of `attribution_graph`, one with a node twice, with edges of nodes that it lacks, or with
+            NaN among its numbers.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing"; the thresholds and their order as in circuit-tracer.
@@ -151,11 +171,10 @@ def prune_graph(graph: xr.Dataset, nodes: Probability = 0.8, edges: Probability 
         >>> small.sizes["node"] <= graph.sizes["node"]
         True
     """
-    check_result(
+    check_graph(
         "graph",
         graph,
-        ("weight", "source", "target", "size", "incoming", "effect", "number"),
-        "attribution_graph",
+        ("weight", "source", "target", "size", "incoming", "effect", "number", "probability"),
     )
     graph = in_order(graph)
     kind, start = graph["kind"].to_numpy(), _start(graph)

@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from interp.causal.effects import spearman
 from interp.circuits.attribution_graph import Effects, Goals, check_prompt, nodes_of, one_prompt
 from interp.circuits.graph_files import AttributionGraph
-from interp.circuits.graph_influence import in_order
+from interp.circuits.graph_influence import check_graph, in_order
 from interp.circuits.local_model import LocalModel, local_model, node_sites
 from interp.core.boundary import public
 from interp.core.kinds import Finite
-from interp.core.results import check_result, labelled
+from interp.core.results import labelled
 from interp.core.stats import upcast
 from interp.core.transfers import to_host
 from interp.data.batch import Batch, Prompts
@@ -31,6 +32,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import of_logits
 from interp.passes.observe import Model, as_model, observe
 from interp.passes.question import NotFiniteError
+from interp.passes.rules import rounding_of
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.provenance import with_origin
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 PATTERN = "attn.hook_pattern"
+SAME = 0.01
+"""How far effects of a graph may be from those of the model, as a share of the largest: devices round unlike."""
 
 
 @public()
@@ -84,14 +88,15 @@ def graph_interventions(
         `held_rank_correlation` and `held_same_sign` compare `held`; NaN for fewer than three parts.
 
     Raises:
-        ValueError: another result, another prompt than the graph's, nodes that it lacks, or no groups.
+        ValueError: another result, another model, prompt or edits than the graph's, nodes that it lacks, a node twice,
+            or no groups.
 
     Caveats:
         The logits are those after a soft cap, where the model has one; the graph's are those before it. Errors of
         dictionaries are predicted to stay as they were when other nodes change, and follow them in the model.
 
     Cost:
-        Two passes for each node or group, and a backward pass for each group of several nodes.
+        Two passes for each node or group, and a backward pass for each group of several nodes and one more.
 
     See Also:
         `interp.ablate`: parts over many prompts, with intervals.
@@ -108,7 +113,7 @@ def graph_interventions(
         ['both']
     """
     needs = ("effect", "probability", "kind", "layer", "pos", "index")
-    check_result("graph", graph, needs, "attribution_graph")
+    check_graph("graph", graph, needs)
     subject = as_model(model, edits)
     network = subject.transformer
     batch = one_prompt(subject.text.batch(prompt, prepend_bos=prepend_bos)).to(network.device)
@@ -116,6 +121,7 @@ def graph_interventions(
     groups = _groups(graph, nodes)
     variants = [Variant([member.scaled(factor) for member in group]) for group in groups.values()]
     goals = Goals.of_graph(graph)
+    predicted = _predicted(network, batch, graph, goals, list(groups.values()), factor)
     metric = of_logits(partial(_explained, goals=goals), name="explained logits")
     held = Variant([Edit(name, Set(value)) for name, value in _patterns(network, batch).items()])
     changes = []
@@ -125,7 +131,6 @@ def graph_interventions(
     on_host = to_host(dict(zip(("value", "held"), changes, strict=True)))
     if not all(bool(x.isfinite().all()) for x in on_host.values()):
         raise NotFiniteError("finite logits are required, got NaN or infinity")
-    predicted = _predicted(network, batch, graph, goals, list(groups.values()), factor)
     result = labelled(
         "graph_interventions",
         {name: (("part",), x) for name, x in {**on_host, "predicted": predicted}.items()},
@@ -167,7 +172,10 @@ def _groups(
     elif isinstance(nodes, Mapping):
         listed = {str(name): list(group) for name, group in nodes.items()}
     else:
-        listed = {name: [name] for name in (known if nodes is None else nodes)}
+        names = list(known if nodes is None else nodes)
+        if twice := [name for name, n in Counter(names).items() if n > 1]:
+            raise ValueError(f"nodes must be named once each, {twice[0]!r} comes twice")
+        listed = {name: [name] for name in names}
     for name, group in listed.items():
         if not group or max(Counter(group).values()) > 1:
             raise ValueError(
@@ -204,6 +212,7 @@ def _supernodes(graph: xr.Dataset, drawn: AttributionGraph) -> dict[str, list[st
     return {group[0]: [names.get(name, name) for name in group[1:]] for group in drawn.supernodes if group}
 
 
+@torch.enable_grad()
 def _predicted(
     network: Transformer,
     batch: Batch,
@@ -213,13 +222,25 @@ def _predicted(
     factor: float,
 ) -> Float[Tensor, "g"]:
     """What the local model says that multiplying each group does to the logits."""
-    found = [(factor - 1) * group[0].effect for group in groups]
-    if any(len(group) > 1 for group in groups):
-        local = local_model(network, batch, node_sites(network, nodes_of(graph)), through=True)
-        for i, group in enumerate(groups):
-            if len(group) > 1:
-                found[i] = (factor - 1) * _effect_of(group, local, goals, factor)
-    return torch.tensor(found, dtype=torch.float64)
+    local = local_model(network, batch, node_sites(network, nodes_of(graph)), through=True)
+    _check_effects([member for group in groups for member in group], local, goals)
+    each = [
+        group[0].effect if len(group) == 1 else _effect_of(group, local, goals, factor) for group in groups
+    ]
+    return (factor - 1) * torch.tensor(each, dtype=torch.float64)
+
+
+def _check_effects(members: Sequence[Member], local: LocalModel, goals: Goals) -> None:
+    """ValueError for a graph of another model, of other edits, or of more logits than it has now."""
+    effects = Effects.of(local, goals).of_nodes
+    own = effects[[local.number(each.kind, each.layer, each.pos, each.index) for each in members]]
+    missed = np.abs(own - [each.effect for each in members])
+    if not (missed <= max(SAME, rounding_of(local.model.dtype)) * np.abs(effects).max()).all():
+        worst = members[int(missed.argmax())]
+        raise ValueError(
+            f"the model, the edits and all logits of the graph are required: {worst.name} has an effect of "
+            f"{worst.effect:.3g} in it, and of {own[missed.argmax()]:.3g} in this model"
+        )
 
 
 def _effect_of(group: Sequence[Member], local: LocalModel, goals: Goals, factor: float) -> float:
@@ -258,8 +279,7 @@ def _explained(logits: Float[Tensor, "r n v"], goals: Goals) -> Float[Tensor, "r
     """What the graph explains: each logit minus the mean or the wrong answer's, weighted by probability."""
     last = logits[:, -1]
     beside = last.mean(-1) if goals.against is None else last[:, goals.against]
-    weights = torch.tensor(goals.probabilities, dtype=torch.float64)
-    return (last[:, list(goals.tokens)] - beside[:, None]) @ (weights / weights.sum()).to(last)
+    return (last[:, list(goals.tokens)] - beside[:, None]) @ goals.weights.to(last)
 
 
 @torch.no_grad()
@@ -273,12 +293,11 @@ def _patterns(network: Transformer, batch: Batch) -> dict[str, Tensor]:
 
 
 def _agreement(measured: Float[Tensor, "n"], predicted: Float[Tensor, "n"], prefix: str) -> dict[str, float]:
-    """Rank correlation and share of equal signs; of fewer than three nodes NaN."""
+    """Rank correlation (NaN where all are equal) and share of equal signs; of fewer than three nodes NaN."""
     if len(measured) < 3:
         return {f"{prefix}rank_correlation": float("nan"), f"{prefix}same_sign": float("nan")}
-    ranks = torch.stack([x.argsort(stable=True).argsort().double() for x in (measured, predicted)])
     same = (measured.sign() == predicted.sign()).double().mean()
     return {
-        f"{prefix}rank_correlation": float(torch.corrcoef(ranks)[0, 1]),
+        f"{prefix}rank_correlation": float(spearman(measured, predicted)),
         f"{prefix}same_sign": float(same),
     }

@@ -9,7 +9,7 @@ import torch
 
 from interp.circuits.attribution_graph import attribution_graph
 from interp.core.boundary import public
-from interp.core.kinds import Count
+from interp.core.kinds import FromZero
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, over
 from interp.data.batch import Prompts
@@ -29,7 +29,7 @@ def graph_scores(
     prompts: Prompts,
     *,
     by: Literal["effect", "influence"] = "effect",
-    most: Count = 256,
+    most: FromZero = 256,
     edits: Sequence[Edit] = (),
     prepend_bos: bool | None = None,
 ) -> xr.Dataset:
@@ -55,7 +55,9 @@ def graph_scores(
         ValueError: no prompts, a model without dictionaries, or as in `attribution_graph`.
 
     Caveats:
-        Both depend on how many features the graphs have. A feature that nobody can read counts like any other.
+        Both depend on how many features the graphs have. What enters from features that are left out counts as
+        explained; circuit-tracer leaves it out, so that its completeness is lower where many are. A feature that
+        nobody can read counts like any other.
 
     Source:
         Ameisen et al. 2025, "Circuit Tracing", graph scores.

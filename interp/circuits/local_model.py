@@ -25,6 +25,7 @@ from interp.model.edits import Edit
 from interp.model.experts import MoE
 from interp.model.mounted import ERROR, FEATURES
 from interp.model.parts import KINDS, Part
+from interp.model.rules import kept
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.passes.rules import LINEAR, promises, rounding_of, under_rules
@@ -77,24 +78,24 @@ class Incoming:
     """From everything that is no node: biases, and embeddings of positions and types."""
     values: Float[Tensor, "r"]
     """The targets' values, which are the sums of both."""
+    size: Float[Tensor, "r"]
+    """The sum of the sizes of all products that edges and biases are sums of: rounding is relative to it."""
 
     def checked(self, dtype: torch.dtype) -> Float[Tensor, "r"]:
-        """How far edges and bias miss each target's value, relative to the sum of their sizes.
+        """How far edges and bias miss each target's value, relative to the size of what they are sums of.
 
         Raises:
             ArithmeticError: they miss it by more than the rounding of a pass in this dtype.
         """
-        size = self.edges.abs().sum(1) + self.bias.abs()
-        missed, values = (self.edges.sum(1) + self.bias - self.values).abs(), self.values
-        # terms that cancel within a node leave rounding of the size of the values that are read
-        most = rounding_of(dtype)
-        if not bool((missed <= most * torch.maximum(size, values.abs())).all()):
-            worst = int((missed / size.clamp_min(torch.finfo(size.dtype).tiny)).argmax())
+        found = self.edges.sum(1) + self.bias
+        missed = (found - self.values).abs() / self.size.clamp_min(torch.finfo(self.size.dtype).tiny)
+        if not bool((missed <= rounding_of(dtype)).all()):
+            worst = int(missed.argmax())
             raise ArithmeticError(
-                f"edges and biases should sum to {float(values[worst]):.6g}, they sum to "
-                f"{float(self.edges[worst].sum() + self.bias[worst]):.6g}"
+                f"edges and biases should sum to {float(self.values[worst]):.6g}, they sum to "
+                f"{float(found[worst]):.6g}"
             )
-        return missed / size.clamp_min(torch.finfo(size.dtype).tiny)
+        return missed
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,11 +155,22 @@ class LocalModel:
         return site, at // width, at % width if site.indexed else None
 
     def number(self, kind: str, layer: int, pos: int, index: int) -> int:
-        """The number of a node, by the coordinates that it has in a graph: layer -1 is outside the blocks."""
-        known = [(site.kind, -1 if site.layer is None else site.layer) for site in self.sites]
-        at = known.index((kind, layer))  # type: ignore[arg-type]
-        each = self.sites[at].per_position(self.leaves[self.sites[at].name])
-        return self.offsets[at] + pos * each + (index if each > 1 else 0)
+        """The number of a node, by the coordinates that it has in a graph: layer -1 is outside the blocks.
+
+        Raises:
+            ValueError: a node that the model lacks.
+        """
+        known: list[tuple[str, int]] = [
+            (site.kind, -1 if site.layer is None else site.layer) for site in self.sites
+        ]
+        at = known.index((kind, layer)) if (kind, layer) in known else None
+        each = 0 if at is None else self.sites[at].per_position(self.leaves[self.sites[at].name])
+        within = index if each > 1 else 0
+        if at is None or not 0 <= within < each:
+            raise ValueError(
+                f"the model of the graph is required, this one has no {kind} {index} in block {layer}"
+            )
+        return self.offsets[at] + pos * each + within
 
     def name(self, node: int) -> str:
         """The name of a node, such as `L12N345@7`."""
@@ -166,22 +178,11 @@ class LocalModel:
         part = "embed" if site.kind == "embedding" else str(Part(site.kind, site.layer, index))
         return f"{part}@{pos}"
 
-    def into_vector(self, value: Float[Tensor, "k"]) -> Incoming:
-        """What enters each number of a vector that is a function of the nodes."""
-        return self.into(value, torch.eye(len(value)).to(value), None)
-
     def into_nodes(
         self, number: int, nodes: Int[Tensor, "r"], slopes: Mapping[str, Tensor] | None = None
     ) -> Incoming:
         """What enters some nodes of site `number`; of nodes that are vectors, what enters along the slopes there."""
-        site = self.sites[number]
-        found = self.into(*self.as_outputs(number, nodes, slopes), number)
-        if site.kind != "feature":
-            return found
-        assert site.layer is not None
-        constants = upcast(self.model.dictionaries[site.layer].constants(site.layer)).to(found.bias)
-        own = constants[(nodes - self.offsets[number]).to(constants.device) % len(constants)]
-        return Incoming(found.edges, found.bias + own, found.values)
+        return self.into(*self.as_outputs(number, nodes, slopes), number)
 
     def as_outputs(
         self, number: int, nodes: Int[Tensor, "r"], slopes: Mapping[str, Tensor] | None = None
@@ -217,31 +218,44 @@ class LocalModel:
         self, site: NodeSite, slope: Float[Tensor, "*r 1 p *k"], at: Int[Tensor, "n"] | None = None
     ) -> Float[Tensor, "*r n"]:
         """Value times slope of the nodes of a site; at: their places there, None: all."""
+        products = self._products(site, slope, at)
+        return products if site.by_entry else products.sum(-1)
+
+    def _products(
+        self, site: NodeSite, slope: Float[Tensor, "*r 1 p *k"], at: Int[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Value times slope of every number of the nodes of a site."""
         leaf = self.leaves[site.name].detach()
         lead = slope.ndim - leaf.ndim  # dims before those of the site
         last = -1 if site.by_entry else -2
         slopes, values = slope.flatten(lead, last), leaf.flatten(0, last)
         if at is not None:
             slopes, values = slopes.index_select(lead, at), values[at]
-        products = upcast(slopes) * upcast(values)
-        return products if site.by_entry else products.sum(-1)
+        return upcast(slopes) * upcast(values)
 
     def into_logits(self, values: Float[Tensor, "r"]) -> Incoming:
         """What enters some values that are functions of the logits."""
-        slopes, bias = [], []
+        # the sum of what each value is read from is no smaller than the logits that it is a difference of
+        largest = upcast(self.logits.detach()).abs().max()
+        slopes, bias, sizes = [], [], []
         for value in values:  # one by one, as products with half-precision weights take no batch of gradients
             slope, *others = torch.autograd.grad(
                 value, [self.end, *self.constants], retain_graph=True, allow_unused=True
             )
             slopes.append(slope)
             terms = [
-                (upcast(g) * upcast(x.detach())).sum()
+                upcast(g) * upcast(x.detach())
                 for g, x in zip(others, self.constants, strict=True)
                 if g is not None
             ]
-            bias.append(sum(terms, torch.zeros((), device=slope.device)))
+            zero = torch.zeros((), device=slope.device)
+            bias.append(sum((x.sum() for x in terms), zero))
+            sizes.append(sum((x.abs().sum() for x in terms), largest))
         found = self.into(self.stream, torch.stack(slopes).to(self.stream), None)
-        return Incoming(found.edges, found.bias + torch.stack(bias).to(found.bias), upcast(values.detach()))
+        return Incoming(
+            found.edges, found.bias + torch.stack(bias).to(found.bias), upcast(values.detach()),
+            found.size + torch.stack(sizes).to(found.size),
+        )  # fmt: skip
 
     def terms_of(
         self, nodes: Int[np.ndarray, "n"], slopes: Mapping[str, Float[Tensor, "..."] | None]
@@ -270,24 +284,27 @@ class LocalModel:
             is_grads_batched=True,
         )  # fmt: skip
         values = (upcast(directions) * upcast(outputs.detach())).flatten(1).sum(1)
-        edges, bias = [], torch.zeros_like(values)
+        edges, bias, size = [], torch.zeros_like(values), torch.zeros_like(values)
+        constants = list(zip(self.constants, slopes[len(leaves) :], strict=True))
         for site, leaf, slope in zip(before, leaves, slopes, strict=False):
             if slope is None:
                 edges.append(bias.new_zeros(len(values), leaf.shape[1] * site.per_position(leaf)))
                 continue
-            edges.append(self.terms(site, slope))
+            products = self._products(site, slope)
+            edges.append(products if site.by_entry else products.sum(-1))
+            size = size + products.abs().flatten(1).sum(1)
             if site.kind == "error":
-                bias = bias + self._decoder_bias(site, slope)
-        for value, slope in zip(self.constants, slopes[len(leaves) :], strict=True):
+                constants.append((self._decoder_bias(site), slope))
+        for value, slope in constants:
             if slope is not None:
-                bias = bias + (upcast(slope) * upcast(value.detach())).flatten(1).sum(1)
-        return Incoming(torch.cat(edges, 1) if edges else bias.new_zeros(len(values), 0), bias, values)
+                terms = (upcast(slope) * upcast(value.detach())).flatten(1)
+                bias, size = bias + terms.sum(1), size + terms.abs().sum(1)
+        return Incoming(torch.cat(edges, 1) if edges else bias.new_zeros(len(values), 0), bias, values, size)
 
-    def _decoder_bias(self, error: NodeSite, slope: Float[Tensor, "r 1 p d"]) -> Float[Tensor, "r"]:
-        """What a dictionary's b_dec adds, which enters where its error does."""
+    def _decoder_bias(self, error: NodeSite) -> Float[Tensor, "d"]:
+        """A dictionary's b_dec, which enters where its error does."""
         assert error.layer is not None
-        b_dec = upcast(self.model.dictionaries[error.layer].bias(error.layer))
-        return torch.einsum("r...d, d -> r...", upcast(slope), b_dec.to(slope.device)).flatten(1).sum(1)
+        return self.model.dictionaries[error.layer].bias(error.layer).to(self.logits.device)
 
 
 def node_sites(model: Transformer, nodes: Sequence[NodeName]) -> tuple[NodeSite, ...]:
@@ -340,19 +357,29 @@ def local_model(
         recorded: more sites whose values are kept as functions of the nodes.
 
     Raises:
-        ValueError: a model that the rules are not defined for, or edits that add constants.
+        ValueError: a model that the rules are not defined for, edits that add constants, or edits of dictionaries that
+            are no nodes.
     """
     ruled = under_rules(model, LINEAR)
     if not promises(ruled):
         raise ValueError(
             "exact sums require edits that zero, scale or project: others add what no node wrote"
         )
+    _check_edited(ruled, node_sites)
     batch = batch.to(ruled.device)
     biases = {
         name: p.detach().requires_grad_() for name, p in ruled.named_parameters() if name.endswith("bias")
     }
     computed, leaves, constants = dict[str, Tensor](), dict[str, Tensor](), list(biases.values())
     edits = [Edit(name, partial(_as_recorded, name, computed)) for name in recorded]
+    first = [
+        Edit(
+            site.name,
+            partial(_with_constants, constants, ruled.dictionaries[site.layer].constants(site.layer)),
+        )
+        for site in node_sites
+        if site.kind == "feature" and site.layer is not None
+    ]
     edits += [
         Edit(site.name, partial(_as_node, site.name, computed, leaves, through and not site.is_source))
         for site in node_sites
@@ -361,7 +388,8 @@ def local_model(
     edits += [Edit(name, partial(_as_constant, constants)) for name in CONSTANT if name in known]
     with torch.enable_grad():
         own = ruled.with_parameters(biases)
-        stream = own(batch.tokens, Tap([], edits), stop=ruled.config.n_layers, types=batch.types)
+        own.edits = (*first, *own.edits)  # before edits that scale a feature, and its constant with it
+        stream = live(own(batch.tokens, Tap([], edits), stop=ruled.config.n_layers, types=batch.types))
         end = upcast(stream[0, -1].detach()).requires_grad_()
         logits = own.uncapped(end)
     order = list(leaves)  # that of the pass
@@ -369,18 +397,42 @@ def local_model(
     return LocalModel(ruled, in_order, leaves, computed, tuple(constants), stream[0, -1], end, logits)
 
 
+def live(value: Tensor) -> Tensor:
+    """A value of which gradients are asked, where edits left a constant: one that depends on nothing before it."""
+    return value if value.requires_grad else value.detach().requires_grad_()
+
+
 def _as_recorded(name: str, computed: dict[str, Tensor], value: Tensor) -> Tensor:
-    computed[name] = value
-    return value
+    computed[name] = live(value)
+    return computed[name]
 
 
 def _as_node(
     name: str, computed: dict[str, Tensor], leaves: dict[str, Tensor], through: bool, value: Tensor
 ) -> Tensor:
-    computed[name], leaves[name] = value, value.clone() if through else value.detach().requires_grad_()
+    computed[name] = live(value)
+    leaves[name] = computed[name].clone() if through else value.detach().requires_grad_()
     return leaves[name]
 
 
 def _as_constant(constants: list[Tensor], value: Tensor) -> Tensor:
     constants.append(value.detach().requires_grad_())
     return constants[-1]
+
+
+def _with_constants(constants: list[Tensor], of_features: Float[Tensor, "s"], value: Tensor) -> Tensor:
+    """Features as functions of what those that are active are where nothing is read, too."""
+    active = (of_features.to(value) * (value != 0)).detach().requires_grad_()
+    constants.append(active)
+    return kept(value, value + active)
+
+
+def _check_edited(model: Transformer, nodes: Sequence[NodeSite]) -> None:
+    """ValueError for edits of dictionaries that are no nodes, whose constants are not known then."""
+    own, last = {site.name for site in nodes}, max(site.layer or 0 for site in nodes)
+    for edit in model.edits:
+        of_dictionary = edit.site.endswith((FEATURES, ERROR)) and edit.site not in own
+        if of_dictionary and int(edit.site.split(".")[1]) <= last:
+            raise ValueError(
+                f'edits of features and errors require them as nodes, nodes="feature", got one of {edit.site}'
+            )

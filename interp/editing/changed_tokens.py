@@ -95,7 +95,7 @@ class ChangedTokens(Question):
         if not config.unembed:
             raise ValueError("next-token distributions are compared; this model ends in its residual stream")
         config.require_tokens("the divergence of next-token distributions, beside their losses,")
-        if self.top < 1 or len(self.context) != 2:
+        if self.top < 1 or len(self.context) != 2 or min(self.context) < 0:
             raise ValueError(
                 f"at least one place and how many tokens before and after it are required, got top={self.top} and "
                 f"context={list(self.context)}"

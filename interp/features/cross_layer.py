@@ -24,10 +24,16 @@ from torch.autograd.function import FunctionCtx
 from interp.core.axes import shape_text
 from interp.core.boundary import public
 from interp.core.stats import narrowed
-from interp.core.wording import value_text
 from interp.data.batch import Batch, Prompts
 from interp.features.activations import DictionaryKind, Gated, JumpReLU, MatchingPursuit, NormTopK, activated
-from interp.features.dictionary import FeatureChange, across, check_ends, check_width, vectors_of
+from interp.features.dictionary import (
+    FeatureChange,
+    across,
+    check_changed,
+    check_ends,
+    check_width,
+    vectors_of,
+)
 from interp.model.config import Json
 from interp.model.edits import Add, Edit, PositionIndex, RowChoice, Set
 from interp.model.mounted import ERROR, FEATURES, SitesOfBlock, Taps
@@ -629,10 +635,7 @@ class Crosscoder(nn.Module):
         before = self.decode(features)  # now: `change` may write into `features`
         shape = features.shape
         changed = change(features)
-        if not isinstance(changed, Tensor) or changed.shape != shape:
-            raise ValueError(
-                f"the change must return features of shape {shape_text(shape)}, got {value_text(changed)}"
-            )
+        check_changed(changed, shape)
         after = self.decode(changed)
         put = (after - before if error else after).unbind(-2)
         return [

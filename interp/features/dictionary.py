@@ -652,6 +652,14 @@ class _Across:
         return lambda cells: self.change(self.read.value(memory), cells)
 
 
+def check_changed(changed: object, shape: torch.Size) -> None:
+    """ValueError unless what a `FeatureChange` returned are features of this shape."""
+    if not isinstance(changed, Tensor) or changed.shape != shape:
+        raise ValueError(
+            f"the change must return features of shape {shape_text(shape)}, got {value_text(changed)}"
+        )
+
+
 def _changed(
     dictionary: Dictionary, change: FeatureChange, error: bool, source: Tensor, cells: Float[Tensor, "b ..."]
 ) -> Float[Tensor, "b ..."]:
@@ -660,11 +668,7 @@ def _changed(
     features = dictionary.encode(x)
     before = dictionary.decode(features, x) if error else None  # now: `change` may write into `features`
     changed = change(features)
-    if changed.shape != features.shape:
-        raise ValueError(
-            f"the change must return features of shape {shape_text(features.shape)}, "
-            f"got {shape_text(changed.shape)}"
-        )
+    check_changed(changed, features.shape)
     after = dictionary.decode(changed, x)
     if after.numel() != cells.numel():
         raise ValueError(

@@ -173,7 +173,7 @@ class FeatureCards(Question):
         reads, writes = dictionary.reads, dictionary.writes
         assert reads is not None and writes is not None
         chosen = self._chosen(dictionary.d_sae)
-        if len(self.context) != 2:
+        if len(self.context) != 2 or min(self.context) < 0:
             raise ValueError(
                 f"context must be how many tokens before and how many after, got {list(self.context)}"
             )

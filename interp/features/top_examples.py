@@ -150,7 +150,7 @@ class TopExamples(Question):
             )
         if self.top < 1:
             raise ValueError(f"top must be a number of places, at least 1, got {self.top!r}")
-        if len(self.context) != 2:
+        if len(self.context) != 2 or min(self.context) < 0:
             raise ValueError(
                 f"context must be how many tokens before and how many after, got {list(self.context)}"
             )

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 NEEDED: Final = ("value", "null", "counts", "edges", "peak", "group_piece", "neighbour", "partner", "source")
+ATTRIBUTES: Final = (
+    "site", "writes", "dictionary", "special_tokens", "features", "groups", "logits", "null", "texts", "tokens_counted",
+    "special", "huge",
+)  # fmt: skip
+"""Attributes of the result that the page says."""
 SAYS: Final = {
     "density": "active on", "mean": "mean over tokens", "max": "largest", "purity": "commonest token",
     "logit_kurtosis": "kurtosis of logits", "loss_effect": "loss without it",
@@ -132,7 +137,7 @@ def feature_page(result: xr.Dataset) -> str:
     result = in_order("result", result, {"source": SOURCES, **dict.fromkeys(ascending)})
     listed = set(result.feature.values.tolist())
     about = result.attrs
-    if missing := [name for name in ("site", "writes", "dictionary", "special_tokens") if name not in about]:
+    if missing := [name for name in ATTRIBUTES if name not in about]:
         raise ValueError(f"result must be a whole result, got one without attrs[{missing[0]!r}]")
     return environment().get_template("features.html").render(
         css=own("report.css"),

@@ -174,7 +174,8 @@ def _influence(graph: AttributionGraph) -> Float[np.ndarray, "n"]:
     source, target = _ends(graph)
     size = np.abs(graph.links.weight.to_numpy(float))
     share = size / np.maximum(np.bincount(target, size, count)[target], TINY)
-    start = [(stated_probability(node) or 1.0) if node.kind == "logit" else 0.0 for node in graph.nodes]
+    stated = [stated_probability(node) if node.kind == "logit" else 0.0 for node in graph.nodes]
+    start = [1.0 if probability is None else probability for probability in stated]
     found, term = np.zeros(count), np.array(start)
     for _ in range(count):
         term = np.bincount(source, term[target] * share, count)

@@ -3,6 +3,9 @@
 import copy
 import functools
 import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +20,11 @@ from interp.circuits import (
     attribution_graph,
     graph_interventions,
     prune_graph,
+    qk_attribution,
     read_attribution_graph,
 )
 from interp.circuits.local_model import local_model, node_sites
-from interp.edits import Set, Zero
+from interp.edits import Scale, Set, Zero
 from interp.features import AbsTopK, Dictionary, Gated, GroupMax, JumpReLU, MatchingPursuit, ReLU, TopK
 from interp.model import MLP, ModelConfig, NoNorm, Weights, sites
 from interp.model.edits import Detach
@@ -28,7 +32,7 @@ from interp.model.tap import Tap
 from interp.pages import graph_page
 from interp.passes import observe
 from interp.passes.rules import LINEAR, under_rules
-from tests.configs import CAUSAL, build, perturbed
+from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
 from tests.tolerances import assert_close
 
@@ -340,6 +344,7 @@ def test_what_has_no_graph_is_refused_in_words() -> None:
         (PROMPT, {"answer": [3, 4], "wrong": 5}, "one answer and one wrong answer are required, got 2 and 1"),
         (PROMPT, {"answer": [3, 3]}, "every answer is required once"),
         (PROMPT, {"nodes": "feature"}, "require a model with dictionaries"),
+        (PROMPT, {"most": -1}, "most must be a whole number from 0"),
     ):
         with pytest.raises(ValueError, match=match):
             attribution_graph(subject, prompt, **how)  # type: ignore[arg-type]
@@ -354,6 +359,100 @@ def test_what_has_no_graph_is_refused_in_words() -> None:
         prune_graph(xr.Dataset({"value": ("edge", [1.0])}))
 
 
+def test_terms_that_cancel_within_a_node_are_no_missed_sums() -> None:
+    """A neuron that nearly cancels is rounded by what it is read from, and so is a small difference of large logits."""
+    for name, seed in (("llama-gqa", 0), ("t5", 5), ("olmo2", 4)):
+        subject = HookedTransformer(perturbed(CONFIGS[name], seed=seed))
+        sums(attribution_graph(subject, [5], [2, 7], nodes="neuron", most=10_000))
+    large = perturbed(CONFIGS["llama-gqa"])
+    large.get_parameter("unembed.weight").add_(1e5)
+    graph = attribution_graph(HookedTransformer(large), PROMPT, 2, 7, most=4)
+    assert graph.attrs["completeness_error"] < 1e-13
+
+
+def test_a_difference_of_logits_that_is_0_has_the_values_of_its_edges() -> None:
+    """The token writes one direction and a neuron another, each worth one logit: +1 and -1 pass along."""
+    config = ModelConfig(
+        n_layers=1,
+        d_model=2,
+        n_heads=1,
+        n_ctx=4,
+        d_vocab=3,
+        mlp=MLP(1, act="relu", bias=False),
+        norm=NoNorm(),
+    )
+    planted = perturbed(config)
+    for parameter in planted.parameters():
+        parameter.zero_()
+    for name, at in (
+        ("embed.weight", (1, 0)), ("blocks.0.mlp.into.weight", (0, 0)), ("blocks.0.mlp.out.weight", (1, 0)),
+        ("unembed.weight", (1, 0)), ("unembed.weight", (2, 1)),
+    ):  # fmt: skip
+        planted.get_parameter(name)[at] = 1.0
+    graph = attribution_graph(HookedTransformer(planted), [1], 1, 2)
+    assert float(graph.activation.sel(node="logit '<1>' - '<2>'")) == 0
+    by_source = dict(zip(graph.source.values.tolist(), graph.value.values.tolist(), strict=True))
+    assert by_source == {"embed@0": 1.0, "L0N0@0": -1.0} or by_source == {"embed@0": -1.0, "L0N0@0": -1.0}
+
+
+def test_answers_without_any_probability_count_alike() -> None:
+    peaked = perturbed(CONFIGS["llama-gqa"])
+    peaked.get_parameter("unembed.weight").mul_(1e4)
+    subject = HookedTransformer(peaked)
+    graph, each = (attribution_graph(subject, PROMPT, answer, most=2000) for answer in ([2, 7], 2))
+    assert not graph.probability.any() and np.isfinite(graph.value).all()
+    other = attribution_graph(subject, PROMPT, 7, most=2000)
+    tokens = [f"embed@{i}" for i in range(len(PROMPT))]
+    mean = (each.effect + other.effect).sel(node=tokens) / 2
+    np.testing.assert_allclose(graph.effect.sel(node=tokens), mean, rtol=1e-9)
+
+
+@over("change", [Scale(2.0), Scale(-0.5), Zero()])
+@over("where", ["L0F3", "blocks.0.hook_features", "L1.error", "L1F3"])
+def test_features_that_are_scaled_have_their_constants_scaled(where: str, change: Scale | Zero) -> None:
+    edits = [Edit(where, change)]
+    graph = attribution_graph(with_features(), PROMPT, 2, 7, edits=edits)
+    sums(graph)
+    found = graph_interventions(with_features(), PROMPT, graph, edits=edits, factor=1.0)
+    assert not found.predicted.any()
+    qk_attribution(with_features(), PROMPT, "L0H1", key=2, edits=edits)
+    with pytest.raises(ValueError, match="edits of features and errors require them as nodes"):
+        attribution_graph(with_features(), PROMPT, 2, nodes="neuron", edits=edits)
+
+
+def test_sites_that_are_zeroed_are_nodes_without_edges() -> None:
+    """Nothing depends on what such a site held; it was an error of PyTorch."""
+    for site, nodes in (("blocks.1.mlp.hook_post", "neuron"), ("blocks.1.attn.hook_z", "head")):
+        graph = attribution_graph(model(), PROMPT, 2, nodes=nodes, edits=[Edit(site, Zero())])  # type: ignore[arg-type]
+        assert graph.attrs["completeness_error"] < 1e-12 and not graph.effect.sel(node=graph.layer == 1).any()
+    gone = attribution_graph(model(), PROMPT, 2, edits=[Edit("blocks.1.hook_resid_post", Zero())])
+    assert not gone.effect.any() and not gone.sizes["edge"]
+
+
+def test_nodes_of_most_influence_do_not_depend_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = attribution_graph(model(), PROMPT, 2, by="influence", most=80)
+    monkeypatch.setattr(sys.modules[attribution_graph.__module__], "at_once", lambda local: 1)
+    found = attribution_graph(model(), PROMPT, 2, by="influence", most=80)
+    assert found.node.values.tolist() == plain.node.values.tolist()
+    np.testing.assert_allclose(found.weight, plain.weight, rtol=1e-9, atol=1e-12)
+
+
+@over("given", [prune_graph, AttributionGraph.of_result])
+def test_damaged_graphs_are_refused_in_words(given: Callable[[xr.Dataset], object]) -> None:
+    graph = attribution_graph(model(), PROMPT, 2, most=5)
+    for damaged, match in (
+        (
+            graph.assign(weight=graph.weight.where(graph.weight != graph.weight[3])),
+            "must have .* finite numbers",
+        ),
+        (graph.assign(effect=graph.effect * np.nan), "must have .* finite numbers"),
+        (graph.isel(node=[*range(graph.sizes["node"]), 0]), "with node embed@0 twice"),
+        (graph.isel(node=slice(1, None)), "edges must join nodes of the graph .*'embed@0 -> "),
+    ):
+        with pytest.raises(ValueError, match=match):
+            given(damaged)
+
+
 def test_a_missed_sum_is_an_error() -> None:
     subject = model()
     local = local_model(
@@ -362,7 +461,7 @@ def test_a_missed_sum_is_an_error() -> None:
     found = local.into_logits(local.logits[:2])
     found.checked(torch.float64)
     with pytest.raises(ArithmeticError, match="edges and biases should sum to"):
-        type(found)(found.edges, found.bias + 1e-3, found.values).checked(torch.float64)
+        replace(found, bias=found.bias + 1e-3).checked(torch.float64)
 
 
 def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
@@ -389,6 +488,7 @@ def test_a_graph_is_written_as_neuronpedia_reads_it(tmp_path: Path) -> None:
     logits = [node for node in record["nodes"] if node["feature_type"] == "logit"]
     p = graph.probability.values[graph.kind.values == "logit"]
     assert [node["token_prob"] for node in logits] == [round(float(x), 3) for x in p]
+    assert [node["is_target_logit"] for node in logits] == [True, *[False] * (len(logits) - 1)]
     most, least = graph.influence.argmax().item(), graph.influence.argmin().item()
     total = float(graph.influence.sum())
     assert record["nodes"][most]["influence"] == pytest.approx(float(graph.influence[most]) / total)

@@ -261,6 +261,25 @@ def test_a_path_counts_for_its_last_head() -> None:
     assert checked > 50
 
 
+def test_gradients_that_a_user_has_switched_off_change_nothing() -> None:
+    """It was an error of PyTorch, as notebooks begin with torch.set_grad_enabled(False)."""
+
+    def found() -> list[xr.Dataset]:
+        graph = attribution_graph(model(), PROMPT, [2, 7], most=9)
+        names = [str(name) for name in graph.node.values[graph.kind.values == "neuron"][:3]]
+        groups = {"some": names, "one": names[:1]}
+        return [
+            graph, attribution_graph(model(), PROMPT, nodes="resid", by="influence", most=4),
+            edge_heads(model(), PROMPT, graph, most=9), qk_attribution(model(), PROMPT, "L1H0", key=1, against=2),
+            graph_interventions(model(), PROMPT, graph, nodes=groups),
+        ]  # fmt: skip
+
+    with torch.no_grad():
+        without = found()
+    for one, other in zip(without, found(), strict=True):
+        xr.testing.assert_identical(one, other)
+
+
 def test_edges_of_heads_and_of_other_prompts_are_refused() -> None:
     subject = model()
     graph = attribution_graph(subject, PROMPT, 2, most=5)
@@ -369,12 +388,34 @@ def test_the_planted_induction_head_sees_what_the_previous_token_head_wrote_at_t
     assert str(into.source.values[abs(into.weight).argmax()]) == f"embed@{key}"
 
 
+def test_numbers_of_a_query_some_at_a_time_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = qk_attribution(model(), PROMPT, "L1H2", key=2, most=7)
+    monkeypatch.setattr("interp.circuits.graph_attention.at_once", lambda local: 3)
+    found = qk_attribution(model(), PROMPT, "L1H2", key=2, most=7)
+    assert found.query_part.values.tolist() == plain.query_part.values.tolist()
+    np.testing.assert_allclose(found.value, plain.value, rtol=1e-9, atol=1e-14)
+
+
+def test_zeroed_sites_have_no_pairs_and_no_heads() -> None:
+    """Nothing depends on what such a site held; it was an error of PyTorch."""
+    for site in ("blocks.1.attn.hook_q", "blocks.1.hook_resid_pre"):
+        found = qk_attribution(model(), PROMPT, "L1H0", key=1, edits=[Edit(site, Zero())])
+        assert found.attrs["score"] == 0 and not found.value.any()
+    edits = [Edit(f"blocks.{layer}.attn.hook_z", Zero()) for layer in range(2)]
+    graph = attribution_graph(model(), PROMPT, 2, most=9, edits=edits)
+    split = edge_heads(model(), PROMPT, graph, edits=edits)
+    assert not split.value.any()
+    np.testing.assert_allclose(split.direct, split.weight, rtol=1e-9)
+
+
 def test_what_has_no_pairs_is_refused_in_words() -> None:
     subject = model()
     for how, match in (
         ({"query": 2, "key": 4}, "does not see position 4"),
         ({"query": 4, "key": 1, "against": 5}, "does not see position 5"),
         ({"key": 1, "nodes": []}, "at least one of neuron"),
+        ({"key": 1, "against": 1}, "against must be another position than key, got 1"),
+        ({"key": 1, "most": -1}, "most must be a whole number from 0"),
         ({"key": 1, "nodes": "feature"}, "require a model with dictionaries"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -292,3 +292,25 @@ def test_a_graph_whose_nodes_stand_beyond_its_tokens_is_refused(tmp_path: Path) 
         ValueError, match=r"must stand at one of its 1 prompt_tokens \(ctx_idx\), '0_6200_1' does not"
     ):
         read_attribution_graph(saved(graph, tmp_path))
+
+
+def test_graphs_that_no_file_could_hold_are_refused_where_they_are_made(tmp_path: Path) -> None:
+    """Such graphs were written and could not be read, or ended in errors of pandas and JSON."""
+    graph = read_attribution_graph(saved(foreign(), tmp_path))
+    weight = graph.links.weight
+    for change, match in (
+        ({"links": graph.links.assign(weight=weight.where(weight != weight[0]))}, "requires a finite weight"),
+        ({"links": graph.links.drop(columns="weight")}, "got none of weight"),
+        (
+            {"links": graph.links.assign(target="nobody")},
+            "links must join nodes of the graph, 'nobody' is none",
+        ),
+        ({"nodes": (*graph.nodes, graph.nodes[0])}, "comes twice"),
+        ({"parts": ({},) * (len(graph.links) + 1)}, "parts of .* links are required"),
+        ({"metadata": {"slug": "other"}}, "metadata must not have slug"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            replace(graph, **change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="metadata must hold what JSON can"):
+        replace(graph, metadata={"made": {1, 2}}).write(tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()

@@ -1,12 +1,15 @@
 """A graph forecasts interventions on nodes and on groups of them: exactly where the model is linear."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.stats import spearmanr
 
 from interp import Edit, HookedTransformer
-from interp.circuits import AttributionGraph, attribution_graph, graph_interventions, prune_graph
+from interp.circuits import AttributionGraph, attribution_graph, edge_heads, graph_interventions, prune_graph
 from interp.circuits.local_model import NodeName
 from interp.edits import Scale, Zero
 from interp.model import MLP, ModelConfig, NoNorm
@@ -161,6 +164,41 @@ def test_groups_that_cannot_be_multiplied_are_refused_in_words() -> None:
         ({"tokens": ["embed@0"]}, "it has no 'embed@0'"),
         ({}, "at least one node between embeddings and logits, or a group"),
         (drawn, "or a group of them"),
+        ([name, name], "nodes must be named once each"),
     ):
         with pytest.raises(ValueError, match=match):
             graph_interventions(subject, PROMPT, graph, nodes=nodes)  # type: ignore[arg-type]
+
+
+def test_graphs_of_other_models_edits_and_logits_are_refused() -> None:
+    """Changes of one model beside predictions of another were compared without a word."""
+    config = ModelConfig(n_layers=2, d_model=8, n_heads=2, n_ctx=16, d_vocab=13, mlp=MLP(20, act="relu"))
+    subject, other = (HookedTransformer(perturbed(config, seed=seed)) for seed in (0, 1))
+    graph = attribution_graph(subject, PROMPT, [2, 5], most=9)
+    edits = [Edit("blocks.0.attn.hook_z", Zero())]
+    same = "the model, the edits and all logits of the graph are required"
+    logits = graph.kind.values == "logit"
+    for model, given, match in (
+        (other, graph, same),
+        (subject, attribution_graph(subject, PROMPT, [2, 5], edits=edits, most=9), same),
+        (subject, graph.isel(node=slice(0, -1)), same),
+        (subject, graph.isel(node=~logits), "a graph with logits is required"),
+        (subject, graph.assign(effect=graph.effect * np.nan), "finite numbers"),
+        (HookedTransformer(perturbed(replace(config, n_layers=1))), graph, "this one has no neuron"),
+        (HookedTransformer(perturbed(replace(config, mlp=MLP(2)))), graph, "this one has no neuron"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            graph_interventions(model, PROMPT, given)
+    with pytest.raises(ValueError, match="this one has no neuron"):
+        edge_heads(HookedTransformer(perturbed(replace(config, n_layers=1))), PROMPT, graph)
+
+
+def test_the_correlation_of_ranks_is_spearmans() -> None:
+    """Equal changes share a rank, and changes that are all equal have no correlation."""
+    subject = linear(1)
+    graph = attribution_graph(subject, PROMPT, 2, most=12)
+    found = graph_interventions(subject, PROMPT, graph, factor=1.0)
+    assert np.isnan(found.attrs["rank_correlation"]) and np.isnan(found.attrs["held_rank_correlation"])
+    found = graph_interventions(subject, PROMPT, graph)
+    expected = spearmanr(found.value, found.predicted).statistic
+    assert found.attrs["rank_correlation"] == pytest.approx(expected, rel=1e-12)

@@ -632,6 +632,8 @@ def test_what_a_crosscoder_cannot_do_is_refused() -> None:
         crosscoder(d, [SOURCES[0], None]).edits(plain, CLEAN, lambda f: f)
     with pytest.raises(ValueError, match="the change must return features of shape"):
         crosscoder(d).edits(plain, CLEAN, lambda f: f[..., :3])
+    with pytest.raises(ValueError, match=r"the change must return features .*, got None"):
+        crosscoder(d).edits(plain, CLEAN, lambda f: None)  # type: ignore[arg-type,return-value]
     edits = crosscoder(d).edits(plain, CLEAN, lambda f: 0 * f)
     with pytest.raises(ValueError, match="values for"):
         plain.generate(CLEAN, max_new_tokens=2, edits=edits)

@@ -11,6 +11,7 @@ import xarray as xr
 
 from interp.features import Dictionary, ReLU, feature_cards
 from interp.pages import feature_page
+from interp.pages.feature_page import ATTRIBUTES
 from tests.features.dictionary_cases import random_weights
 from tests.pages.looks import faults
 from tests.pages.visits import needs_browser, visit
@@ -149,6 +150,15 @@ def test_a_transposed_result_makes_the_same_page_and_another_result_is_refused()
     assert feature_page(turned) == feature_page(cards())
     with pytest.raises(ValueError, match=r"result must be a result of interp\.features\.feature_cards"):
         feature_page(cards().drop_vars("partner"))
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_result_without_an_attribute_that_the_page_says_is_refused(name: str) -> None:
+    """Of some of them the template raised an error of its own."""
+    lacking = cards().copy()
+    del lacking.attrs[name]
+    with pytest.raises(ValueError, match=f"without attrs\\['{name}'\\]"):
+        feature_page(lacking)
 
 
 @needs_browser

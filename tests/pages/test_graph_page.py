@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -76,6 +77,15 @@ def test_influence_that_the_file_does_not_say_is_that_of_its_links(others: Attri
     """Only the error leads to the logit."""
     words, ranked, carried = payload(graph_page(others))["rankings"]["influence"]
     assert (words, ranked[0], carried[0]) == ("influence", 2, 1.0)
+
+
+def test_what_leads_to_a_logit_without_probability_has_no_influence(others: AttributionGraph) -> None:
+    """A probability that is said to be 0 counted as one that is not said, which is 1."""
+    rare = replace(others.nodes[-1], name="27_9_1", label='Output "9" (p=0.000)')
+    more = others.links.iloc[[0]].assign(source=others.nodes[3].name, target=rare.name, weight=5.0)
+    graph = replace(others, nodes=(*others.nodes, rare), links=pd.concat((others.links, more)))
+    _, ranked, carried = payload(graph_page(graph))["rankings"]["influence"]
+    assert (ranked[0], carried[0]) == (2, 1.0)
 
 
 def test_nodes_are_ranked_by_the_influence_and_the_effects_of_the_result(result: xr.Dataset) -> None:
