@@ -59,6 +59,7 @@ class Region:
         return low <= high and (high < self.lowest or low > self.highest)
 
 
+@public()
 @dataclass(frozen=True)
 class Measured:
     """A number above its null, with the ends of its 95 % interval."""
@@ -164,6 +165,7 @@ def _number(value: Shaped[Tensor, "n"]) -> Float[Tensor, "n"]:
     return value.detach().double().cpu()
 
 
+@public()
 @dataclass(frozen=True)
 class Claim:
     """A statement that can be asked of a decoder, the region that its number has to lie in, and its measurement."""

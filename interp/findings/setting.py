@@ -206,6 +206,11 @@ class Setting:
         """Texts that count, by seed."""
         return self._text_batches[1]
 
+    @cached_property
+    def text_losses(self) -> list[Tensor]:
+        """The losses of every seed's texts."""
+        return [self.losses(batch) for batch in self.counted_texts]
+
     # sentences about names
 
     def sentences(self, rows: int, seed: int) -> TaskPairs:

@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal import knock_out
 from interp.data.batch import Batch
 from interp.findings.claim import Claim, Measured, Region
 from interp.findings.setting import Head, Setting
 from interp.lenses import logit_lens
+from interp.model.edits import Edit
 from interp.model.tap import Read
-from interp.passes.metrics import next_token_loss
 from interp.residual import attribute
 from interp.weights import directions
 
@@ -31,8 +30,7 @@ OTHER = 4
 def context(setting: Setting) -> Measured:
     """The loss of late tokens of a text minus that of early ones."""
     values = []
-    for batch in setting.counted_texts:
-        losses = setting.losses(batch)
+    for losses in setting.text_losses:
         if losses.shape[1] <= LATE.start + 8:
             raise ValueError(
                 f"texts of {LATE.start + 9} tokens are required, the longest has {losses.shape[1] + 1}"
@@ -61,16 +59,27 @@ def sink(setting: Setting) -> Measured:
 
 def sink_needed(setting: Setting) -> Measured:
     """How much more the loss rises when no later token sees the first one, than when none sees another early one."""
-
-    def rise(batch: Batch, key: int) -> Tensor:
-        queries = (torch.arange(batch.tokens.shape[1]) > key).expand(batch.tokens.shape) & batch.real
-        found = knock_out(setting.model, batch, queries, [key], metric=next_token_loss(), by=())
-        return torch.from_numpy(found["each"].values.copy()).double()
-
-    texts = setting.counted_texts
-    return Measured.mean(
-        [rise(batch, 0) for batch in texts], "texts", null=[rise(batch, OTHER) for batch in texts]
+    first, other = (
+        [
+            losses.nanmean(1) - base.nanmean(1)
+            for losses, base in zip(_unseen(setting, key), setting.text_losses, strict=True)
+        ]
+        for key in (0, OTHER)
     )
+    return Measured.mean(first, "texts", null=other)
+
+
+def _unseen(setting: Setting, key: int) -> list[Float[Tensor, "b n"]]:
+    """The losses of every seed's texts when no later token attends to one."""
+
+    def hidden(scores: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+        scores[:, :, key + 1 :, key] = -torch.inf
+        return scores
+
+    edits = [
+        Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden) for layer in range(setting.model.cfg.n_layers)
+    ]
+    return [setting.losses(batch, edits) for batch in setting.counted_texts]
 
 
 def massive(setting: Setting) -> Measured:
