@@ -17,6 +17,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Finite
 from interp.core.stats import share_interval, t95
 
 if TYPE_CHECKING:
@@ -64,15 +65,16 @@ class Region:
 class Measured:
     """A number above its null, with the ends of its 95 % interval."""
 
-    value: float
+    value: Finite
     """What was measured, minus its null."""
     low: float
+    """NaN where there are too few."""
     high: float
     n: int
     """Over how many it is a mean."""
     over: str
     """Over what: prompts, texts, heads, seeds; "exact": no estimate, the interval is the number."""
-    null: float = 0.0
+    null: Finite = 0.0
     """What would be measured if there were nothing to it."""
     seeds: tuple[float, ...] = ()
     """The same number of the rows of each seed alone."""

@@ -130,30 +130,32 @@ def setting_of(
 
 def as_result(found: Sequence[Row]) -> xr.Dataset:
     """Lines of the table as the labelled result that `findings` describes."""
-    nothing = Measured(math.nan, math.nan, math.nan, 0, "", math.nan)
-    given = [nothing if row.measured is None else row.measured for row in found]
-    numbers = {name: [getattr(one, name) for one in given] for name in ("value", "low", "high", "null")}
+    given = [row.measured for row in found]
+    numbers = {
+        name: [math.nan if one is None else float(getattr(one, name)) for one in given]
+        for name in ("value", "low", "high", "null")
+    }
     numbers |= {
         "lowest": [row.claim.region.lowest for row in found],
         "highest": [row.claim.region.highest for row in found],
         "seconds": [row.seconds for row in found],
     }
-    seeds = [one.seeds or (math.nan,) * len(SEEDS) for one in given]
+    seeds = [(math.nan,) * len(SEEDS) if one is None or not one.seeds else one.seeds for one in given]
     words = {
         "text": [row.claim.text for row in found],
         "source": [row.claim.source for row in found],
         "measured": [row.claim.measured for row in found],
         "null_of": [row.claim.null for row in found],
         "unit": [row.claim.unit for row in found],
-        "over": [one.over for one in given],
+        "over": ["" if one is None else one.over for one in given],
         "verdict": [row.verdict for row in found],
-        "about": [row.why or one.about for row, one in zip(found, given, strict=True)],
+        "about": [row.why if one is None else one.about for row, one in zip(found, given, strict=True)],
     }
     return labelled(
         "findings",
         {
             **{name: (("claim",), torch.tensor(each, dtype=torch.float64)) for name, each in numbers.items()},
-            "n": (("claim",), torch.tensor([one.n for one in given])),
+            "n": (("claim",), torch.tensor([0 if one is None else one.n for one in given])),
             "each_seed": (("claim", "seed"), torch.tensor(seeds, dtype=torch.float64)),
         },
         coords={

@@ -510,6 +510,12 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.top_examples": {"top": lambda: 2},
     "findings.findings": {"model": lambda: interp.HookedTransformer.from_pretrained("demo-attn-2l"),
                           "claims": lambda: ["induction-heads"], "prompts": lambda: 12},
+    "findings.Claim": {
+        **dict.fromkeys(("text", "source", "measured", "null", "unit"), lambda: "a word"),
+        "region": lambda: interp.findings.Region(0.5),
+        "measure": lambda: lambda setting: interp.findings.Measured.exact(1.0)},
+    "findings.Measured": {
+        **dict.fromkeys(("value", "low", "high"), lambda: 0.5), "n": lambda: 3, "over": lambda: "rows"},
     "findings.verdict": {"measured": lambda: interp.findings.Measured.exact(1.0),
                          "region": lambda: interp.findings.Region(0.5)},
     "HookedTransformer.with_dictionaries": {"dictionaries": lambda: [sae()]},

@@ -92,7 +92,7 @@ MADE_BY_US: Mapping[str, str] = {
         circuits.AttributionGraph circuits.Edge editing.SingularValues editing.TwoPasses lenses.GradientFactors
         features.LayerWeights weights.SingularTriples tasks.Fact tasks.FactPrompt tasks.IndirectObject tasks.TaskPairs
         model.LayerWeights
-        findings.Claim findings.Measured model.Memory model.Trace passes.HookPoint runs.Results verify.Contract
+        model.Memory model.Trace passes.HookPoint runs.Results verify.Contract
         verify.ContractLine zoo.Demo
         lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",
@@ -479,6 +479,10 @@ MEANT: Mapping[str, str] = {
     ),
     "editing.Rome enough": "the search ends at once, or only with its steps",
     "passes.Sampling temperature": "all tokens that are kept are as likely",
+    **dict.fromkeys(
+        ("findings.Measured low", "findings.Measured high"),
+        "NaN of too few, infinite of an interval without an end",
+    ),
     "Batch.by_text nothing": "it stands where there is no value",
     "causal.RankAgreement rank_correlation": "there is none where a ranking is constant",
     "lab.training.Training clip": "no gradient is clipped",
