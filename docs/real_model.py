@@ -1,4 +1,7 @@
-"""Runs the blocks of `howto/real_model.md` on a model, and puts what they print under them: `python docs/real_model.py FOLDER`."""
+"""Runs the blocks of `howto/real_model.md` on a model, and puts what they print under them.
+
+Run: `python docs/real_model.py FOLDER`, the folder or file of SmolLM2.
+"""
 
 import re
 import sys

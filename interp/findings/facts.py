@@ -25,6 +25,8 @@ from interp.tasks import HELD_OUT_PHRASINGS, FactPrompt, fact_prompts
 
 NEIGHBOURS = 3
 """Facts of the same kind that an edit should leave alone."""
+FEW_LAYERS = 8
+"""Up to here the MLP of the first layer is one as any other."""
 EDITS = 34
 """Edits of each seed at most."""
 
@@ -33,14 +35,15 @@ def looked_up(setting: Setting) -> Measured:
     """What early MLPs at the subject's last token bring back of a fact, minus what they bring back at the last token.
 
     Clean and corrupted prompt ask for the same of two countries of as many tokens; into the corrupted run go the clean
-    outputs of all MLPs of the first half, at one token.
+    outputs of the MLPs of the first half, at one token. Of more than `FEW_LAYERS` layers the first one's stays: it
+    extends the embedding, so that it brings back whatever another subject changes.
     """
+    count = setting.model.cfg.n_layers
+    layers = range(int(count > FEW_LAYERS), max(1, count // 2))
     values, nulls = [], []
     for seed in SEEDS:
         clean, corrupt = _pairs(setting, seed)
-        at_subject, at_end, whole = _brought_back(
-            setting, clean, corrupt, range(max(1, setting.model.cfg.n_layers // 2))
-        )
+        at_subject, at_end, whole = _brought_back(setting, clean, corrupt, layers)
         apart = whole > 1.0
         if int(apart.sum()) < 3:
             raise ValueError("few facts differ in it by a logit")
@@ -213,7 +216,7 @@ def correlation(one: list[Tensor], other: list[Tensor], over: str) -> Measured:
 MENG = "Meng et al. 2022, Locating and Editing Factual Associations"
 CLAIMS: Mapping[str, Claim] = {
     "facts-in-early-mlps": Claim(
-        "A fact is looked up by MLPs of the first half at the subject's last token.", MENG,
+        "A fact is looked up by MLPs of the first half, after the first layer's, at the subject's last token.", MENG,
         "share of the answer that their clean outputs bring back at the subject's last token", "at the last token",
         Region(0.2), "share of the logit difference", looked_up,
     ),
