@@ -19,7 +19,7 @@ SHOWN = {
     "06_patching": 0, "07_circuits_causal": 1, "08_runs": 0, "09_probes_and_saes": 2, "10_phase_change": 0,
     "11_mixers": 0, "12_encoder_decoder": 1, "13_lenses_with_error_bars": 0, "14_why_a_head_attends": 1,
     "15_a_variable": 2, "16_steering_and_differences": 0, "17_which_method": 0,
-    "18_why_attention_is_scaled": 0, "19_a_transcoder": 0,
+    "18_why_attention_is_scaled": 0, "19_a_transcoder": 0, "20_what_is_reported": 0,
 }  # fmt: skip
 """Which of its figures stands for a notebook, counted from 0."""
 WIDTH, COLOURS = 800, 128
