@@ -29,6 +29,8 @@ FEW_LAYERS = 8
 """Up to here the MLP of the first layer is one as any other."""
 EDITS = 34
 """Edits of each seed at most."""
+TEXTS = 4
+"""Texts at most whose perplexity is compared."""
 
 
 def looked_up(setting: Setting) -> Measured:
@@ -129,7 +131,9 @@ def _edited(setting: Setting) -> xr.Dataset:
             setting.model, case.prompt, answer=case.answer, subject=case.subject or "", keys=keys, rome=Rome(),
         )  # fmt: skip
 
-    return edit_table(setting.model, cases, {"rome": rome}, text=setting.choosing_texts.rows(torch.arange(4)))
+    texts = setting.choosing_texts
+    some = texts.rows(torch.arange(min(TEXTS, len(texts))))
+    return edit_table(setting.model, cases, {"rome": rome}, text=some)
 
 
 def _cases(setting: Setting, seed: int) -> list[EditCase]:
