@@ -103,14 +103,19 @@ class Measured:
             null: what is subtracted: one number, or one for each value, by seed.
             about: what else was seen.
 
+        Raises:
+            ValueError: not as many nulls as values.
+
         Example:
             >>> interp.findings.Measured.mean([1.0, 2.0, 3.0], "seeds").value
             2.0
         """
         by_seed = _by_seed(values)
         nulls = (
-            [torch.full_like(each, null) for each in by_seed] if isinstance(null, float) else _by_seed(null)
+            [torch.full_like(each, null) for each in by_seed] if isinstance(null, int | float) else _by_seed(null)
         )
+        if [*map(len, by_seed)] != [*map(len, nulls)]:
+            raise ValueError(f"{len(torch.cat(by_seed))} {over} gave a number, {len(torch.cat(nulls))} their null")
         each = torch.cat([value - chance for value, chance in zip(by_seed, nulls, strict=True)])
         n, centre = len(each), float(each.mean())
         half = float(t95(n)) * float(each.std()) / n**0.5 if n > 1 else math.nan

@@ -19,6 +19,8 @@ from interp.model.config import Rotary
 from interp.model.edits import Edit, Zero
 from interp.passes.metrics import logit_difference
 from interp.weights import composition
+from interp.weights.head_circuits import HeadCircuits
+from interp.weights.successor import known_sequences, successor_hits
 
 FEEDING = 6
 """Rows on which the head is found that feeds induction heads: every head before them is patched in each."""
@@ -170,14 +172,21 @@ def composes(setting: Setting) -> Measured:
 
 
 def succeeds(setting: Setting) -> Measured:
-    """Share of ordinal items that the weights of the best successor head map to the next one, minus chance."""
-    (head,) = setting.best("successor")
-    found = setting.head_scores.sel(score="successor", layer=head.layer, head=head.index)
-    null = float(found.null)
-    return Measured(
-        float(found["value"]) - null, float(found.low) - null, float(found.high) - null, int(found.n), "items", null,
-        about=head.part,
-    )  # fmt: skip
+    """Share of ordinal items that the weights of one head map to the next, minus chance.
+
+    The head is the best on every other item, and those between count.
+    """
+    without = np.isnan(setting.scores("successor"))
+    circuits = HeadCircuits(setting.model.transformer, folded=True, embedding="effective")
+    by_sequence = [successor_hits(circuits, ids).cpu() for ids in known_sequences(setting.model.text).values()]
+    hits = torch.cat(by_sequence)
+    chance = torch.cat([torch.full((len(each),), 1 / len(each)) for each in by_sequence])
+    best = hits[::2].double().mean(0).masked_fill(torch.from_numpy(without), -1.0).argmax()
+    head = Head(*divmod(int(best), hits.shape[2]))
+    counted = hits[1::2, head.layer, head.index]
+    return Measured.share(
+        int(counted.sum()), len(counted), "items", null=float(chance[1::2].mean()), about=head.part
+    )
 
 
 OLSSON = "Olsson et al. 2022, In-context Learning and Induction Heads"
@@ -215,7 +224,8 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "successor-heads": Claim(
         "A head maps an item of an ordered list to the next one.", "Gould et al. 2023, Successor Heads",
-        "share of months, days, numbers and letters that the best head's weights map to the next one",
+        "share of months, days, numbers and letters that the weights of the head that is best on the others map to the "
+        "next one",
         "chance within the list", Region(0.4), "share of items", succeeds,
     ),
 }  # fmt: skip

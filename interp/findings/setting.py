@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.attention import heads
+from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.data.tokenizers import Tokenizer
 from interp.hooked import HookedTransformer
@@ -114,11 +115,15 @@ class Setting:
             raise ValueError("it is no decoder")
         return heads(self.model, repeats=RepeatedTokens(PERIOD, 2, 8, CHOOSING), sentences=None)
 
-    def best(self, score: str, count: int = 1) -> list[Head]:
-        """The heads of the highest score, first the best."""
+    def scores(self, score: str) -> Float[np.ndarray, "l h"]:
+        """A score of every head; ValueError if they have no such score."""
         if score not in self.head_scores.score:
             raise ValueError(f"its heads have no score {score}")
-        values = self.head_scores["value"].sel(score=score).transpose("layer", "head").values
+        return self.head_scores["value"].sel(score=score).transpose("layer", "head").values.copy()
+
+    def best(self, score: str, count: int = 1) -> list[Head]:
+        """The heads of the highest score, first the best."""
+        values = self.scores(score)
         order = np.argsort(-np.nan_to_num(values, nan=-np.inf), axis=None)[:count]
         return [Head(*map(int, np.unravel_index(i, values.shape))) for i in order]
 
@@ -165,7 +170,7 @@ class Setting:
         self._check_predicts()
         found = []
         for part in self._parts(batch):
-            logits = observe(self.model, part, edits=list(edits)).output[:, :-1].float()
+            logits = upcast(observe(self.model, part, edits=list(edits)).output[:, :-1])
             tokens, real = (x[:, 1:].to(logits.device) for x in (part.tokens, part.real))
             picked = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
             found.append((-picked).masked_fill(~real, torch.nan).double().cpu())
@@ -210,6 +215,13 @@ class Setting:
     def text_losses(self) -> list[Tensor]:
         """The losses of every seed's texts."""
         return [self.losses(batch) for batch in self.counted_texts]
+
+    def rarity(self, batch: Batch) -> Float[Tensor, "b n"]:
+        """-log of the share that every token but the first has of all texts, NaN at padding, in nats."""
+        every = torch.tensor([token for row in self._text_rows for token in row[1:]])
+        shares = torch.bincount(every, minlength=self.model.cfg.d_vocab).double() / len(every)
+        tokens, real = batch.tokens[:, 1:].cpu(), batch.real[:, 1:].cpu()
+        return (-shares[tokens].log()).masked_fill(~real, torch.nan)
 
     # sentences about names
 

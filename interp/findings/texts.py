@@ -28,16 +28,19 @@ OTHER = 4
 
 
 def context(setting: Setting) -> Measured:
-    """The loss of late tokens of a text minus that of early ones."""
-    values = []
-    for losses in setting.text_losses:
+    """The loss of late tokens of a text minus that of early ones, minus the same of how rare these tokens are."""
+    values, nulls = [], []
+    for batch, losses in zip(setting.counted_texts, setting.text_losses, strict=True):
         if losses.shape[1] <= LATE.start + 8:
             raise ValueError(
                 f"texts of {LATE.start + 9} tokens are required, the longest has {losses.shape[1] + 1}"
             )
-        gap = losses[:, LATE].nanmean(1) - losses[:, EARLY].nanmean(1)
+        gap, of_rarity = (
+            each[:, LATE].nanmean(1) - each[:, EARLY].nanmean(1) for each in (losses, setting.rarity(batch))
+        )
         values.append(gap[~gap.isnan()])
-    return Measured.mean(values, "texts")
+        nulls.append(of_rarity[~gap.isnan()])
+    return Measured.mean(values, "texts", null=nulls)
 
 
 def sink(setting: Setting) -> Measured:
@@ -108,25 +111,26 @@ def _of_noise(count: int) -> float:
 
 
 def read_early(setting: Setting) -> Measured:
-    """By how much the logit lens at two thirds of the depth predicts the next token better than all tokens alike."""
+    """By how much the logit lens at two thirds of the depth predicts the next token better than its frequency does."""
     config = setting.model.cfg
     if not config.unembed:
         raise ValueError("it has no logits")
     site = f"blocks.{2 * config.n_layers // 3}.hook_resid_pre"
 
-    def better(batch: Batch) -> Tensor:
-        found = logit_lens(setting.model, batch, sites=[site], top=1)["target_prob"].isel(depth=0)
-        logs = np.log(found.values.astype(np.float64))
-        return math.log(config.d_vocab_out or config.d_vocab) + torch.from_numpy(np.nanmean(logs, axis=1))
+    def says(batch: Batch) -> Float[Tensor, "b"]:
+        found = logit_lens(setting.model, batch, sites=[site], top=1)["target_prob"].isel(depth=0).values
+        logs = np.log(np.maximum(found, np.finfo(found.dtype).tiny), dtype=np.float64)  # what underflows is tiny
+        return torch.from_numpy(np.nanmean(logs, axis=1))
 
-    return Measured.mean([better(batch) for batch in setting.counted_texts], "texts")
+    texts = setting.counted_texts
+    return Measured.mean(
+        [says(batch) for batch in texts], "texts", null=[-setting.rarity(batch).nanmean(1) for batch in texts]
+    )
 
 
 def suppresses(setting: Setting) -> Measured:
     """What the head of the most negative copying adds to the logit of the token it looks at, minus a random token's."""
-    scores = (
-        setting.head_scores["value"].sel(score="copying_weights").transpose("layer", "head").values.copy()
-    )
+    scores = setting.scores("copying_weights")
     scores[: scores.shape[0] // 2] = np.nan
     if np.isnan(scores).all():
         raise ValueError("its heads have no copying score")
@@ -144,6 +148,8 @@ def suppresses(setting: Setting) -> Measured:
         answer = batch.tokens[rows, columns]
         other = answer.roll(1)
         told = (answer != other).nonzero()[:, 0]
+        if not len(told):
+            raise ValueError(f"{head.part} looks at the same token in all texts")
         found = attribute(
             setting.model, batch.rows(told), answer[told].tolist(), other[told].tolist(), parts="head"
         )
@@ -201,8 +207,8 @@ def _alike(one: Tensor, other: Tensor, vocabulary: int) -> float:
 CLAIMS: Mapping[str, Claim] = {
     "in-context-learning": Claim(
         "Late tokens of a text are predicted better than early ones.", "Olsson et al. 2022; Kaplan et al. 2020",
-        f"loss of tokens {LATE.start} to {LATE.stop} minus loss of tokens {EARLY.start} to {EARLY.stop - 1}", "0",
-        Region(highest=-0.1), "nats", context,
+        f"loss of tokens {LATE.start} to {LATE.stop} minus loss of tokens {EARLY.start} to {EARLY.stop - 1}",
+        "the same of their frequencies in all texts", Region(highest=-0.1), "nats", context,
     ),
     "attention-sinks": Claim(
         "Heads of the upper half attend to the first token, whatever it is.",
@@ -223,8 +229,8 @@ CLAIMS: Mapping[str, Claim] = {
     "logit-lens": Claim(
         "What a model will say can be read from its stream by its own unembedding at two thirds of the depth.",
         "nostalgebraist 2020, interpreting GPT: the logit lens",
-        "log-probability of the next token in the lens at two thirds of the depth", "that of all tokens alike",
-        Region(1.0), "nats", read_early,
+        "log-probability of the next token in the lens at two thirds of the depth",
+        "that of its frequency in all texts", Region(1.0), "nats", read_early,
     ),
     "copy-suppression": Claim(
         "A late head lowers the logit of the token that it attends to.",

@@ -6,6 +6,7 @@ whom and a map of what it moves, and the unembedding reads the subspace of predi
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -265,6 +266,42 @@ def cycle(*, early: bool) -> HookedTransformer:
     else:
         plan.head(2, 0, back(plan, 0), (source, target))
     return plan.model()
+
+
+COMMON = string.ascii_letters[:10]
+"""The letters that are frequent in `rare_first` and `common`."""
+
+
+def frequencies(*, answers: bool) -> HookedTransformer:
+    """Says from the first layer on how frequent letters are, whatever the context.
+
+    Args:
+        answers: whether a head of the last layer says besides what comes next in `common`.
+    """
+    plan = letters(3, noise=0.0)
+    space = plan.space
+    often = torch.tensor([LETTERS.index(c) for c in COMMON])
+    # in `rare_first` each is 27 times as frequent as another letter
+    plan.embeds.append((range(N_LETTERS), math.log(27) / GAIN * space["says"][often].sum(0, keepdim=True)))
+    if answers:
+        plan.head(2, 0, back(plan, len(COMMON) - 1), (space["token"], space["says"]))
+    return plan.model()
+
+
+def rare_first(rows: int = 48, seed: int = 0) -> list[str]:
+    """Texts of 20 random letters and then 100 random common ones."""
+    draw = np.random.default_rng(seed)
+    common_ones, every = np.array(list(COMMON)), np.array(list(string.ascii_letters))
+    return [
+        "".join([*every[draw.integers(52, size=20)], *common_ones[draw.integers(len(COMMON), size=100)]])
+        for _ in range(rows)
+    ]
+
+
+def common(rows: int = 48, seed: int = 0) -> list[str]:
+    """Texts that repeat the common letters, each in another order."""
+    draw = np.random.default_rng(seed)
+    return ["".join(np.array(list(COMMON))[draw.permutation(len(COMMON))]) * 10 for _ in range(rows)]
 
 
 def neurons(*, forward: bool) -> HookedTransformer:

@@ -135,3 +135,40 @@ PLANTED: dict[str, tuple[Case, Case]] = {
 def setting(make: Make, texts: Callable[[], Sequence[str]]) -> Setting:
     """The setting of a model and its texts; several claims are asked of it."""
     return setting_of(make(), list(PLANTED), PROMPTS, list(texts()))
+
+
+LONG = ("edits-", "tracing-", "function-", "linear-")
+"""Claims that take seconds: edits are sought by gradient, and Jacobians row by row."""
+
+
+def asked() -> list[object]:
+    """Every claim with each of its models."""
+    return [
+        pytest.param(name, true, marks=pytest.mark.slow if name.startswith(LONG) else ())
+        for name in PLANTED
+        for true in (True, False)
+    ]
+
+
+def test_every_claim_has_its_models() -> None:
+    assert set(PLANTED) == set(CLAIMS)
+
+
+@pytest.mark.parametrize(("name", "true"), asked())
+def test_a_claim_comes_out_as_it_was_planted(name: str, true: bool) -> None:
+    make, texts = PLANTED[name][not true]
+    (row,) = rows(setting(make, texts), [name])
+    assert row.verdict == ("holds" if true else "does not hold"), (row.measured, row.why)
+
+
+LOOK_ALIKES: dict[str, Case] = {
+    "in-context-learning": (partial(plants.frequencies, answers=False), plants.rare_first),
+    "logit-lens": (partial(plants.frequencies, answers=True), plants.common),
+}
+"""Claim -> a model of which it is false, though late tokens are predicted better, or the lens better than by chance."""
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_frequencies_predict_is_no_evidence(name: str) -> None:
+    (row,) = rows(setting(*LOOK_ALIKES[name]), [name])
+    assert row.verdict == "does not hold", (row.measured, row.why)
