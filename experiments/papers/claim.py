@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from interp.findings import Measured, Region
+from interp.findings import Measured as Measured, Region as Region
 
 Verdict = Literal["holds", "does not hold", "not testable here"]
 

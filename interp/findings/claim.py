@@ -112,10 +112,14 @@ class Measured:
         """
         by_seed = _by_seed(values)
         nulls = (
-            [torch.full_like(each, null) for each in by_seed] if isinstance(null, int | float) else _by_seed(null)
+            [torch.full_like(each, null) for each in by_seed]
+            if isinstance(null, int | float)
+            else _by_seed(null)
         )
         if [*map(len, by_seed)] != [*map(len, nulls)]:
-            raise ValueError(f"{len(torch.cat(by_seed))} {over} gave a number, {len(torch.cat(nulls))} their null")
+            raise ValueError(
+                f"{len(torch.cat(by_seed))} {over} gave a number, {len(torch.cat(nulls))} their null"
+            )
         each = torch.cat([value - chance for value, chance in zip(by_seed, nulls, strict=True)])
         n, centre = len(each), float(each.mean())
         half = float(t95(n)) * float(each.std()) / n**0.5 if n > 1 else math.nan

@@ -178,7 +178,9 @@ def succeeds(setting: Setting) -> Measured:
     """
     without = np.isnan(setting.scores("successor"))
     circuits = HeadCircuits(setting.model.transformer, folded=True, embedding="effective")
-    by_sequence = [successor_hits(circuits, ids).cpu() for ids in known_sequences(setting.model.text).values()]
+    by_sequence = [
+        successor_hits(circuits, ids).cpu() for ids in known_sequences(setting.model.text).values()
+    ]
     hits = torch.cat(by_sequence)
     chance = torch.cat([torch.full((len(each),), 1 / len(each)) for each in by_sequence])
     best = hits[::2].double().mean(0).masked_fill(torch.from_numpy(without), -1.0).argmax()

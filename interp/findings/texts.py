@@ -119,7 +119,8 @@ def read_early(setting: Setting) -> Measured:
 
     def says(batch: Batch) -> Float[Tensor, "b"]:
         found = logit_lens(setting.model, batch, sites=[site], top=1)["target_prob"].isel(depth=0).values
-        logs = np.log(np.maximum(found, np.finfo(found.dtype).tiny), dtype=np.float64)  # what underflows is tiny
+        least = np.finfo(found.dtype).tiny  # a probability that underflows is no more than that
+        logs = np.log(np.maximum(found, least), dtype=np.float64)
         return torch.from_numpy(np.nanmean(logs, axis=1))
 
     texts = setting.counted_texts

@@ -53,7 +53,9 @@ class Plan:
     embeds: list[tuple[Sequence[int], Rows]] = field(default_factory=list)
     positions: Rows | None = None
     reads: list[tuple[Sequence[int], Rows]] = field(default_factory=list)
-    planted: list[tuple[tuple[int, int], list[tuple[Vector, Vector]], Rows, Rows]] = field(default_factory=list)
+    planted: list[tuple[tuple[int, int], list[tuple[Vector, Vector]], Rows, Rows]] = field(
+        default_factory=list
+    )
     mlps: list[tuple[int, Rows, float, Rows]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,14 +124,16 @@ class Plan:
                 )  # fmt: skip
 
 
-# --- random letters: induction, copying, sinks, neurons -----------------------------------------------------------------
+# --- random letters: induction, copying, sinks, neurons ---------------------------------------------------------------
 
 N_LETTERS = len(LETTERS)
 PLACES_OF = 128
 """Positions of the models of letters."""
 
 
-def letters(layers: int = 2, heads: int = 4, *, noise: float = 0.02, neurons: int = 0, spare: int = 1) -> Plan:
+def letters(
+    layers: int = 2, heads: int = 4, *, noise: float = 0.02, neurons: int = 0, spare: int = 1
+) -> Plan:
     """A stream of token, position, what stood before, prediction, and one more subspace that nothing uses."""
     widths = {"token": N_LETTERS, "at": PLACES_OF, "before": N_LETTERS, "says": N_LETTERS, "spare": spare}
     plan = Plan((), widths, layers, heads, PLACES_OF, noise, neurons)
@@ -161,7 +165,9 @@ def noise_alone() -> HookedTransformer:
     return letters().model()
 
 
-def induction(*, writes: bool = True, heads: int = 4, copies: int = 1, spare: int = 1, feeder: float = 0.0) -> Plan:
+def induction(
+    *, writes: bool = True, heads: int = 4, copies: int = 1, spare: int = 1, feeder: float = 0.0
+) -> Plan:
     """A previous-token head L0H1 and induction heads of layer 1 by K-composition.
 
     Args:
@@ -225,7 +231,7 @@ def one_back(sign: float) -> HookedTransformer:
 
 
 def sink(*, needed: bool) -> HookedTransformer:
-    """Every head of every layer looks at BOS; what it brings from there says, if it is needed, that all tokens are a."""
+    """Every head looks at BOS; what it brings from there says, if it is needed, that all tokens are a."""
     plan = letters(noise=0.0)
     space, a = plan.space, LETTERS.index("a")
     for layer in range(plan.layers):
@@ -352,7 +358,7 @@ def alphabets(rows: int = 48) -> list[str]:
     return [(string.ascii_letters * 3)[i % 52 :][:100] for i in range(rows)]
 
 
-# --- sentences with two names, and years ---------------------------------------------------------------------------------
+# --- sentences with two names, and years ------------------------------------------------------------------------------
 
 GIVES = tuple(
     dict.fromkeys(
@@ -426,7 +432,7 @@ def years(sign: float) -> HookedTransformer:
     return plan.model()
 
 
-# --- facts about countries ------------------------------------------------------------------------------------------------
+# --- facts about countries --------------------------------------------------------------------------------------------
 
 ASKED = ("capital", "language", "currency")
 LOUD = 10.0
@@ -439,7 +445,7 @@ FAR = 600.0
 
 @dataclass(frozen=True)
 class Route:
-    """How the facts of a relation are answered: in which layer an MLP has them, and in which a head moves what to the end.
+    """How facts of a relation are answered: in which layer an MLP has them, and in which a head moves what to the end.
 
     The MLP finds the object at the country if it comes before the head, else at the end, from the country moved there.
     """
@@ -547,7 +553,7 @@ def statements(countries: Sequence[str], rows: int = 12, seed: int = 0) -> list[
     return [" ".join(told[i] for i in draw.permutation(len(told))[:3]) for _ in range(rows)]
 
 
-# --- lists of word pairs --------------------------------------------------------------------------------------------------
+# --- lists of word pairs ----------------------------------------------------------------------------------------------
 CODE = 96
 """Width of the random codes of words; two of them have a product of less than one half."""
 NEARLY = -1.6

@@ -59,7 +59,9 @@ PLANTED: dict[str, tuple[Case, Case]] = {
         (partial(plants.composed, shown=True), paragraphs), (partial(plants.composed, shown=False), paragraphs),
     ),
     "successor-heads": ((partial(plants.successor, 1), paragraphs), (partial(plants.successor, 0), paragraphs)),
-    "indirect-objects": ((partial(plants.names, moves=True), paragraphs), (partial(plants.names, moves=False, writes=0.5), paragraphs)),
+    "indirect-objects": (
+        (partial(plants.names, moves=True), paragraphs), (partial(plants.names, moves=False, writes=0.5), paragraphs),
+    ),
     "name-movers-look": (
         (partial(plants.names, moves=True), paragraphs), (partial(plants.names, moves=False, writes=-0.5), paragraphs),
     ),

@@ -11,8 +11,7 @@ import torch
 
 from interp import HookedTransformer
 from interp.data.batch import Batch
-from interp.findings import CLAIMS, Measured, findings, paragraphs
-from interp.findings import sentences as about_names
+from interp.findings import CLAIMS, Measured, findings, paragraphs, sentences as about_names
 from interp.findings.heads import carries, fed, looks, succeeds
 from interp.findings.setting import CHOOSING, SEEDS, Setting
 from interp.findings.table import rows
@@ -26,7 +25,9 @@ from tests.tiny import hooked
 TEXTS = [
     text[:size]
     for text, size in zip(
-        plants.texts_of(40, rows=20, length=120), (120, 90, 111, 75, 84, 119, 80, 99, 78, 101) * 2, strict=True
+        plants.texts_of(40, rows=20, length=120),
+        (120, 90, 111, 75, 84, 119, 80, 99, 78, 101) * 2,
+        strict=True,
     )
 ]
 """Texts of unequal length."""
