@@ -92,7 +92,7 @@ class Measured:
         values: Sequence[float] | Tensor | Sequence[Tensor],
         over: str,
         *,
-        null: float | Sequence[Tensor] = 0.0,
+        null: int | float | Sequence[Tensor] = 0.0,
         about: str = "",
     ) -> Measured:
         """The mean of independent values minus their null, with Student's t interval; NaN ends for fewer than three.
@@ -104,7 +104,7 @@ class Measured:
             about: what else was seen.
 
         Raises:
-            ValueError: not as many nulls as values.
+            ValueError: not as many nulls as values, none, or some that are NaN or infinite.
 
         Example:
             >>> interp.findings.Measured.mean([1.0, 2.0, 3.0], "seeds").value
@@ -121,6 +121,8 @@ class Measured:
                 f"{len(torch.cat(by_seed))} {over} gave a number, {len(torch.cat(nulls))} their null"
             )
         each = torch.cat([value - chance for value, chance in zip(by_seed, nulls, strict=True)])
+        if not len(each) or not bool(each.isfinite().all()):
+            raise ValueError(f"not all {over} give a number")
         n, centre = len(each), float(each.mean())
         half = float(t95(n)) * float(each.std()) / n**0.5 if n > 1 else math.nan
         seeds = [float((value - chance).mean()) for value, chance in zip(by_seed, nulls, strict=True)]

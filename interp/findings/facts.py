@@ -212,6 +212,8 @@ def correlation(one: list[Tensor], other: list[Tensor], over: str) -> Measured:
         return float(torch.corrcoef(torch.stack([ranks(x), ranks(y)]))[0, 1])
 
     value, n = rho(torch.cat(one), torch.cat(other)), sum(map(len, one))
+    if math.isnan(value):
+        raise ValueError(f"all {over} are alike in one of the two numbers")
     half = 1.959964 * ((1 + value**2 / 2) / max(n - 3, 1)) ** 0.5
     low, high = (math.tanh(math.atanh(min(max(value, -0.9999), 0.9999)) + sign * half) for sign in (-1, 1))
     return Measured(value, low, high, n, over, 0.0, tuple(rho(x, y) for x, y in zip(one, other, strict=True)))

@@ -42,7 +42,7 @@ ABOVE, BELOW, NEAR = Region(0.5), Region(highest=-0.1), Region(2.5, 3.5)
 def test_a_verdict_is_of_the_whole_interval_and_each_seed(
     region: Region, low: float, high: float, seeds: tuple[float, ...], said: Verdict
 ) -> None:
-    measured = Measured((low + high) / 2, low, high, 9, "rows", seeds=seeds)
+    measured = Measured(0.0, low, high, 9, "rows", seeds=seeds)
     assert verdict(measured, region) == said
 
 
@@ -95,6 +95,12 @@ def test_each_value_has_its_null() -> None:
         Measured.mean([torch.ones(3)], "texts", null=[torch.ones(2)])
 
 
+@pytest.mark.parametrize("values", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], torch.ones(0)])
+def test_a_mean_is_of_numbers(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="not all texts give a number"):
+        Measured.mean(values, "texts")
+
+
 def test_two_values_have_no_interval_and_an_exact_number_is_its_own() -> None:
     assert math.isnan(Measured.mean([1.0, 2.0], "seeds").low)
     exact = Measured.exact(2.0)
@@ -130,8 +136,8 @@ def test_a_correlation_is_spearmans_with_ties_too() -> None:
 
 
 def test_a_constant_has_no_correlation() -> None:
-    found = correlation([torch.ones(5)] * 3, [torch.arange(5.0)] * 3, "edits")
-    assert verdict(found, Region(0.3)) == "cannot be told"
+    with pytest.raises(ValueError, match="all edits are alike in one of the two numbers"):
+        correlation([torch.ones(5)] * 3, [torch.arange(5.0)] * 3, "edits")
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
