@@ -20,7 +20,7 @@ from interp.residual import attribute
 from interp.weights import directions
 
 EARLY, LATE = slice(4, 16), slice(64, 127)
-"""Tokens of a text whose losses are compared."""
+"""Losses of a text that are compared; the first is that of the second token."""
 NEAR = 8
 """From this token on a query counts for what it attends to."""
 OTHER = 4
@@ -208,7 +208,7 @@ def _alike(one: Tensor, other: Tensor, vocabulary: int) -> float:
 CLAIMS: Mapping[str, Claim] = {
     "in-context-learning": Claim(
         "Late tokens of a text are predicted better than early ones.", "Olsson et al. 2022; Kaplan et al. 2020",
-        f"loss of tokens {LATE.start} to {LATE.stop} minus loss of tokens {EARLY.start} to {EARLY.stop - 1}",
+        f"loss of tokens {LATE.start + 1} to {LATE.stop} minus loss of tokens {EARLY.start + 1} to {EARLY.stop}",
         "the same of their frequencies in all texts", Region(highest=-0.1), "nats", context,
     ),
     "attention-sinks": Claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -174,3 +175,39 @@ LOOK_ALIKES: dict[str, Case] = {
 def test_what_frequencies_predict_is_no_evidence(name: str) -> None:
     (row,) = rows(setting(*LOOK_ALIKES[name]), [name])
     assert row.verdict == "does not hold", (row.measured, row.why)
+
+
+EVEN = sum(1 / (query + 1) for query in range(8, 128)) / 120
+"""Attention to the first token, spread evenly, mean over the queries from 8 to 127."""
+SURE = -math.log1p((plants.N_LETTERS - 1) * math.exp(-plants.GAIN))
+"""Log-probability of a token with all of `GAIN` logits, the others with none."""
+
+
+@pytest.mark.parametrize(
+    ("name", "true", "value", "null"),
+    [
+        # queries from the second token on see two keys and more; the first random token of 50 is at column 1
+        ("previous-token-heads", True, 1.0, sum(1 / (q + 1) for q in range(2, 51)) / 49),
+        ("induction-heads", True, 1.0, sum(1 / (q + 1) for q in range(26, 51)) / 25),
+        ("name-movers-look", True, 1.0, 0.0),
+        ("name-movers-look", False, -1 / 3, 0.0),
+        ("self-repair", True, 0.5, 0.0),
+        ("self-repair", False, 0.0, 0.0),
+        ("attention-sinks", True, 1.0, EVEN),
+        # of 100 letters the first one is predicted at BOS itself, which sees itself and not what comes
+        ("sinks-are-needed", True, 0.99 * (SURE + math.log(plants.N_LETTERS)), 0.0),
+        ("logit-lens", True, 0.99 * SURE - 0.01 * math.log(plants.N_LETTERS), None),
+        ("logit-lens", False, -math.log(plants.N_LETTERS), None),
+        ("facts-in-early-mlps", True, 1.0, 0.0),
+        ("facts-in-early-mlps", False, 0.0, 0.0),
+        ("indirect-objects", True, 1.0, 0.5),
+        ("in-context-learning", False, 0.0, None),
+    ],
+)
+def test_the_number_is_that_of_the_weights(name: str, true: bool, value: float, null: float | None) -> None:
+    make, texts = PLANTED[name][not true]
+    (row,) = rows(setting(make, texts), [name])
+    assert row.measured is not None
+    noise = 0.02 if name == "in-context-learning" else 1e-5
+    assert row.measured.value + row.measured.null == pytest.approx(value, abs=noise)
+    assert null is None or row.measured.null == pytest.approx(null, abs=1e-5)
