@@ -49,6 +49,35 @@ def looks(setting: Setting, score: str, back: int, first: int) -> Measured:
     return Measured.mean(values, "rows", null=float((1 / (queries + 1)).mean()), about=head.part)
 
 
+def looks_at_copies(setting: Setting, score: str, back: int) -> Measured:
+    """Attention of the head that is best on other rows so many tokens back, minus the same where nothing repeats.
+
+    Without the second a head that looks so far back whatever stands there would count.
+
+    Args:
+        setting: the model.
+        score: the score of `interp.heads` by which the head is chosen.
+        back: how many tokens back the attention counts, from the second half of each row.
+
+    Returns:
+        The mean over rows.
+    """
+    (head,) = setting.best(score)
+    begin = setting.begins + PERIOD
+    reduce = partial(_back, back=back, begin=begin)
+
+    def attention(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+        batch = setting.repeats(rows, seed)
+        tokens = batch.tokens.clone()
+        tokens[:, begin:] = tokens[:, begin:].roll(1, 0)  # the second half of another row
+        return setting.pattern(head, batch, reduce), setting.pattern(head, Batch(tokens), reduce)
+
+    pairs = setting.by_seed(attention)
+    return Measured.mean(
+        [found for found, _ in pairs], "rows", null=[other for _, other in pairs], about=head.part
+    )
+
+
 def _back(batch: Batch, pattern: Float[Tensor, "b q k"], *, back: int, begin: int) -> Float[Tensor, "b"]:
     queries = torch.arange(begin, pattern.shape[1], device=pattern.device)
     return pattern[:, queries, queries - back].mean(1)
@@ -193,6 +222,7 @@ def succeeds(setting: Setting) -> Measured:
 
 OLSSON = "Olsson et al. 2022, In-context Learning and Induction Heads"
 EVEN = "attention spread evenly over what the head may see"
+UNREPEATED = "attention as far back where nothing repeats"
 CLAIMS: Mapping[str, Claim] = {
     "previous-token-heads": Claim(
         "A head attends to the token before, whatever it is.", "Elhage et al. 2021, A Mathematical Framework",
@@ -201,13 +231,13 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "duplicate-token-heads": Claim(
         "A head attends from a token to its earlier occurrence.", "Wang et al. 2022, Interpretability in the Wild",
-        "attention of the best head to the same token earlier, on repeated random tokens", EVEN, Region(0.3),
-        "attention", lambda setting: looks(setting, "duplicate_token", PERIOD, PERIOD),
+        "attention of the best head to the same token earlier, on repeated random tokens", UNREPEATED, Region(0.3),
+        "attention", lambda setting: looks_at_copies(setting, "duplicate_token", PERIOD),
     ),
     "induction-heads": Claim(
         "A head attends to what followed the earlier occurrence of a token.", OLSSON,
-        "attention of the best head to the token after the same token earlier, on repeated random tokens", EVEN,
-        Region(0.3), "attention", lambda setting: looks(setting, "induction", PERIOD - 1, PERIOD),
+        "attention of the best head to the token after the same token earlier, on repeated random tokens", UNREPEATED,
+        Region(0.3), "attention", lambda setting: looks_at_copies(setting, "induction", PERIOD - 1),
     ),
     "induction-carries-copying": Claim(
         "Without its few induction heads a model no longer predicts what repeats.", OLSSON,

@@ -119,17 +119,17 @@ def made_up(setting: Setting) -> Measured:
 
 
 def later_years(setting: Setting) -> Measured:
-    """Probability of years after the first one minus that of years before it."""
+    """Probability of years after the first one minus that of years before it, minus the same after a year 01."""
 
-    def difference(rows: int, seed: int) -> Tensor:
+    def differences(rows: int, seed: int) -> list[Tensor]:
         pairs = GreaterThan(rows, seed).pairs(setting.tokenizer)
         assert pairs.options is not None and pairs.right is not None
-        batch, _ = batches(setting.model, pairs)
         options, right = pairs.options, pairs.right
-        ends = setting.ends(batch).softmax(-1)[:, options]
-        return torch.where(right, ends, -ends).sum(1)
+        ends = [setting.ends(batch).softmax(-1)[:, options] for batch in batches(setting.model, pairs)]
+        return [torch.where(right, end, -end).sum(1) for end in ends]
 
-    return Measured.mean(setting.by_seed(difference), "sentences")
+    clean, from_01 = zip(*setting.by_seed(differences), strict=True)
+    return Measured.mean(clean, "sentences", null=from_01)
 
 
 WANG = "Wang et al. 2022, Interpretability in the Wild"
@@ -162,6 +162,7 @@ CLAIMS: Mapping[str, Claim] = {
     "greater-than": Claim(
         "After 'from the year 1743 to the year 17' later years are likelier than earlier ones.",
         "Hanna et al. 2023, How does GPT-2 compute greater-than?",
-        "probability of later years minus that of earlier ones", "0", Region(0.3), "probability", later_years,
+        "probability of later years minus that of earlier ones", "the same after a year that ends in 01",
+        Region(0.3), "probability", later_years,
     ),
 }  # fmt: skip

@@ -223,6 +223,13 @@ def duplicates() -> HookedTransformer:
     return plan.model()
 
 
+def far_back(by: int) -> HookedTransformer:
+    """L1H0 looks so many tokens back, whatever stands there."""
+    plan = letters()
+    plan.head(1, 0, back(plan, by), (plan.space["token"], plan.space["says"]))
+    return plan.model()
+
+
 def one_back(sign: float) -> HookedTransformer:
     """L1H0 looks at the token before, and raises its logit or, with sign -1, lowers it."""
     plan = letters()
@@ -413,8 +420,13 @@ def names(*, moves: bool, writes: float = 0.5, repairs: bool = False) -> HookedT
     return plan.model()
 
 
-def years(sign: float) -> HookedTransformer:
-    """Says, from the century of the second year, any year after the first one or, with sign -1, before it."""
+def years(sign: float, *, reads: bool = True) -> HookedTransformer:
+    """Says, from the century of the second year, any year after the first one or, with sign -1, before it.
+
+    Args:
+        sign: the direction.
+        reads: whether the year is read; else 90 to 99 are said whatever it is.
+    """
     words = [*(f" {noun}" for noun in NOUNS), *(f" {century}" for century in CENTURIES), *YEARS]
     plan = Plan(words, {"token": 100, "says": 100, "bos": 1, "any": 1, "end": 1}, 1, 2, 64)
     space, ids = plan.space, plan.ids(YEARS)
@@ -428,7 +440,10 @@ def years(sign: float) -> HookedTransformer:
         (SHARP * space["end"][0], space["token"].sum(0)),
         (SHARP / 2 * space["any"][0], space["bos"][0]),
     ]
-    plan.head(0, 0, looks, (space["token"], sign * 0.5 * (later - later.T) @ space["says"]))
+    if reads:
+        plan.head(0, 0, looks, (space["token"], sign * 0.5 * (later - later.T) @ space["says"]))
+    else:
+        plan.embeds.append((range(plan.vocabulary), space["says"][90:].sum(0, keepdim=True)))
     return plan.model()
 
 

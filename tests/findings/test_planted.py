@@ -165,14 +165,18 @@ def test_a_claim_comes_out_as_it_was_planted(name: str, true: bool) -> None:
 
 
 LOOK_ALIKES: dict[str, Case] = {
+    "duplicate-token-heads": (partial(plants.far_back, 25), paragraphs),
+    "induction-heads": (partial(plants.far_back, 24), paragraphs),
+    "greater-than": (partial(plants.years, 1.0, reads=False), paragraphs),
     "in-context-learning": (partial(plants.frequencies, answers=False), plants.rare_first),
     "logit-lens": (partial(plants.frequencies, answers=True), plants.common),
 }
-"""Claim -> a model of which it is false, though late tokens are predicted better, or the lens better than by chance."""
+"""Claim -> a model of which it is false, though the number alone is high: a head that looks 24 tokens back, late years
+whatever the first one is, late tokens that are common, a lens that knows no more than which tokens are common."""
 
 
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_what_frequencies_predict_is_no_evidence(name: str) -> None:
+def test_a_high_number_alone_is_no_evidence(name: str) -> None:
     (row,) = rows(setting(*LOOK_ALIKES[name]), [name])
     assert row.verdict == "does not hold", (row.measured, row.why)
 
@@ -188,7 +192,8 @@ SURE = -math.log1p((plants.N_LETTERS - 1) * math.exp(-plants.GAIN))
     [
         # queries from the second token on see two keys and more; the first random token of 50 is at column 1
         ("previous-token-heads", True, 1.0, sum(1 / (q + 1) for q in range(2, 51)) / 49),
-        ("induction-heads", True, 1.0, sum(1 / (q + 1) for q in range(26, 51)) / 25),
+        ("induction-heads", True, 1.0, None),
+        ("duplicate-token-heads", True, 0.5, None),
         ("name-movers-look", True, 1.0, 0.0),
         ("name-movers-look", False, -1 / 3, 0.0),
         ("self-repair", True, 0.5, 0.0),
@@ -208,6 +213,6 @@ def test_the_number_is_that_of_the_weights(name: str, true: bool, value: float, 
     make, texts = PLANTED[name][not true]
     (row,) = rows(setting(make, texts), [name])
     assert row.measured is not None
-    noise = 0.02 if name == "in-context-learning" else 1e-5
+    noise = 0.02 if name in ("in-context-learning", "duplicate-token-heads") else 1e-5
     assert row.measured.value + row.measured.null == pytest.approx(value, abs=noise)
     assert null is None or row.measured.null == pytest.approx(null, abs=1e-5)

@@ -12,7 +12,7 @@ import torch
 from interp import HookedTransformer
 from interp.data.batch import Batch
 from interp.findings import CLAIMS, Measured, findings, paragraphs, sentences as about_names
-from interp.findings.heads import carries, fed, looks, succeeds
+from interp.findings.heads import carries, fed, looks_at_copies, succeeds
 from interp.findings.setting import CHOOSING, SEEDS, Setting
 from interp.findings.table import rows
 from interp.weights.head_circuits import HeadCircuits
@@ -97,7 +97,7 @@ def test_texts_that_choose_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("measure", "drawn"),
     [
-        (lambda setting: looks(setting, "induction", 24, 25), "repeats"),
+        (lambda setting: looks_at_copies(setting, "induction", 24), "repeats"),
         (carries, "repeats"),
         (about_names.raises, "sentences"),
         (about_names.looks_at_receiver, "sentences"),
