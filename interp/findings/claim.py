@@ -138,16 +138,16 @@ class Measured:
         n: int | None = None,
         over: str = "",
         *,
-        null: float = 0.0,
+        null: float | Sequence[Tensor] = 0.0,
         about: str = "",
     ) -> Measured:
         """A share of independent cases minus its null, with the interval of `share_interval`.
 
         Args:
-            hits: how many of `n` cases, or the truths of each seed.
+            hits: how many of `n` cases; or for each seed the truths, or numbers from 0 to 1, of its cases.
             n: number of cases, where `hits` is a number.
             over: what each case is.
-            null: the share that chance would give.
+            null: the share that chance would give; or for each seed that of its cases, such as before an edit.
             about: what else was seen.
 
         Example:
@@ -155,16 +155,27 @@ class Measured:
             >>> found.value, round(found.low, 3), round(found.high, 3)
             (0.35, 0.154, 0.592)
         """
-        seeds: tuple[float, ...] = ()
         if isinstance(hits, int | float):
-            assert n is not None
-            share = hits / n
-        else:
-            seeds = tuple(float(each.double().mean()) - null for each in hits)
-            truths = torch.cat([each.double() for each in hits])
-            share, n = float(truths.mean()), len(truths)
-        low, high = (float(end) for end in share_interval(torch.tensor([share], dtype=torch.float64), n))
-        return cls(share - null, low - null, high - null, n, over, null, seeds, about)
+            assert n is not None and isinstance(null, int | float)
+            mean = torch.tensor([hits / n], dtype=torch.float64)
+            low, high = (float(end) - null for end in share_interval(mean, n))
+            return cls(float(mean) - null, low, high, n, over, null, (), about)
+        values = _by_seed(hits)
+        chance = (
+            [torch.full_like(each, null) for each in values]
+            if isinstance(null, int | float)
+            else _by_seed(null)
+        )
+        gaps = [value - other for value, other in zip(values, chance, strict=True)]
+        seeds = tuple(float(each.mean()) for each in gaps)
+        lowest, width = (-null, 1.0) if isinstance(null, int | float) else (-1.0, 2.0)  # of a gap
+        inside = (torch.cat(gaps) - lowest) / width
+        variance = inside.var(correction=0)[None]
+        low, high = (
+            lowest + width * float(end) for end in share_interval(inside.mean()[None], len(inside), variance)
+        )
+        centre = float(torch.cat(gaps).mean())
+        return cls(centre, low, high, len(inside), over, float(torch.cat(chance).mean()), seeds, about)
 
 
 def _by_seed(values: Sequence[float] | Tensor | Sequence[Tensor]) -> list[Float[Tensor, "_"]]:

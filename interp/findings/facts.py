@@ -178,9 +178,8 @@ def _scores(setting: Setting, score: str, editor: str = "rome") -> list[Tensor]:
 def edited(setting: Setting, score: str) -> Measured:
     """A score of the edits, minus the same before them."""
     about = f"layer {_edit_layer(setting)}"
-    return Measured.mean(
-        _scores(setting, score), "edits", null=_scores(setting, score, "original"), about=about
-    )
+    before = _scores(setting, score, "original")
+    return Measured.share(_scores(setting, score), over="edits", null=before, about=about)
 
 
 def keeps_language(setting: Setting) -> Measured:
