@@ -115,10 +115,21 @@ def test_a_share_has_clopper_and_pearsons_interval(hits: int, n: int) -> None:
     assert share.value == pytest.approx(hits / n - 0.1)
     truths = torch.arange(n) < hits
     of_seeds = Measured.share(list(truths.tensor_split(3)), over="rows", null=0.1)
-    assert (of_seeds.low, of_seeds.high, of_seeds.n) == (share.low, share.high, n)
+    assert (of_seeds.low, of_seeds.high) == pytest.approx((share.low, share.high), abs=1e-12)
+    assert of_seeds.n == n
     np.testing.assert_allclose(
         of_seeds.seeds, [float(part.double().mean()) - 0.1 for part in truths.tensor_split(3)]
     )
+
+
+def test_the_interval_of_a_share_minus_its_cases_own_null_holds_it_in_95_of_100() -> None:
+    generator = torch.Generator().manual_seed(3)
+    draws, inside = 400, 0
+    for _ in range(draws):
+        after, before = (torch.rand(36, generator=generator) < share for share in (0.7, 0.2))
+        found = Measured.share(list(after.split(12)), over="edits", null=list(before.split(12)))
+        inside += found.low <= 0.5 <= found.high
+    assert stats.binomtest(inside, draws, 0.95, alternative="less").pvalue > 1e-3
 
 
 def test_a_correlation_is_spearmans_with_ties_too() -> None:
