@@ -603,6 +603,5 @@ def test_claims_are_listed_without_a_model(capsys: pytest.CaptureFixture[str]) -
     assert main(["findings", "nowhere", "--only", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines[::2]] == list(interp.findings.CLAIMS)
-    assert error_of(capsys, "findings", "--only", "list", "--claims", "induction").startswith(
-        "unknown claim 'induction'"
-    )
+    error = error_of(capsys, "findings", "--only", "list", "--claims", "induction")
+    assert error.startswith("error: unknown claim 'induction'; nearest: induction-heads")

@@ -56,7 +56,7 @@ class FindingsCommand(ModelCommand):
         for row in rows(setting, names):
             found.append(row)
             print("\n".join(_lines(row)), flush=True)
-        result = as_result(found)
+        result = as_result(found, setting.model)
         counts = result.verdict.to_series().value_counts()
         print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
         if self.out is not None:

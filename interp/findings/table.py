@@ -14,11 +14,14 @@ import torch
 from interp.core.boundary import public
 from interp.core.kinds import PositiveCount
 from interp.core.results import labelled
+from interp.core.stats import all_finite
 from interp.core.wording import nearest
 from interp.findings import facts, heads, relations, sentences, texts
 from interp.findings.claim import Claim, Measured, Verdict, verdict
 from interp.findings.setting import FEWEST_PROMPTS, SEEDS, Setting, paragraphs
 from interp.hooked import HookedTransformer
+from interp.passes.question import NotFiniteError
+from interp.runs.provenance import with_origin
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -88,6 +91,7 @@ def findings(
     Raises:
         KeyError: a claim that is not in the table.
         ValueError: no claims, fewer than 12 prompts, or fewer than 8 texts.
+        NotFiniteError: weights that are NaN or infinite.
 
     Caveats:
         A claim that holds was not refuted by these prompts. One that does not hold may hold for others: a region is an
@@ -106,7 +110,7 @@ def findings(
         'holds'
     """
     names = list(CLAIMS) if claims is None else list(claims)
-    return as_result(list(rows(setting_of(model, names, prompts, texts), names)))
+    return as_result(list(rows(setting_of(model, names, prompts, texts), names)), model)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -125,10 +129,12 @@ def setting_of(
     check_names(names)
     if prompts < FEWEST_PROMPTS:
         raise ValueError(f"prompts must be {FEWEST_PROMPTS} or more, got {prompts}")
+    if not all_finite(model.transformer.parameters()):
+        raise NotFiniteError(f"the weights of {model.name} are not all finite: nothing can be told of it")
     return Setting(model, prompts, paragraphs() if texts is None else tuple(texts))
 
 
-def as_result(found: Sequence[Row]) -> xr.Dataset:
+def as_result(found: Sequence[Row], model: HookedTransformer) -> xr.Dataset:
     """Lines of the table as the labelled result that `findings` describes."""
     given = [row.measured for row in found]
     numbers = {
@@ -151,7 +157,7 @@ def as_result(found: Sequence[Row]) -> xr.Dataset:
         "verdict": [row.verdict for row in found],
         "about": [row.why if one is None else one.about for row, one in zip(found, given, strict=True)],
     }
-    return labelled(
+    result = labelled(
         "findings",
         {
             **{name: (("claim",), torch.tensor(each, dtype=torch.float64)) for name, each in numbers.items()},
@@ -169,3 +175,4 @@ def as_result(found: Sequence[Row]) -> xr.Dataset:
             "interval lies outside",
         },
     )  # fmt: skip
+    return with_origin(result, model.transformer)
