@@ -67,16 +67,16 @@ class FindingsCommand(ModelCommand):
 
 def _lines(row: "Row") -> list[str]:
     """A claim, and what came of it."""
-    from interp.views.writing import number
+    from interp.views.writing import short
 
     claim, seen = row.claim, row.measured
     head = f"{row.verdict.upper():<15} {row.name}: {claim.text}"
     if seen is None:
         return [head, f"    {shorten(row.why, 200)}"]
     about = f"; {seen.about}" if seen.about else ""
-    ends = f"{number(seen.value)} [{number(seen.low)}, {number(seen.high)}]"
+    ends = f"{short(seen.value)} [{short(seen.low)}, {short(seen.high)}]"
     return [
         head,
-        f"    {claim.measured}, above {claim.null} ({number(seen.null)}): {ends} {claim.unit}, {claim.region} is asked",
+        f"    {claim.measured}, above {claim.null} ({short(seen.null)}): {ends} {claim.unit}, {claim.region} is asked",
         f"    n = {seen.n} {seen.over}{about}; {row.seconds:.0f} s. {claim.source}",
     ]

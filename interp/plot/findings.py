@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.results import check_result
 from interp.plot.canvas import axes
-from interp.views.writing import number
+from interp.views.writing import short
 
 COLOURS = {"holds": "C0", "does not hold": "C3", "cannot be told": "0.55"}
 """Of each verdict."""
@@ -46,7 +46,7 @@ def findings(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
                 ax.plot(ends, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             marker = "o" if abs(value) <= FARTHEST else ">" if value > 0 else "<"
             ax.plot(np.clip(value, -FARTHEST, FARTHEST), y, marker, color=colour, markersize=5, clip_on=False)
-            text = f"{number(float(one['value']))} {one.unit.item()}"
+            text = f"{short(float(one['value']), 2)} {one.unit.item()}"
         else:
             text = "cannot be asked"
         ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=colour)
