@@ -238,7 +238,7 @@ def test_a_site_or_a_change_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"reads 7 numbers per position, the site has shape \[3, 9, 24\]"):
         observe(build("gpt2"), BATCH, [sae.read(STREAM)])
     edit = Edit(STREAM, random_sae(ReLU()).on_features(lambda features: features[..., :3]))
-    with pytest.raises(RuntimeError, match=r"features of shape \[3, 9, 40\], got \[3, 9, 3\]"):
+    with pytest.raises(RuntimeError, match=r"features of shape \[3, 9, 40\], got .* shape \[3, 9, 3\]"):
         value(STREAM, edit)
 
 
