@@ -111,11 +111,7 @@ class Measured:
             2.0
         """
         by_seed = _by_seed(values)
-        nulls = (
-            [torch.full_like(each, null) for each in by_seed]
-            if isinstance(null, int | float)
-            else _by_seed(null)
-        )
+        nulls = _nulls(null, by_seed)
         if [*map(len, by_seed)] != [*map(len, nulls)]:
             raise ValueError(
                 f"{len(torch.cat(by_seed))} {over} gave a number, {len(torch.cat(nulls))} their null"
@@ -138,7 +134,7 @@ class Measured:
         n: int | None = None,
         over: str = "",
         *,
-        null: float | Sequence[Tensor] = 0.0,
+        null: int | float | Sequence[Tensor] = 0.0,
         about: str = "",
     ) -> Measured:
         """A share of independent cases minus its null, with the interval of `share_interval`.
@@ -161,11 +157,7 @@ class Measured:
             low, high = (float(end) - null for end in share_interval(mean, n))
             return cls(float(mean) - null, low, high, n, over, null, (), about)
         values = _by_seed(hits)
-        chance = (
-            [torch.full_like(each, null) for each in values]
-            if isinstance(null, int | float)
-            else _by_seed(null)
-        )
+        chance = _nulls(null, values)
         gaps = [value - other for value, other in zip(values, chance, strict=True)]
         seeds = tuple(float(each.mean()) for each in gaps)
         lowest, width = (-null, 1.0) if isinstance(null, int | float) else (-1.0, 2.0)  # of a gap
@@ -183,6 +175,15 @@ def _by_seed(values: Sequence[float] | Tensor | Sequence[Tensor]) -> list[Float[
     if isinstance(values, Tensor) or not isinstance(values[0], Tensor):
         return [torch.as_tensor(values, dtype=torch.float64).cpu()]
     return [_number(value) for value in values if isinstance(value, Tensor)]
+
+
+def _nulls(
+    null: int | float | Sequence[Tensor], values: Sequence[Float[Tensor, "_"]]
+) -> list[Float[Tensor, "_"]]:
+    """What is subtracted from the values of each seed."""
+    return (
+        [torch.full_like(each, null) for each in values] if isinstance(null, int | float) else _by_seed(null)
+    )
 
 
 def _number(value: Shaped[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -155,9 +155,7 @@ def _feeder(setting: Setting) -> tuple[Head, list[Head]]:
             metric=logit_difference(answer.tolist(), wrong.tolist()), each=False,
         )
     )  # fmt: skip
-    part = found.sort_values("value").part.iloc[0]
-    layer, index = part[1:].split("H")
-    return Head(int(layer), int(index)), induction
+    return Head.of(found.sort_values("value").part.iloc[0]), induction
 
 
 def _interrupted(setting: Setting) -> tuple[Batch, Batch, Tensor, Tensor]:

@@ -94,14 +94,13 @@ def _steered(setting: Setting, towards: str, away: str, seed: int) -> tuple[Tens
         site = f"blocks.{layer}.hook_resid_post"
         found = steering(setting.model, prompts[towards], prompts[away], site=site, test_share=0.0)
         direction = torch.from_numpy(found.directions.values.reshape(-1).copy()).to(network.dtype)
-        batch = setting.model.text.batch([TRAINED_PHRASINGS[away][0].format(subject=name) for name in asked])
+        questions = [TRAINED_PHRASINGS[away][0].format(subject=name) for name in asked]
+        batch = setting.model.text.batch(questions)
         answers = [
             torch.tensor(
                 [
-                    setting.next_id(
-                        TRAINED_PHRASINGS[away][0].format(subject=name), f" {by_subject[kind][name]}"
-                    )
-                    for name in asked
+                    setting.next_id(question, f" {by_subject[kind][name]}")
+                    for question, name in zip(questions, asked, strict=True)
                 ]
             )
             for kind in (towards, away)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal import ablate, batches
@@ -16,7 +14,7 @@ from interp.findings.setting import CHOOSERS, CHOOSING, Head, Setting
 from interp.model.edits import Zero
 from interp.passes.metrics import logit_difference
 from interp.residual import attribute
-from interp.tasks import GreaterThan, TaskPairs
+from interp.tasks import GreaterThan
 
 
 def answers(setting: Setting) -> Measured:
@@ -32,46 +30,40 @@ def answers(setting: Setting) -> Measured:
     return Measured.share(setting.by_seed(right), over="sentences", null=0.5)
 
 
-@dataclass(frozen=True, eq=False)
-class Written:
-    """What the head that writes most of the answer does in some sentences."""
-
-    receiver: Float[Tensor, "n"]
-    """What it adds to the receiver's logit, minus the vocabulary's mean."""
-    giver: Float[Tensor, "n"]
-    """The same of the giver."""
-
-
 def writer(setting: Setting) -> Head:
     """The head that adds most to the receiver's logit minus the giver's, on rows that do not count."""
+    return setting.shared("writer", _writer)
+
+
+def _writer(setting: Setting) -> Head:
     batch, _ = batches(setting.model, setting.sentences(CHOOSERS, CHOOSING))
     found = attribute(setting.model, batch, parts="head")["value"].mean("prompt")
     heads = [part for part in found.part.values if "H" in part]
-    best = heads[int(np.argmax(found.sel(part=heads).values))]
-    layer, index = best[1:].split("H")
-    return Head(int(layer), int(index))
-
-
-def written(setting: Setting, head: Head, pairs: TaskPairs) -> Written:
-    """What a head adds to both names' logits."""
-    batch, _ = batches(setting.model, pairs)
-    assert batch.answer is not None and batch.wrong is not None
-    mean = setting.model.W_U.mean(1)
-    both = []
-    for names in (batch.answer, batch.wrong):
-        directions = setting.model.W_U[:, names].mT - mean
-        found = attribute(setting.model, batch, directions, parts="head")["value"].sel(part=head.part)
-        both.append(torch.from_numpy(found.values.copy()).double())
-    return Written(*both)
+    return Head.of(heads[int(np.argmax(found.sel(part=heads).values))])
 
 
 def raises(setting: Setting) -> Measured:
     """By how much more the writer of the answer raises the receiver than it lowers the giver."""
+    return setting.shared("raises", _raises)
+
+
+def _raises(setting: Setting) -> Measured:
     head = writer(setting)
+    unembed = setting.model.W_U
+    mean = unembed.mean(1)
 
     def more(rows: int, seed: int) -> Tensor:
-        found = written(setting, head, setting.sentences(rows, seed))
-        return found.receiver + found.giver
+        batch, _ = batches(setting.model, setting.sentences(rows, seed))
+        assert batch.answer is not None and batch.wrong is not None
+        receiver, giver = (
+            attribute(setting.model, batch, unembed[:, names].mT - mean, parts="head")["value"].sel(
+                part=head.part
+            )
+            for names in (batch.answer, batch.wrong)
+        )
+        return (
+            torch.from_numpy(receiver.values.copy()).double() + torch.from_numpy(giver.values.copy()).double()
+        )
 
     return Measured.mean(setting.by_seed(more), "sentences", about=head.part)
 

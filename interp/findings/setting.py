@@ -21,6 +21,7 @@ from interp.data.batch import Batch
 from interp.data.tokenizers import Tokenizer
 from interp.hooked import HookedTransformer
 from interp.model.edits import Edit
+from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.passes.observe import observe
 from interp.tasks import FactPrompt, IndirectObjects, RepeatedTokens, TaskPairs, fact_prompts
@@ -66,6 +67,13 @@ class Head:
     def part(self) -> str:
         """Its name, such as L5H3."""
         return f"L{self.layer}H{self.index}"
+
+    @classmethod
+    def of(cls, name: str) -> Head:
+        """The head of a name."""
+        part = Part.of(name)
+        assert part.layer is not None and part.index is not None
+        return cls(part.layer, part.index)
 
 
 @dataclass(frozen=True, eq=False)
