@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.factored import FactoredMatrix
 from interp.core.kinds import listed
 from interp.core.results import labelled
+from interp.core.transfers import to_host
 from interp.data.batch import Answers
 from interp.data.text import Text
 from interp.model.parts import Part, PartName, as_parts
@@ -189,7 +190,7 @@ def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], questi
         _centred_circuit(circuits, question.kind, head).top_entries(question.top, largest=question.largest)
         for head in heads
     ]
-    value, rows, columns = (torch.stack(by_head) for by_head in zip(*entries, strict=True))
+    value, rows, columns = _stacked(entries)
     row, column = SIDES[question.kind]
     dims, unit = ("part", "rank"), units(circuits.config)[question.kind]
     return labelled(
@@ -214,7 +215,7 @@ def _skip_trigrams(
     question: SkipTrigrams,
 ) -> xr.Dataset:
     trigrams = [_head_trigrams(circuits, head, sources, question) for head in heads]
-    qk, destination, source, ov, output = (torch.stack(by_head) for by_head in zip(*trigrams, strict=True))
+    qk, destination, source, ov, output = _stacked(trigrams)
     pairs = ("part", "pair")
     cells = (*pairs, "rank")
     return labelled(
@@ -247,8 +248,13 @@ def _head_trigrams(
             columns.flatten(),
             source_ids.repeat_interleave(question.top),
         )
-    rises, output = ov.rows(source).row_top(question.outputs)
+    rises, output = FactoredMatrix(ov.A[source], ov.B).row_top(question.outputs)
     return scores, destination, source, rises, output
+
+
+def _stacked(by_head: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """What each head has, stacked over heads; all on the host, in one copy."""
+    return list(to_host({i: torch.stack(each) for i, each in enumerate(zip(*by_head, strict=True))}).values())
 
 
 def _centred_circuit(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
