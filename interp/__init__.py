@@ -3,7 +3,7 @@
     import interp
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     interp.heads(model)
-    interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+    interp.attribute(model, "When Mary and John went to the store, John gave a drink to", " Mary", " John")
 
 Here stand the names of a first day. Everything else lives one level down, by question, and is there without an import:
 

@@ -86,7 +86,7 @@ class OutputLens(Question):
         `interp.attribute`: the logit of one answer, split over all parts. `logit_lens`: what a whole state says.
 
     Example:
-        >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
+        >>> found = output_lens(model, "When Mary and John went to the store, John gave a drink to", "L2H3")
         >>> words = found.top_word.values[0, -1]
     """
 

@@ -149,7 +149,7 @@ class Attribute(Question):
         `ablate`, `patch`: total effects of a part. `logit_lens`: logits of the stream between the blocks.
 
     Example:
-        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+        >>> interp.attribute(model, "When Mary and John went to the store, John gave a drink to", " Mary", " John")
         >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), parts="neuron", top=10, pos=3)
     """
 
