@@ -1,19 +1,20 @@
-"""Attention-only models as sums of paths: the direct path, single heads, virtual heads; and the loss by order.
+"""Models as sums of paths: the direct path, single heads, virtual heads, what MLPs add; and the loss by order.
 
 With its attention pattern A frozen, a head is the linear map A (x) W_V W_O: A mixes positions, W_V W_O maps vectors. A
 norm with a frozen scale is affine. So the logits are a sum over paths through the heads; order k is the sum of all
-paths through exactly k heads. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+paths through exactly k heads. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits". What an MLP adds
+to the stream is no linear map of it: it is taken as the pass has it, and paths begin there as they do at the embedding.
 
 With frozen patterns only V-composition appears as paths. A head that another one's queries or keys read (the
 previous-token head of an induction circuit) acts on that head's pattern, and is not a path of its own.
 
-Tensors by order have the orders on their first axis. Each head applies its constants (b_V, b_O, betas) to order 0, and
-only its linear part to every other order.
+Tensors by order have the orders on their first axis, those of paths from the embedding before those of paths from MLPs.
+Each head applies its constants (b_V, b_O, betas) to the first of them, and only its linear part to every other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -45,7 +46,15 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
 from interp.passes.answer_tokens import by_answer_token
-from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
+from interp.passes.frozen import (
+    FrozenNorm,
+    final_norm,
+    input_norm,
+    output_norm,
+    output_scale,
+    sum_norm,
+    sum_scale,
+)
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, Question, Reading
 from interp.residual.decomposition import (
@@ -63,15 +72,13 @@ from interp.weights.head_circuits import HeadCircuits, as_circuits
 if TYPE_CHECKING:
     import xarray as xr
 
-_FROZEN = "patterns and norm scales"
-_GIVEN = ("attn.hook_pattern", "ln1.hook_scale", "ln1_post.hook_scale")
 _Z = "attn.hook_z"
 _RECORDED = (
     "hook_q_input", "hook_k_input", "attn.hook_q", "attn.hook_k", "attn.q_norm", "attn.k_norm", "attn.hook_rot",
     "attn.hook_smeared_k", "attn.hook_attn_scores", "attn.hook_first_pattern", "attn.hook_pattern", "ln1.hook_scale",
-    "ln1_post.hook_scale",
+    "ln1_post.hook_scale", "hook_mlp_in", "mlp.", "ln2", "hook_mlp_out", "hook_mlp_before", "mlp_before.", "ln0",
 )  # fmt: skip
-"""Prefixes of the sites of a block at which an edit acts through the recorded patterns and norm scales only."""
+"""Prefixes of the sites of a block at which an edit acts through what is recorded only: patterns, norm scales, MLPs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +87,9 @@ class Paths(Question):
 
     Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single
     heads `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual
-    heads `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of
-    more than two layers end in one `remainder`, all longer paths.
+    heads `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. In models
+    with MLPs also what each MLP adds, `L0.mlp`, and heads on that, `L0.mlp>L1H2`. Where paths may be longer, all longer
+    ones together are the `remainder`.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -92,7 +100,7 @@ class Paths(Question):
 
     Returns:
         Dataset over `prompt` and `path`, in logits (before a soft cap). The coordinate `order` counts heads (-1: the
-        remainder).
+        remainder); `mlps` says 1 where a path begins at an MLP, 0 elsewhere (-1: the remainder).
 
         - `value` [prompt, path]: what each path adds.
         - `total` [prompt]: the model's own number.
@@ -105,13 +113,14 @@ class Paths(Question):
         IncompleteSumError: the sum fails.
 
     Caveat:
-        Patterns are frozen, so Q- and K-composition is credited to no path.
+        Patterns are frozen, so Q- and K-composition is credited to no path. So are the outputs of MLPs: what a head
+        wrote and an MLP answered to is the MLP's. `attribution_graph` follows it through the neurons.
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", path expansion.
 
     See Also:
-        `orders`: all paths of one length together. `attribute`: models with MLPs, heads only.
+        `orders`: all paths of one length together. `attribute`: each part by itself.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -146,7 +155,8 @@ class Orders(Question):
     The sum up to order k is the logits of run k + 1 of Elhage et al.'s (2021) term-importance reruns: run 1 adds
     nothing to the stream, every later run adds what each layer's attention computed in the run before. So beta W_U +
     b_U (and, in post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of
-    order 1.
+    order 1. What MLPs add is of order 0, too, as it was in the pass: an order counts heads after the embedding or an
+    MLP.
 
     Args:
         data: prompts, token ids, a batch, files or a stream. Every logit of every order is kept: for prompts in
@@ -161,8 +171,9 @@ class Orders(Question):
         `attrs["completeness_error"]` says by how much they miss, relative.
 
     Raises:
-        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits, and edits under which
-            the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
+        ValueError: models with cross-attention or a masked-LM head, without logits, or with mixers that are no patterns
+            on values, and edits under which the model is no sum of paths (`Zero` and `Scale` of heads, and changes of
+            patterns and of what MLPs do, are fine).
         IncompleteSumError: the sum fails.
 
     See Also:
@@ -186,9 +197,10 @@ class Orders(Question):
 
 @dataclass(frozen=True)
 class TermImportance(Question):
-    """Loss of an attention-only model by order of terms: how much each order, and each layer's heads, lower it.
+    """Loss by order of terms: how much each order of paths through heads, and each layer's heads, lower it.
 
-    Patterns stay those of the whole model: the effect of heads on patterns counts for no term.
+    Patterns stay those of the whole model, and so does what MLPs add, which is of order 0: the effect of heads on
+    patterns and on MLPs counts for no term.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
@@ -358,7 +370,7 @@ def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) 
         {"value": (("prompt", "order", "pos", "vocab"), merged.rows["value"])},
         coords={"order": range(config.n_layers + 1), "token": text.token_words(merged.rows["token"])},
         units=_unit(config),
-        attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
+        attrs={"frozen": _frozen_words(config), "completeness_error": float(merged.rows["error"].max())},
         notes=_half_precision_notes(merged.rows),
     )
 
@@ -418,7 +430,7 @@ def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Datase
         },
         others={"terms": (("term",), torch.tensor(counts + [float(h)] * n, dtype=torch.float64))},
         attrs={
-            "frozen": _FROZEN, "interval": "95 % over rows", "rows": merged.moments["loss"].n,
+            "frozen": _frozen_words(config), "interval": "95 % over rows", "rows": merged.moments["loss"].n,
             "null": "loss: a uniform guess; reductions: 0",
         },
     )  # fmt: skip
@@ -468,7 +480,11 @@ def _path_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str,
     }
 
 
-def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
+PathKey = tuple[int | str, ...]
+"""The layers of a path's heads; one that begins at an MLP begins with its sublayer and layer, as in `L0.mlp`."""
+
+
+def path_logits(frozen: Frozen, end: Readings) -> dict[PathKey, Float[Tensor, "b c"]]:
     """Contribution of every path to a number that is linear in the final stream, by the layers of the path's heads.
 
     The linear map is carried back through the frozen blocks, from the last to the first.
@@ -479,28 +495,31 @@ def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Te
 
     Returns:
         Contributions [b, c]. Key (): direct path, constant. (l,): heads, b_O. (l1, l2): for each head of l2, heads and
-        b_O of l1. (-1,), in models of more than two layers: the remainder.
+        b_O of l1. ("L0.mlp",): what the MLP adds. ("L0.mlp", l): heads on that. (-1,): the remainder, if there is one.
     """
-    by_layers: dict[tuple[int, ...], Tensor] = {}
+    by_layers: dict[PathKey, Tensor] = {}
     later: dict[int, Readings] = {}
-    remainder = end.of(frozen.orders[3:].sum(0)) if len(frozen.layers) > 2 else None
+    remainder = end.of(frozen.longer) if (-1,) in _path_blocks(frozen.model.config) else None
     constant = end.of_constant(end.direction.new_zeros(end.direction.shape[-1]))
-    for index in reversed(range(len(frozen.layers))):
-        layer = frozen.layers[index]
-        if layer.sum.beta is not None:
-            constant = constant + end.of_constant(layer.sum.beta)
-        end = end.before(layer.sum)
-        later = {at: heads.before(layer.sum) for at, heads in later.items()}
-        z = layer.mixed(frozen.direct[index][None])[0]
-        by_layers[(index,)] = _head_readings(layer, z, end)
-        by_layers |= {(index, at): _head_readings(layer, z, heads) for at, heads in later.items()}
-        later[index] = end.before(layer.output).through_heads(layer)
+    for step in reversed(frozen.steps):
+        if step.sum.beta is not None:
+            constant = constant + end.of_constant(step.sum.beta)
+        end = end.before(step.sum)
+        later = {at: heads.before(step.sum) for at, heads in later.items()}
+        if isinstance(step, Written):
+            by_layers[(step.name,)] = end.of(step.value)
+            by_layers |= {(step.name, at): heads.of(step.value) for at, heads in later.items()}
+            continue
+        z = step.mixed(frozen.direct[step.index][None])[0]
+        by_layers[(step.index,)] = _head_readings(step, z, end)
+        by_layers |= {(step.index, at): _head_readings(step, z, heads) for at, heads in later.items()}
+        later[step.index] = end.before(step.output).through_heads(step)
     by_layers[()] = torch.cat((end.of(frozen.start), constant), 1)
     return by_layers if remainder is None else by_layers | {(-1,): remainder}
 
 
 def _head_readings(
-    layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings
+    layer: FrozenAttention, z: Float[Tensor, "b p h e"], readings: Readings
 ) -> Float[Tensor, "b n"]:
     """Contributions of each head's z and, last, of b_O, to the numbers read off the stream after the block."""
     inner = readings.before(layer.output)
@@ -510,33 +529,72 @@ def _head_readings(
     return torch.cat((inner.of_heads(z, layer.weights.W_O), bias[..., None]), -1).flatten(1)
 
 
-def _path_blocks(config: ModelConfig) -> Iterator[tuple[int, ...]]:
-    """The keys of `path_logits` (layers of the heads on a path), in the order of the result."""
+def _path_blocks(config: ModelConfig) -> list[PathKey]:
+    """The keys of `path_logits`, in the order of the result: by heads on the path, those from MLPs last."""
     layers = range(config.n_layers)
-    yield ()
-    yield from ((layer,) for layer in layers)
-    yield from ((first, second) for second in layers for first in range(second))
-    if config.n_layers > 2:
-        yield (-1,)
+    heads: list[PathKey] = [(layer,) for layer in layers]
+    virtual: list[PathKey] = [(first, second) for second in layers for first in range(second)]
+    written: list[PathKey] = []
+    after: list[PathKey] = []
+    for layer in layers:
+        for sublayer in _written_sublayers(config):
+            name = _written_name(layer, sublayer)
+            reading = range(layer if _precedes_attention(config, sublayer) else layer + 1, config.n_layers)
+            written.append((name,))
+            after += [(name, reader) for reader in reading]
+    longer = config.n_layers > 2 or any(sum(key[0] == first for key in after) > 1 for (first,) in written)
+    remainder: list[PathKey] = [(-1,)] if longer else []
+    return [(), *written, *heads, *after, *virtual, *remainder]
 
 
-def _block_paths(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
+def _written_sublayers(config: ModelConfig) -> tuple[str, ...]:
+    """The sublayers of a block whose outputs are taken as they are: its MLPs."""
+    return tuple(f"{name}_out" for name in config.mlps)
+
+
+def _written_name(layer: int, sublayer: str) -> str:
+    """The name of an MLP as a part, `L0.mlp`."""
+    return str(Part(sublayer.removesuffix("_out"), layer))
+
+
+def _precedes_attention(config: ModelConfig, sublayer: str) -> bool:
+    """Whether attention of the same block reads what this sublayer adds."""
+    return config.sublayers.index(sublayer) < config.sublayers.index("attn_out")
+
+
+def _block_paths(config: ModelConfig, key: PathKey) -> list[str]:
     """Names of the paths under one key of `path_logits`."""
     if key == ():
         return [path_name(), "constant"]
     if key == (-1,):
         return [REMAINDER]
-    writers = [*(Part("head", key[0], h) for h in range(config.n_heads)), Part("attn_bias", key[0])]
-    if len(key) == 1:
-        return [path_name(writer) for writer in writers]
-    readers = [Part("head", key[1], h) for h in range(config.n_heads)]
-    return [path_name(writer, reader) for reader in readers for writer in writers]
+    first, *rest = key
+    if isinstance(first, str):
+        origins = [Part.of(first)]
+    else:
+        origins = [*(Part("head", first, h) for h in range(config.n_heads)), Part("attn_bias", first)]
+    if not rest:
+        return [path_name(origin) for origin in origins]
+    (last,) = rest
+    assert isinstance(last, int)
+    readers = [Part("head", last, h) for h in range(config.n_heads)]
+    return [path_name(origin, reader) for reader in readers for origin in origins]
+
+
+def _heads_on(key: PathKey) -> int:
+    """How many heads a path has; -1 for the remainder."""
+    return -1 if key == (-1,) else sum(isinstance(each, int) for each in key)
+
+
+def _from_mlp(key: PathKey) -> int:
+    """Whether a path begins at an MLP, 1 or 0; -1 for the remainder."""
+    return -1 if key == (-1,) else sum(isinstance(each, str) for each in key)
 
 
 def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     grid = [(key, _block_paths(config, key)) for key in _path_blocks(config)]
-    order = [-1 if key == (-1,) else len(key) for key, names in grid for _ in names]
+    order, mlps = ([of(key) for key, names in grid for _ in names] for of in (_heads_on, _from_mlp))
     rows = merged.rows
     return labelled(
         name,
@@ -545,11 +603,14 @@ def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset
             "total": (("prompt",), rows["total"]),
             "rounding": (("prompt",), rows["rounding"]),
         },
-        coords={"path": [path for _, names in grid for path in names], "order": (("path",), order)},
+        coords={
+            "path": [path for _, names in grid for path in names],
+            "order": (("path",), order), "mlps": (("path",), mlps),
+        },
         units=_unit(config),
-        attrs={"frozen": _FROZEN, "completeness_error": float(rows["error"].max())},
+        attrs={"frozen": _frozen_words(config), "completeness_error": float(rows["error"].max())},
         notes=_half_precision_notes(rows),
-    )
+    )  # fmt: skip
 
 
 # --- one pass as an affine map of its stream ------------------------------------------------------------------------
@@ -586,6 +647,15 @@ def _edited_pattern(
     return pattern * factors.movedim(1, 2)
 
 
+def _frozen_words(config: ModelConfig) -> str:
+    """What is held as it was in the pass, in words."""
+    return (
+        "patterns, norm scales and what MLPs add"
+        if _written_sublayers(config)
+        else "patterns and norm scales"
+    )
+
+
 def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
     """The reads of a pass that are needed to freeze it.
 
@@ -593,24 +663,26 @@ def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
         config: the model's configuration.
 
     Returns:
-        The reads: first stream, patterns, norm scales and final stream.
+        The reads: first stream, patterns, norm scales, what MLPs add, and final stream.
 
     Raises:
-        ValueError: a model that is not affine given patterns and norm scales (MLP, masked-LM head), that has
-            cross-attention, or that has no logits.
+        ValueError: a model that is not affine given these (masked-LM head), that has cross-attention, or that has no
+            logits.
     """
     _check_config(config)
-    given_sites = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}
-    return tuple(
-        Read(site)
-        for site in dict.fromkeys((first_stream(config), *sorted(given_sites), final_stream(config)))
-    )
+    sites = [first_stream(config)]
+    for layer in range(config.n_layers):
+        sites += [f"blocks.{layer}.attn.hook_pattern", f"blocks.{layer}.ln1.hook_scale"]
+        sites += [f"blocks.{layer}.hook_{sublayer}" for sublayer in _written_sublayers(config)]
+        sites += output_scale(config, layer, "attn_out")
+        sites += [site for sublayer in config.sublayers for site in sum_scale(config, layer, sublayer)]
+    known = set(names(config))
+    return tuple(Read(site) for site in dict.fromkeys((*sites, final_stream(config))) if site in known)
 
 
 def _check_config(config: ModelConfig) -> None:
-    """Raises a ValueError for a model whose logits are not affine in its stream, given patterns and norm scales."""
+    """Raises a ValueError for a model whose logits are not affine in its stream, given what `_frozen_words` says."""
     problem = {
-        "has an MLP": config.mlp is not None,
         "attends to the memory of an encoder": config.cross_attention,
         "has no logits": not config.unembed,
         "has a non-linear masked-LM head": config.mlm_head is not None,
@@ -618,14 +690,14 @@ def _check_config(config: ModelConfig) -> None:
     }
     if reasons := [what for what, is_so in problem.items() if is_so]:
         raise ValueError(
-            f"path expansion is exact for attention-only models with an unembedding; this one {reasons[0]}"
+            f"path expansion is exact for decoders and encoders with a plain unembedding; this model {reasons[0]}"
         )
     for trait in ("additive", "values"):
         require(trait, config.mixers, "path expansion")
 
 
 class Frozen:
-    """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
+    """A recorded pass: the stream entering the first block, every sublayer as an affine map, and the final stream."""
 
     def __init__(self, model: Transformer, trace: Trace, layout: Layout | None = None) -> None:
         """layout: positions and padding of the recorded rows; None: no padding."""
@@ -636,60 +708,91 @@ class Frozen:
         self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
         """The final stream as recorded, in the model's dtype."""
         self.ending = final_norm(model).of(upcast(self.final))
-        self.layers = tuple(
-            FrozenLayer(model, layer, seen, layout or Layout()) for layer in range(config.n_layers)
+        rows = layout or Layout()
+        self.steps: tuple[FrozenAttention | Written, ...] = tuple(
+            FrozenAttention(model, layer, seen, rows)
+            if name == "attn_out"
+            else Written.of(model, layer, name, seen)
+            for layer in range(config.n_layers)
+            for name in config.sublayers
         )
+        """The sublayers, in order."""
+
+    def _zeroth(self, *, written: bool) -> list[Float[Tensor, "b p d"]]:
+        """The stream that has passed no head, as it enters each attention; with what MLPs add, or without."""
+        stream, streams = self.start, []
+        for step in self.steps:
+            if isinstance(step, FrozenAttention):
+                streams.append(stream)
+            elif written:
+                stream = stream + step.value
+            stream = step.sum.split(stream[None], 0)[0]
+        return streams
 
     @cached_property
-    def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
-        """Order-0 streams: the one that enters each block, and last the final one."""
-        streams = [self.start]
-        for layer in self.layers:
-            streams.append(layer.sum.split(streams[-1][None], 0)[0])
-        return tuple(streams)
+    def direct(self) -> list[Float[Tensor, "b p d"]]:
+        """What of the embedding's stream, constants included, enters each attention without passing anything."""
+        return self._zeroth(written=False)
 
     @cached_property
     def again(self) -> Float[Tensor, "b p d"]:
-        """The final stream computed again from the recorded start, patterns and scales, in float32 at least."""
+        """The final stream computed again from what was recorded, in float32 at least."""
         stream = self.start
-        for layer in self.layers:
-            stream = layer.sum.split((stream + layer.added(layer.mixed(stream[None]))[0])[None], 0)[0]
+        for step in self.steps:
+            more = step.value if isinstance(step, Written) else step.added(step.mixed(stream[None]))[0]
+            stream = step.sum.split((stream + more)[None], 0)[0]
         return stream
 
     def check(self, what: str) -> None:
         """Raises an IncompleteSumError unless orders sum to `again`, and `again` equals the recorded final stream.
 
         The first sum is checked in float32 at least, whatever the model's dtype, so that a missing term is found. The
-        second check allows for the rounding of the pass: each block rounds six times (normed stream, values, z, output,
-        its norm, sum), each time relative to the vector that it rounds.
+        second check allows for the rounding of the pass: attention rounds six times (normed stream, values, z, output,
+        its norm, sum), an MLP's addition twice (sum, its norm), each time relative to the vector that it rounds.
         """
         size, dtype, final = self.size, self.model.dtype, upcast(self.final)
         check_sum(self.orders, self.again, what, size=size)
-        allowed = EPS[dtype] / EPS[final.dtype] * bound(6 * len(self.layers), size, final.dtype)
+        roundings = sum(2 if isinstance(step, Written) else 6 for step in self.steps)
+        allowed = EPS[dtype] / EPS[final.dtype] * bound(roundings, size, final.dtype)
         check_missed((self.again - final).abs(), allowed, size, what)
 
     @property
     def orders(self) -> Float[Tensor, "order b p d"]:
         """The final stream by order, 0 to n_layers."""
-        return self._orders[0]
+        return self._orders[0].sum(0)
+
+    @property
+    def longer(self) -> Float[Tensor, "b p d"]:
+        """What of the final stream passed more than two parts: three heads, or two after an MLP."""
+        by_origin = self._orders[0]
+        return torch.stack([each[3 - i :].sum(0) for i, each in enumerate(by_origin)]).sum(0)
 
     @property
     def size(self) -> Float[Tensor, "b p d"]:
         """Sum of the absolute terms of the orders: the size that their rounding is relative to.
 
         It may be much larger than the orders themselves, where heads cancel. A term is one element of a head's z W_O,
-        bounded by sum_j |a_ij| |v_j| times the length of a column of W_O.
+        bounded by sum_j |a_ij| |v_j| times the length of a column of W_O, or of what an MLP adds.
         """
         return self._orders[1]
 
     @cached_property
-    def _orders(self) -> tuple[Float[Tensor, "order b p d"], Float[Tensor, "b p d"]]:
-        stack, size = self.start[None], self.start.abs()
-        for layer in self.layers:
-            values = layer.values(stack)
-            more, zero = layer.added(layer.mix(values)), torch.zeros_like(stack[:1])
-            size = layer.sum.size(size + layer.size(values))
-            stack = layer.sum.split(torch.cat((stack, zero)) + torch.cat((zero, more)), 0)
+    def _orders(self) -> tuple[Float[Tensor, "origin order b p d"], Float[Tensor, "b p d"]]:
+        """The final stream by origin (embedding; MLPs, if there are any) and order, and the size of its terms."""
+        origins = 1 + bool(_written_sublayers(self.model.config))
+        stack, size = self.start.new_zeros(origins, 1, *self.start.shape), self.start.abs()
+        stack[0, 0] = self.start
+        for step in self.steps:
+            if isinstance(step, Written):
+                stack[1, 0] += step.value
+                size = step.sum.size(size + step.value.abs())
+            else:
+                values = step.values(stack.flatten(0, 1))
+                more = step.added(step.mix(values)).unflatten(0, stack.shape[:2])
+                zero = torch.zeros_like(stack[:, :1])
+                size = step.sum.size(size + step.size(values))
+                stack = torch.cat((stack, zero), 1) + torch.cat((zero, more), 1)
+            stack = step.sum.split(stack.flatten(0, 1), 0).unflatten(0, stack.shape[:2])
         return stack, size
 
     @property
@@ -702,9 +805,11 @@ class Frozen:
     def first_order(self) -> Float[Tensor, "l b p d"]:
         """Order 1 of the final stream, split by the layer whose heads wrote it (b_O included)."""
         streams: list[Tensor] = []
-        for layer, x in zip(self.layers, self.direct[:-1], strict=True):
-            new = layer.added(layer.mixed(x[None]))[0]
-            streams = [layer.sum.through(old) for old in (*streams, new)]
+        entering = iter(self._zeroth(written=True))
+        for step in self.steps:
+            if isinstance(step, FrozenAttention):
+                streams.append(step.added(step.mixed(next(entering)[None]))[0])
+            streams = [step.sum.through(old) for old in streams]
         return torch.stack(streams) if streams else self.start[None][:0]
 
     def logits(self, stream: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
@@ -727,10 +832,27 @@ class Frozen:
         return total * self.model.config.logit_scale
 
 
-class FrozenLayer:
-    """One block as an affine map: the addition of its heads to a stream, and the norm of the sum."""
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What an MLP added to the stream in the pass, and the norm of the sum."""
+
+    name: str
+    """`L0.mlp`."""
+    value: Float[Tensor, "b p d"]
+    sum: FrozenNorm
+
+    @classmethod
+    def of(cls, model: Transformer, layer: int, sublayer: str, seen: Mapping[str, Tensor]) -> Written:
+        """The addition of one sublayer of a recorded pass."""
+        value = seen[f"blocks.{layer}.hook_{sublayer}"]
+        return cls(_written_name(layer, sublayer), value, sum_norm(model, layer, sublayer).recorded(seen))
+
+
+class FrozenAttention:
+    """One attention as an affine map: the addition of its heads to a stream, and the norm of the sum."""
 
     def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor], layout: Layout) -> None:
+        self.index = layer
         weights = Weights(model)
         self.pattern: Float[Tensor, "b h q k"] = _edited_pattern(
             seen[f"blocks.{layer}.attn.hook_pattern"], model, layer, layout
@@ -809,7 +931,7 @@ class Readings:
             weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")
         return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
 
-    def through_heads(self, layer: FrozenLayer) -> "Readings":
+    def through_heads(self, layer: FrozenAttention) -> "Readings":
         """The first number as a function of the stream that each head reads, `[b h]`, without constants."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
         assert w.W_V is not None

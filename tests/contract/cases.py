@@ -327,10 +327,10 @@ _RESIDUAL: dict[str, Case] = {
         for parts in ("layer", "sublayer", "head", "source", "neuron")
     },
     "Attribute elsewhere": Case(Attribute(pos=3), _PARTS),
-    "Paths": Case(Paths(), of("value", over="prompt path") | of("total", "rounding", over="prompt"), needs_no_mlp=True),
-    "Orders": Case(Orders(), of("value", over="prompt order pos vocab"), needs_no_mlp=True),
+    "Paths": Case(Paths(), of("value", over="prompt path") | of("total", "rounding", over="prompt")),
+    "Orders": Case(Orders(), of("value", over="prompt order pos vocab")),
     "TermImportance": Case(
-        TermImportance(), of(*_SCORE, over="term score") | of("terms", over="term"), needs_no_mlp=True
+        TermImportance(), of(*_SCORE, over="term score") | of("terms", over="term")
     ),
 }  # fmt: skip
 _ROUTES = of("value", over="prompt layer head query key")

@@ -432,8 +432,6 @@ OF_FILES = ("families.any_from_folder", "families.from_folder", "families.is_enc
 GIVEN = {"model", "circuits", "load", "hf_model"}
 """The arguments that models are given as."""
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("residual.orders", "residual.paths", "residual.term_importance"),
-                    "path expansion is exact for attention-only models with an unembedding; this one has an MLP"),
     "weights.superposition": "superposition is read off a plain MLP with biases",
 }  # fmt: skip
 """What a model like this is refused by, and the sentence."""
@@ -442,6 +440,7 @@ MOST = 480
 LARGER: Mapping[str, int] = {
     # the weights once more, in memory of their own
     **dict.fromkeys(("families.any_from_hf_model", "families.from_hf_model", "families.load_state"), 600),
+    "residual.orders": 900,  # logits of 31 orders, thrice while they are added up
     "causal.align": 800,  # a null: the model with all weights in random order
     # theirs have W_U and W_E apart, and every head's matrices
     "compat.from_hooked_transformer": 800, "compat.to_hooked_state": 900, "compat.load_hooked": 1400,

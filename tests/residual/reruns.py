@@ -1,11 +1,11 @@
-"""Small attention-only models, and literal reruns of them: the oracle of path expansion.
+"""Small models, and literal reruns of them: the oracle of path expansion.
 
-A rerun keeps patterns and norm scales as recorded and replaces what each layer's attention adds to the stream; so every
-term can be measured as a difference of two forward passes.
+A rerun keeps patterns and norm scales as recorded and replaces what each layer's attention adds to the stream; what
+MLPs add is given too, as recorded or 0. So every term can be measured as a difference of two forward passes.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,6 +40,12 @@ VARIANTS: dict[str, ModelConfig] = {
     "one-layer": replace(_ROTARY, n_layers=1),
     "three-layers": replace(_ROTARY, n_layers=3, n_heads=2, n_kv_heads=None),
     "three-layers-post": replace(_ROTARY, n_layers=3, n_heads=2, n_kv_heads=1, norm_place="post"),
+    **{
+        f"{name}-mlp": replace(CONFIGS[name], n_layers=layers)
+        for name, layers in (
+            ("gpt2", 2), ("gemma2", 3), ("parallel", 3), ("macaron", 2), ("post-norm", 3), ("granite-moe", 2),
+        )
+    },
 }  # fmt: skip
 BATCH = Batch(some_tokens(rows=2, n=8))
 
@@ -63,10 +69,19 @@ class Rerun:
         self.froze = [
             Edit(s, lambda x, kept=self.seen[s]: kept) for s in kept if not s.endswith("ln1_post.hook_scale")
         ]
+        self.mlps = {
+            f"L{i}.{mlp}": f"blocks.{i}.hook_{mlp}_out" for i in range(self.n) for mlp in config.mlps
+        }
+        self.written = observe(self.model, batch, [Read(site) for site in self.mlps.values()]).trace
         self.logits_site = "unembed.hook_uncapped" if config.logit_softcap else "unembed.hook_out"
 
-    def __call__(self, writes: Sequence[Tensor | None]) -> SimpleNamespace:
-        """Logits with these additions (None: 0), what each layer would have added, and each head's z W_O."""
+    def __call__(
+        self, writes: Sequence[Tensor | None], mlps: Collection[str] | None = None
+    ) -> SimpleNamespace:
+        """Logits with these additions (None: 0), what each layer would have added, and each head's z W_O.
+
+        mlps: those that add what they did; the others add 0. None: all.
+        """
         added: dict[int, Tensor] = {}
 
         def put(x: Tensor, layer: int) -> Tensor:
@@ -75,12 +90,18 @@ class Rerun:
             return torch.zeros_like(x) if given is None else given
 
         edits = [Edit(f"blocks.{i}.hook_attn_out", functools.partial(put, layer=i)) for i in range(self.n)]
+        adding = self.mlps if mlps is None else mlps
+        given = [
+            Edit(site, lambda x, kept=self.written[site], on=name in adding: kept * on)
+            for name, site in self.mlps.items()
+        ]
         scales = [e for i in range(self.n) for e in self.post_scale(i)]
         heads = [Read(f"blocks.{i}.attn.hook_result") for i in range(self.n)]
         run = observe(
-            self.model, self.batch, [Read(self.logits_site), *heads], [*self.froze, *scales, *edits]
+            self.model, self.batch, [Read(self.logits_site), *heads], [*self.froze, *scales, *given, *edits]
         )
         return SimpleNamespace(
+            mlps=mlps,
             logits=run.trace[self.logits_site],
             capped=run.output,
             added=[added[i] for i in range(self.n)],
@@ -93,7 +114,7 @@ class Rerun:
 
     def alone(self, layer: int, write: Tensor | None, base: SimpleNamespace) -> SimpleNamespace:
         """What one addition changes, in the logits and in every head, against the run without any."""
-        run = self([write if i == layer else None for i in range(self.n)])
+        run = self([write if i == layer else None for i in range(self.n)], base.mlps)
         heads = [h - b for h, b in zip(run.heads, base.heads, strict=True)]
         return SimpleNamespace(logits=run.logits - base.logits, heads=heads)
 

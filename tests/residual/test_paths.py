@@ -73,8 +73,15 @@ def test_the_orders_sum_to_the_models_own_logits(name: str) -> None:
 def measured(name: str, last: Tensor) -> dict[str, Tensor]:
     """Every direct, single and virtual term as differences of reruns; `last` picks the logits asked for."""
     rerun = Rerun(model(name))
-    base = rerun([None] * rerun.n)
+    base = rerun([None] * rerun.n, mlps=())
     found = {"order 0": (base.logits * last).sum((1, 2))}
+    for mlp in rerun.mlps:
+        run = rerun([None] * rerun.n, mlps=(mlp,))
+        found[mlp] = ((run.logits - base.logits) * last).sum((1, 2))
+        for reader in range(rerun.n):
+            for h, head in enumerate(run.heads[reader] - base.heads[reader]):
+                effect = rerun.alone(reader, rerun.as_added(reader, head), base)
+                found[f"{mlp}>L{reader}H{h}"] = (effect.logits * last).sum((1, 2))
     for first in range(rerun.n):
         writes = {f"L{first}H{h}": rerun.as_added(first, r) for h, r in enumerate(base.heads[first])}
         writes[f"L{first}.attn_bias"] = base.added[first] - sum(writes.values())  # type: ignore[call-overload]
@@ -104,12 +111,22 @@ def test_every_path_is_the_difference_of_two_literal_reruns(name: str) -> None:
     expected = measured(name, picked(wrong=True))
     found["order 0"] = found.pop("direct") + found.pop("constant")
     rest = found.pop("remainder", None)
-    assert found.keys() == expected.keys()
+    assert not found.keys() - expected.keys()
     for label, value in expected.items():
+        if label not in found:  # a head before an MLP reads nothing of it
+            assert ".mlp" in label and value.abs().max() == 0
+            continue
         assert (found[label] - value).abs().max() < 1e-10, label
+    orders_, heads = (
+        by_order(name),
+        {int(k): table.value.sel(path=table.order == k).sum("path") for k in (0, 1)},
+    )
+    for k, total in heads.items():  # the paths of 0 and of 1 head are all there
+        assert_close(torch.from_numpy(total.values), (orders_[k] * picked(wrong=True)).sum((1, 2)))
     if rest is not None:
-        long = by_order(name)[3:].sum(0)
-        assert_close(rest, (long * picked(wrong=True)).sum((1, 2)))
+        long = orders_[2:].sum(0)
+        shown = torch.from_numpy(table.value.sel(path=table.order == 2).sum("path").values)
+        assert_close(rest, (long * picked(wrong=True)).sum((1, 2)) - shown)
         assert rest.abs().max() > 1e-4
 
 
@@ -262,7 +279,10 @@ def row_losses(logits: Tensor) -> Tensor:
     return flat.view(2, 7).mean(1)
 
 
-@pytest.mark.parametrize("name", ["rotary-biases", "sandwich", "post-norm", "three-layers"])
+@pytest.mark.parametrize(
+    "name",
+    ["rotary-biases", "sandwich", "post-norm", "three-layers", "gpt2-mlp", "macaron-mlp", "post-norm-mlp"],
+)
 def test_term_importance_is_the_loss_bookkeeping_of_the_reruns(name: str) -> None:
     result, rerun = term_importance(model(name), BATCH), Rerun(model(name))
     writes, losses = [None] * rerun.n, [torch.full((2,), math.log(31), dtype=torch.float64)]
@@ -310,7 +330,9 @@ def test_the_planted_model_s_loss_is_in_its_induction_head() -> None:
 # precision, promises, refusals
 
 
-@pytest.mark.parametrize("name", ["learned", "gqa-rms", "post-norm", "three-layers"])
+@pytest.mark.parametrize(
+    "name", ["learned", "gqa-rms", "post-norm", "three-layers", "gemma2-mlp", "macaron-mlp"]
+)
 def test_single_precision_agrees_with_double(name: str) -> None:
     wide, narrow = (paths(model(name, d), BATCH, ANSWER, WRONG) for d in (torch.float64, torch.float32))
     np.testing.assert_allclose(narrow.value, wide.value, atol=1e-4)
@@ -344,8 +366,8 @@ def test_reading_back_never_builds_a_stream_per_head(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("gpt2", "has an MLP"), ("gpt-oss", "has an MLP"), ("masked-lm", "has an MLP"),
-        ("no-logits", "has no logits"), ("crossed", "attends to the memory of an encoder"),
+        ("masked-lm", "has a non-linear masked-LM head"), ("no-logits", "has no logits"),
+        ("crossed", "attends to the memory of an encoder"),
         ("masked", "has a non-linear masked-LM head"),
     ],
 )  # fmt: skip
@@ -356,7 +378,7 @@ def test_models_that_are_no_sum_of_paths_are_refused_by_name(name: str, what: st
     }  # fmt: skip
     subject = HookedTransformer(perturbed((CONFIGS | more)[name], torch.float32))
     for ask in (orders, term_importance, functools.partial(paths, answer=3)):
-        with pytest.raises(ValueError, match=f"exact for attention-only models.*{what}"):
+        with pytest.raises(ValueError, match=f"exact for decoders and encoders .*{what}"):
             ask(subject, BATCH)
 
 
@@ -396,7 +418,7 @@ def without_head(subject: HookedTransformer, layer: int, head: int, factor: floa
     return HookedTransformer(network)
 
 
-@pytest.mark.parametrize("name", ["learned", "gqa-rms", "sandwich", "post-norm", "three-layers"])
+@pytest.mark.parametrize("name", ["learned", "gqa-rms", "sandwich", "post-norm", "three-layers", "gpt2-mlp"])
 def test_zeroed_or_scaled_head_gives_the_paths_without_its_output(name: str) -> None:
     subject = model(name)
     for change, factor in ((Zero(), 0.0), (Scale(0.5), 0.5)):
@@ -436,3 +458,30 @@ def test_pattern_edits_are_frozen_and_those_without_paths_refused() -> None:
         for ask in (orders, term_importance, functools.partial(paths, answer=3)):
             with pytest.raises(ValueError, match=f"path expansion under an edit of {where}"):
                 ask(model().edited(Edit(where, change)), BATCH)
+
+
+def test_what_an_edited_mlp_adds_is_frozen_as_it_is() -> None:
+    subject = model("gpt2-mlp")
+    before = paths(subject, BATCH, ANSWER, WRONG)
+    for change in (Edit("L0N3", Add(2.0)), Edit("L0.mlp", Scale(0.5)), Edit("L1.mlp", Zero())):
+        found = paths(subject.edited(change), BATCH, ANSWER, WRONG)
+        assert found.attrs["completeness_error"] < 1e-11
+        assert (found.value.sel(path=found.mlps == 1) != before.value.sel(path=before.mlps == 1)).any()
+    zeroed = paths(subject.edited(Edit("L1.mlp", Zero())), BATCH, ANSWER, WRONG)
+    assert float(np.abs(zeroed.value.sel(path="L1.mlp")).max()) == 0
+
+
+def test_paths_begin_at_mlps_and_say_so() -> None:
+    table = paths(model("macaron-mlp"), BATCH, ANSWER)
+    names = table.path.values.tolist()
+    heads = range(model("macaron-mlp").cfg.n_heads)
+    assert [n for n in names if n.endswith(("mlp", "mlp_before"))] == [
+        "L0.mlp_before", "L0.mlp", "L1.mlp_before", "L1.mlp",
+    ]  # fmt: skip
+    assert {n for n in names if n.startswith("L0.mlp>")} == {f"L0.mlp>L1H{h}" for h in heads}
+    assert {n for n in names if n.startswith("L0.mlp_before>")} == {
+        f"L0.mlp_before>L{layer}H{h}" for layer in (0, 1) for h in heads
+    }
+    assert names[-1] == "remainder" and int(table.order[-1]) == int(table.mlps[-1]) == -1
+    assert table.attrs["frozen"] == "patterns, norm scales and what MLPs add"
+    assert paths(model("learned"), BATCH, ANSWER).attrs["frozen"] == "patterns and norm scales"
