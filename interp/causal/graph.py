@@ -65,8 +65,9 @@ def reads_by_qkv(config: ModelConfig) -> bool:
 class EdgeGraph:
     """All edges of one shape of model, as one matrix `[sender, receiver]`.
 
-    Senders and receivers are in the order of the forward pass (per layer: heads, MLP; and queries, keys, values, MLP; an
-    MLP before attention comes first), so that a receiver reads exactly the first `visible[receiver]` senders: one number per receiver is the whole graph.
+    Senders and receivers are in the order of the forward pass (per layer: an MLP before attention, heads, MLP; and the
+    former, queries, keys, values, MLP), so that a receiver reads exactly the first `visible[receiver]` senders: one
+    number per receiver is the whole graph.
     Names of edges are made only when they are needed.
 
     Example:
@@ -119,7 +120,9 @@ class EdgeGraph:
         ValueError for blocks of other sublayers than heads and MLPs.
         """
         if _has_other_sublayers(config):
-            raise ValueError(f"heads and MLPs are required as parts of a block; this model {config.block.unusual}")
+            raise ValueError(
+                f"heads and MLPs are required as parts of a block; this model {config.block.unusual}"
+            )
         return cls(
             config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel,
             MLP_BEFORE in config.sublayers,

@@ -80,7 +80,9 @@ class SenderChange:
         mlps = model.config.mlps
         sites = [START]
         for layer in range(model.config.n_layers):
-            sites += [f"blocks.{layer}.{name}" for name in ("attn.hook_z", *(f"hook_{mlp}_out" for mlp in mlps))]
+            sites += [
+                f"blocks.{layer}.{name}" for name in ("attn.hook_z", *(f"hook_{mlp}_out" for mlp in mlps))
+            ]
             sites += output_scale(model.config, layer, "attn_out")
         return tuple(map(Read, sites))
 
@@ -141,7 +143,12 @@ class Gradients:
         heads = [Read(f"blocks.{layer}.{name}", grad=True) for layer in layers for name in _HEADS]
         inputs = [_mlp_input(mlp, layer) for mlp, those in mlps.items() for layer in those]
         streams = [Read(attention_input(model.config, layer)) for layer in layers]
-        return (*streams, *heads, *(Read(site, grad=True) for site in inputs), Read(final_stream(model.config), grad=True))
+        return (
+            *streams,
+            *heads,
+            *(Read(site, grad=True) for site in inputs),
+            Read(final_stream(model.config), grad=True),
+        )
 
     @classmethod
     def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":

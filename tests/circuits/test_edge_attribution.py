@@ -92,7 +92,9 @@ def test_between_neighbouring_tokens_every_edge_is_the_exact_patch(name: str, di
     own, other = sides(direction, clean, corrupt)
     change = changes(model, own, other)
     along = (
-        ("eap-ig-inputs", "eap-ig-activations", "clean-corrupted") if name in ("parallel", "gemma2", "macaron") else ()
+        ("eap-ig-inputs", "eap-ig-activations", "clean-corrupted")
+        if name in ("parallel", "gemma2", "macaron")
+        else ()
     )
     for method in ("eap", *along):
         table = attributed(model, clean, corrupt, method=method, steps=2, direction=direction)

@@ -104,7 +104,11 @@ def spoken(model: Transformer, tokens: Tensor, edits: list[Edit]) -> dict[str, T
     """
     config, layers = model.config, range(model.config.n_layers)
     scaled = config.norm_place in ("sandwich", "output")
-    names = ["attn.hook_result", *(f"hook_{mlp}_out" for mlp in config.mlps), *["ln1_post.hook_scale"] * scaled]
+    names = [
+        "attn.hook_result",
+        *(f"hook_{mlp}_out" for mlp in config.mlps),
+        *["ln1_post.hook_scale"] * scaled,
+    ]
     reads = [Read(START), *(Read(f"blocks.{i}.{n}") for i in layers for n in names)]
     seen = observe(model, Batch(tokens), reads, edits).trace
     found = {"L0.resid": seen[START]}

@@ -199,7 +199,13 @@ def exact_effects() -> torch.Tensor:
 def test_the_edges_out_of_the_input_sum_to_the_whole_effect() -> None:
     """Gauss' rule: the integral along the line from corrupted to clean embeddings is the metric's whole change."""
     found = interp.circuits.edge_attribution(
-        model(), some_tokens(), some_tokens(seed=1), metric=METRIC, method="eap-ig-inputs", steps=48, rule="gauss"
+        model(),
+        some_tokens(),
+        some_tokens(seed=1),
+        metric=METRIC,
+        method="eap-ig-inputs",
+        steps=48,
+        rule="gauss",
     )
     whole = difference(build("macaron")(some_tokens())) - difference(build("macaron")(some_tokens(seed=1)))
     out = found.value.sel(sender="L0.resid").sum("receiver")
@@ -262,7 +268,9 @@ def test_a_model_edited_between_the_mlps_is_no_sum() -> None:
 
 
 REFUSED: dict[str, Callable[[], object]] = {
-    "files of MIB": lambda: write_mib("never_written.json", model(), torch.zeros(EdgeGraph.of(CONFIG).exists.shape)),
+    "files of MIB": lambda: write_mib(
+        "never_written.json", model(), torch.zeros(EdgeGraph.of(CONFIG).exists.shape)
+    ),
     "TransformerLens": lambda: to_hooked_state(build("macaron")),
     "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),
     "neurons in words": lambda: neurons(model(), "L0N3"),
