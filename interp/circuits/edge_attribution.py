@@ -341,7 +341,7 @@ def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
     yield Sublayer(START, slice(0, 1), range(n), dict.fromkeys(graph.mlps, range(n)))
     for layer in range(n):
         this, later = range(layer, n), range(layer + 1, n)
-        after = {mlp: later for mlp in graph.mlps}
+        after = dict.fromkeys(graph.mlps, later)
         if graph.mlp_before:
             place = graph.mlp_sender(layer, "mlp_before")
             before = f"blocks.{layer}.hook_mlp_before_out"

@@ -76,7 +76,7 @@ def _no_model(model: object) -> str | None:
     if isinstance(model, type):
         return ""
     if hasattr(model, "encoder") and hasattr(model, "decoder"):
-        return ": an encoder-decoder has two; ask for one of them, such as model.decoder with its batch, model.given(...)"
+        return ": an encoder-decoder has two; ask for one, such as model.decoder with its batch, model.given(...)"
     if hasattr(model, "config") and hasattr(model, "forward"):
         return ": wrap it with HookedTransformer.from_pretrained(model)"
     return ""
