@@ -515,7 +515,7 @@ class Part(Noticing):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """The entries of a `state_dict`, which writers of files may ask for flat."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, parameter in self._parameters.items():
             if parameter is not None:
                 as_entry(destination[prefix + name])

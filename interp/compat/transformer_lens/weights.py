@@ -102,16 +102,20 @@ class Leaf:
         return self.owner._parameters.get(self.name) is None
 
 
+GRADIENT: Any = Tensor.grad
+"""Where torch keeps the gradient of a tensor."""
+
+
 class Flattened(Tensor):
     """A tensor that is moved into contiguous memory of its own when a view of it is asked for that needs that."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def flatten_memory(self) -> None:
         """Move the numbers into contiguous memory of their own."""
         self.data = self.data.contiguous()
 
-    def view(self, *shape: Any) -> Tensor:  # type: ignore[override]
+    def view(self, *shape: Any) -> Tensor:
         """As torch's, of any shape: a tensor whose memory does not allow it gets another one first."""
         if self.is_contiguous():
             return super().view(*shape)
@@ -161,20 +165,20 @@ class Viewed(nn.Parameter, Flattened):
     """
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """The gradient."""
-        found: Tensor | None = Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+        found: Tensor | None = GRADIENT.__get__(self)
         if type(found) is Tensor and not found.is_contiguous():
             found.__class__ = Flattened
         return found
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+        GRADIENT.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
-        Tensor.grad.__delete__(self)  # type: ignore[attr-defined]
+        GRADIENT.__delete__(self)
 
 
 class Shared:
