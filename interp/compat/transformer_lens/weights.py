@@ -174,10 +174,12 @@ class Viewed(nn.Parameter, Flattened):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        """Keep another gradient."""
         GRADIENT.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
+        """Forget the gradient."""
         GRADIENT.__delete__(self)
 
 
