@@ -1,4 +1,4 @@
-"""Encoder-decoders (T5, BART, Marian) with their tokenizer: both sides of a model in one object.
+"""Encoder-decoders (T5, BART, Marian) with their tokenizer: both sides of a model in one object, and its hooks.
 
 No logic of its own.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from interp import families
 from interp.core.boundary import public
+from interp.core.entering import entering
 from interp.core.kinds import Device, Precision, as_dtype
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side
@@ -27,13 +28,22 @@ from interp.families.places import Devices
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.edits import Edit
-from interp.model.encoder_decoder import SIDES, EncoderDecoder
+from interp.model.encoder_decoder import SIDES, EncoderDecoder, edits_of, names as sites_of_pair
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.generate import decode, encoded
 from interp.passes.memory import check_recorded
-from interp.passes.observe import Names, matching
+from interp.passes.observe import (
+    Hook,
+    HookDirection,
+    Hooked,
+    Names,
+    edits_in_force,
+    matching,
+    predicate,
+    standing_edits,
+)
 from interp.passes.sampling import Sampling
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, pair_contract
@@ -42,8 +52,11 @@ from interp.verify import Contract, pair_contract
 class HookedEncoderDecoder(Shown):
     """An `EncoderDecoder` with its tokenizer.
 
+    It is for looking, not for training: the network is frozen, as that of a `HookedTransformer` is.
+
     Attributes: `model` (the network; `model.encoder` and `model.decoder` are Transformers), `text` (tokenisation of
-    sources). A target is read as given and begins with the start token; `to_target` prepends it.
+    sources). A target is read as given and begins with the start token; `to_target` prepends it. Hooks and edits of an
+    enclosing `with pair.hooks(...)` hold for every pass inside it, those of `pair.decoder` and `pair.given` too.
     """
 
     @public()
@@ -59,13 +72,13 @@ class HookedEncoderDecoder(Shown):
         """A network with its tokenizer.
 
         Args:
-            model: the network.
+            model: the network; its parameters require no gradient afterwards.
             tokenizer: its tokenizer; None: sources and targets are token ids.
             name: the model's name in results and pages.
             origin: what the weights came from, for `verify`; a live model is held weakly.
             ends: ids at which what is generated ends; none: the tokenizer's end of text.
         """
-        self.model, self.name = model, name
+        self.model, self.name = model.requires_grad_(False), name
         encoder = model.config.encoder
         decoder = model.config.decoder
         self.text = Text(tokenizer, encoder.n_ctx, encoder.d_vocab, special=True, ends=ends)
@@ -160,9 +173,30 @@ class HookedEncoderDecoder(Shown):
             raise ValueError(f"as many targets as sources are required, got {len(read)} and {len(given)}")
         return given, read
 
+    @property
+    def encoder(self) -> Transformer:
+        """The encoder, under the hooks and edits that hold here and now."""
+        return self._side("encoder")
+
+    @property
+    def decoder(self) -> Transformer:
+        """The decoder, under the hooks and edits that hold here and now; its batches are those of `given`."""
+        return self._side("decoder")
+
+    def _side(self, side: str) -> Transformer:
+        stack: Transformer = getattr(self.model, side)
+        edits = edits_of(standing_edits(self.model), side)
+        return stack.edited(edits) if edits else stack
+
     def __call__(self, source: Prompts, target: Prompts) -> Float[Tensor, "b p v"]:
-        """Logits at every position of the target."""
-        return self.run_with_cache(source, target, names_filter=())[0]
+        """Logits at every position of the target; hooks of an enclosing `hooks()` apply."""
+        return self._logits(*self._pair(source, target))
+
+    def _logits(self, source: Batch, target: Batch) -> Float[Tensor, "b p v"]:
+        given, read = source.to(self.model.device), target.to(self.model.device)
+        edits = standing_edits(self.model)
+        tap = Tap(edits=edits) if edits else None
+        return self.model(given.tokens, read.tokens, tap, source_keep=given.keep, target_keep=read.keep)
 
     @public()
     def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
@@ -176,7 +210,7 @@ class HookedEncoderDecoder(Shown):
             One number, in nats.
         """
         given, read = (each.to(self.model.device) for each in self._pair(source, target))
-        return mean_next_token_loss(self(given, read), read.tokens, read.keep)
+        return mean_next_token_loss(self._logits(given, read), read.tokens, read.keep)
 
     @public(plain_pass=True)
     def run_with_cache(
@@ -199,21 +233,109 @@ class HookedEncoderDecoder(Shown):
         given, read = (each.to(self.model.device) for each in self._pair(source, target))
         check_recorded(wanted["encoder"], self.model.encoder, *given.tokens.shape)
         check_recorded(wanted["decoder"], self.model.decoder, *read.tokens.shape)
-        tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])
+        tap = Tap(
+            [Read(f"{side}.{name}") for side in SIDES for name in wanted[side]], standing_edits(self.model)
+        )
         with torch.no_grad():
             logits = self.model(given.tokens, read.tokens, tap, source_keep=given.keep, target_keep=read.keep)
-        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return logits, {
             side: ActivationCache({n: tap.values[Read(f"{side}.{n}")] for n in wanted[side]}, stack)
             for side, stack in stacks.items()
         }
 
+    @public(plain_pass=True)
+    def run_with_hooks(
+        self,
+        source: Prompts,
+        target: Prompts,
+        fwd_hooks: Sequence[Hook] = (),
+        bwd_hooks: Sequence[Hook] = (),
+    ) -> Float[Tensor, "b p v"]:
+        """Logits of one pass with functions `fn(tensor, hook) -> tensor | None` at sites of either side.
+
+        A returned tensor replaces the site's value (None: what the function wrote in place, if anything).
+
+        Args:
+            source: sources, as texts, token ids or a batch.
+            target: targets, read as `to_target` gives them.
+            fwd_hooks: pairs of a site name (or filter) and a function of its value. Names begin with the side,
+                `decoder.blocks.0.cross_attn.hook_pattern`, which filters see too, and so does `hook.name`.
+            bwd_hooks: pairs of a site name (or filter) and a function of its gradient, called when the output is
+                differentiated. The encoder's get theirs through cross-attention.
+
+        Returns:
+            Logits at every position of the target. For the loss: `with pair.hooks(...): pair.loss(source, target)`.
+
+        Raises:
+            KeyError: a name without a side, or one that no site has.
+
+        Example:
+            >>> pair = interp.HookedEncoderDecoder(interp.model.build(interp.lab.training.encoder_decoder(8, 8)))
+            >>> silent = ("encoder.blocks.*.hook_mlp_out", lambda value, hook: 0 * value)
+            >>> pair.run_with_hooks(torch.tensor([[3, 4, 5]]), torch.tensor([[0, 3]]), [silent]).shape
+            torch.Size([1, 2, 8])
+        """
+        with self.hooks(fwd_hooks, bwd_hooks):
+            return self(source, target)
+
+    @public(plain_pass=True)
+    @entering
+    def hooks(
+        self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
+    ) -> Iterator[HookedEncoderDecoder]:
+        """Hooks and edits for every pass of this model inside the `with`.
+
+        They hold for `given`, whose encoder's pass has those of the encoder, and for `pair.decoder` and `pair.encoder`
+        taken inside of it, hence for analyses of them; `pair.model.decoder` is the network without any. They hold in
+        this thread or task only, nest, and vanish on leaving, also by an exception.
+
+        Args:
+            fwd_hooks: pairs of a site name (or filter) and a function of its value, as in `run_with_hooks`.
+            bwd_hooks: pairs of a site name (or filter) and a function of its gradient; they belong to passes that
+                keep gradients, others refuse them.
+            edits: interventions of every pass, whose sites begin with the side.
+
+        Raises:
+            KeyError: a name without a side, or one that no site has.
+        """
+        found = [*self._as_edits(fwd_hooks, "fwd"), *self._as_edits(bwd_hooks, "bwd"), *edits]
+        for side in SIDES:  # refuses what a side lacks, before the block begins
+            getattr(self.model, side).edited(edits_of(found, side))
+        with edits_in_force(self.model, found):
+            yield self
+
+    def _as_edits(self, hooks: Sequence[Hook], direction: HookDirection) -> list[Edit]:
+        """One edit for each hook and each site of either side that its names select."""
+        return [
+            Edit(f"{side}.{name}", Hooked(function, direction, f"{side}."))
+            for names, function in hooks
+            for side, name in self._with_sides(names)
+        ]
+
+    def _with_sides(self, names: Names) -> list[tuple[str, str]]:
+        """The sites that names beginning with a side select, each as (side, name); KeyError if there is none."""
+        if names is not None and not isinstance(names, str | re.Pattern) and not callable(names):
+            return list(dict.fromkeys(site for name in names for site in self._with_sides(name)))
+        config = self.model.config
+        if isinstance(names, str) and not set(names) & set("*?["):
+            side, _, name = names.partition(".")
+            if side not in SIDES:
+                raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {names!r}")
+            return [(side, site) for site in matching(name, getattr(config, side))]
+        accept = (lambda name: True) if names is None else predicate(names)
+        every = sites_of_pair(config, on_demand=names is not None)
+        selected = [name for name in every if accept(name)]
+        if not selected:
+            raise KeyError(f"{names!r} matches no site of this model; sites are named like {every[3]}")
+        return [(side, name) for side, _, name in (site.partition(".") for site in selected)]
+
     @public()
     def given(self, source: Prompts, target: Prompts) -> Batch:
         """The target as a batch of the decoder with the encoded source as its memory.
 
-        A function that takes a Transformer and a batch (`observe`, `run`, every analysis) takes `model.decoder` and
-        this batch.
+        A function that takes a model and a batch (`observe`, `run`, every analysis) takes `pair.decoder` and this
+        batch, and so does `HookedTransformer(pair.decoder, pair.text.tokenizer)`: its passes, hooks and `generate`.
 
         Args:
             source: sources, as texts, token ids or a batch.
@@ -222,7 +344,8 @@ class HookedEncoderDecoder(Shown):
         Returns:
             The batch.
         """
-        return encoded(self.model, *self._pair(source, target))
+        edits = edits_of(standing_edits(self.model), "encoder")
+        return encoded(self.model, *self._pair(source, target), edits=edits)
 
     @public(plain_pass=True)
     def generate(
@@ -242,7 +365,7 @@ class HookedEncoderDecoder(Shown):
             use_cache: keep keys and values of earlier tokens instead of computing them again.
             edits: interventions on either side, whose name their sites begin with
                 (`encoder.blocks.0.hook_resid_post`); those of the encoder act once, those of the decoder at every
-                step, on the positions that are computed in it.
+                step, on the positions that are computed in it. Hooks of an enclosing `hooks()` act before them.
 
         Returns:
             Batch of targets, each beginning with the start token.
@@ -260,7 +383,7 @@ class HookedEncoderDecoder(Shown):
         return decode(
             self.model, self.to_source(source), max_new_tokens, sampling=sampling,
             repetition_penalty=repetition_penalty, stop_tokens=self._stops(stop_tokens), use_cache=use_cache,
-            edits=edits,
+            edits=[*standing_edits(self.model), *edits],
         )  # fmt: skip
 
     def _stops(self, stop_tokens: Collection[int] | None) -> Collection[int]:

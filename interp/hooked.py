@@ -200,7 +200,14 @@ class HookedTransformer(Shown):
 
         Returns:
             `Contract`: one line per property that was measured.
+
+        Raises:
+            ValueError: the decoder of an encoder-decoder, which is verified with its encoder.
         """
+        if self.cfg.cross_attention:
+            raise ValueError(
+                "a decoder that attends to a source is verified with its encoder: HookedEncoderDecoder.verify()"
+            )
         origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
         source = reference or origin
         other = (
@@ -488,17 +495,26 @@ class HookedTransformer(Shown):
             Logits [b, p, v]; the loss in nats, one number or [b, p-1]; or the pair (logits, loss).
 
         Raises:
-            ValueError: another `return_type`, or a loss of a model that does not predict the next token.
+            ValueError: another `return_type`, or a loss of a model that does not predict the next token; a decoder
+                that attends to a source, given without one (`HookedEncoderDecoder.given` makes its batches).
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         network = as_network(self)
         batch = batch.to(network.device)
         network, edits = with_edits_in_batch(network, batch)
         tap = Tap(edits=edits) if edits else None
-        logits = network(batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types)
+        logits = network(
+            batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+            branches=batch.branches,
+        )  # fmt: skip
         if return_type == "logits":
             return logits
         self.cfg.require_next_token("a next-token loss")
+        if batch.branches is not None:
+            raise ValueError(
+                "a next-token loss requires rows of one continuation, got rows with several (branches): give each "
+                "continuation a row of its own"
+            )
         loss_of = next_token_loss if loss_per_token else mean_next_token_loss
         loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
         if return_type not in ("loss", "both"):

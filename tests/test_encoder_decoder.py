@@ -4,6 +4,7 @@ import functools
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from interp.data.batch import Batch
 from interp.edits import Edit, Scale
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import EncoderDecoder, EncoderDecoderConfig, build, sites
+from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Tap
 from interp.passes.generate import encoded, generate
-from interp.passes.observe import observe
+from interp.passes.observe import Hook, observe
 from interp.passes.sampling import Sampling
 from interp.verify import Contract
 from tests.families.cases_others import CASES
@@ -456,3 +458,219 @@ def test_edits_of_a_generation_that_name_no_side_or_no_site_are_refused() -> Non
         model.generate("The cat", 2, edits=[Edit("blocks.0.hook_mlp_out", Scale(2.0))])
     with pytest.raises(KeyError, match=re.escape("unknown site 'blocks.0.hook_nothing'")):
         model.generate("The cat", 2, edits=[Edit("decoder.blocks.0.hook_nothing", Scale(2.0))])
+
+
+# --- hooks ---------------------------------------------------------------------------------------------------------
+
+
+def hooked_parts(name: str) -> dict[str, tuple[torch.nn.Module, float]]:
+    """Hugging Face's modules whose outputs are these sites of ours, each with a factor for it."""
+    model: Any = theirs(name)
+    if name == "t5":
+        first, second = (
+            model.encoder.block[0].layer[1].DenseReluDense,
+            model.decoder.block[1].layer[1].EncDecAttention,
+        )
+    else:
+        layer = model.model.decoder.layers[1]
+        first, second = model.model.encoder.layers[0].fc2, layer.encoder_attn.out_proj
+    return {
+        "encoder.blocks.0.hook_mlp_out": (first, -3.0),
+        "decoder.blocks.1.hook_cross_attn_out": (second, 4.0),
+    }
+
+
+def scaled(name: str) -> Tensor:
+    """Their logits with the outputs of these modules scaled by hooks of PyTorch."""
+
+    def times(factor: float, module: object, args: object, output: Any) -> Any:
+        return (output[0] * factor, *output[1:]) if isinstance(output, tuple) else output * factor
+
+    handles = [m.register_forward_hook(functools.partial(times, f)) for m, f in hooked_parts(name).values()]
+    try:
+        with torch.no_grad():
+            return theirs(name)(**inputs()).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def hooks_of(name: str) -> list[Hook]:
+    return [
+        (site, lambda value, hook, factor=factor: value * factor)
+        for site, (_, factor) in hooked_parts(name).items()
+    ]
+
+
+@BOTH
+def test_hooks_on_both_sides_are_hugging_faces(name: str) -> None:
+    model, keep = ours(name), inputs()["decoder_attention_mask"].bool()
+    plain, wanted = model(SOURCES, TARGETS), scaled(name)
+    found = model.run_with_hooks(SOURCES, TARGETS, hooks_of(name))
+    close(found[keep], wanted[keep])
+    assert float((found - plain)[keep].abs().max()) > 0.01 * float(plain.abs().max()), (
+        "hooks make a difference"
+    )
+    assert torch.equal(model(SOURCES, TARGETS), plain), "they are gone"
+
+
+@BOTH
+def test_every_pass_inside_of_hooks_has_them(name: str) -> None:
+    model, keep = ours(name), inputs()["decoder_attention_mask"].bool()
+    wanted = model.run_with_hooks(SOURCES, TARGETS, hooks_of(name))
+    edits = [Edit(site, Scale(factor)) for site, (_, factor) in hooked_parts(name).items()]
+    said = model.generate(SOURCES, 5, edits=edits, stop_tokens=()).tokens
+    assert not torch.equal(said, model.generate(SOURCES, 5, stop_tokens=()).tokens)
+    for within in (model.hooks(hooks_of(name)), model.hooks(edits=edits)):
+        with within as entered:
+            assert entered is model
+            given = model.given(SOURCES, TARGETS)
+            found = [
+                model(SOURCES, TARGETS),
+                model.run_with_cache(SOURCES, TARGETS, ())[0],
+                observe(model.decoder, given).output,
+                HookedTransformer(model.decoder)(given),
+            ]
+            loss, tokens = model.loss(SOURCES, TARGETS), model.generate(SOURCES, 5, stop_tokens=()).tokens
+        for logits in found:
+            close(logits[keep], wanted[keep])
+        target = model.to_target(TARGETS)
+        assert_close(loss, mean_next_token_loss(wanted, target.tokens, target.keep))
+        assert torch.equal(tokens, said)
+
+
+def test_backward_hooks_of_the_encoder_get_hugging_faces_gradients() -> None:
+    kept: dict[str, Tensor] = {}
+    module, _ = hooked_parts("bart")["encoder.blocks.0.hook_mlp_out"]
+
+    def keep_gradient(_: object, __: object, output: Tensor) -> None:
+        output.register_hook(lambda grad: kept.__setitem__("theirs", grad))
+
+    handle = module.register_forward_hook(keep_gradient)
+    mask, real = inputs()["decoder_attention_mask"].bool(), inputs()["attention_mask"].bool()
+    try:
+        theirs("bart")(**inputs()).logits[mask].square().sum().backward()
+    finally:
+        handle.remove()
+        theirs("bart").zero_grad()
+    hook: Hook = ("encoder.blocks.0.hook_mlp_out", lambda grad, hook: kept.__setitem__(hook.name, grad))
+    ours("bart").run_with_hooks(SOURCES, TARGETS, bwd_hooks=[hook])[mask].square().sum().backward()
+    close(kept["encoder.blocks.0.hook_mlp_out"][real], kept["theirs"][real])
+    assert all(parameter.grad is None for parameter in ours("bart").model.parameters())
+    with ours("bart").hooks(bwd_hooks=[hook]), pytest.raises(ValueError, match="a pass that keeps gradients"):
+        ours("bart").run_with_cache(SOURCES, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("decoder.blocks.*.hook_mlp_out", [f"decoder.blocks.{i}.hook_mlp_out" for i in range(3)]),
+        ("*.blocks.0.hook_mlp_out", ["encoder.blocks.0.hook_mlp_out", "decoder.blocks.0.hook_mlp_out"]),
+        (re.compile(r"encoder\.blocks\.1\.hook_attn_.*"), ["encoder.blocks.1.hook_attn_out"]),
+        (lambda name: name.endswith("embed"), ["encoder.hook_embed", "decoder.hook_embed"]),
+        (["decoder.hook_embed", f"decoder.{CROSSED}"], ["decoder.hook_embed", f"decoder.{CROSSED}"]),
+    ],
+    ids=["glob", "both", "regex", "predicate", "list"],
+)  # fmt: skip
+def test_names_of_hooks_are_those_of_both_sides(names: Any, wanted: list[str]) -> None:
+    seen: list[str] = []
+    ours("t5").run_with_hooks("The cat", "Paris", [(names, lambda value, hook: seen.append(hook.name))])
+    assert seen == wanted
+    layers: list[int] = []
+    hook: Hook = ("decoder.blocks.2.hook_mlp_out", lambda value, hook: layers.append(hook.layer()))
+    ours("t5").run_with_hooks("The cat", "Paris", [hook])
+    assert layers == [2]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("blocks.0.hook_mlp_out", r"begin with encoder\. or decoder\., got 'blocks"),
+        ("decoder.blocks.0.hook_mlp_ot", r"nearest: blocks\.0\.hook_mlp_out"),
+        (
+            "encoder.blocks.0.cross_attn.hook_pattern",
+            r"this model has no 'blocks\.0\.cross_attn\.hook_pattern",
+        ),
+        ("blocks.*.hook_mlp_out", r"matches no site of this model; sites are named like encoder\."),
+    ],
+)
+def test_hooks_at_no_site_of_either_side_are_refused(names: str, message: str) -> None:
+    with pytest.raises(KeyError, match=message):
+        ours("t5").run_with_hooks("The cat", "Paris", [(names, lambda value, hook: None)])
+    with pytest.raises(KeyError, match="begin with encoder"):
+        ours("t5").hooks(edits=[Edit("blocks.0.hook_mlp_out", Scale(2.0))]).__enter__()
+
+
+def test_hooks_end_with_an_exception() -> None:
+    model = ours("t5")
+    plain = model("The cat", "Paris")
+
+    def failing() -> None:
+        with model.hooks([("decoder.hook_embed", lambda value, hook: 0 * value)]):
+            assert not torch.equal(model("The cat", "Paris"), plain)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert torch.equal(model("The cat", "Paris"), plain)
+
+
+# --- the decoder as a model of its own -----------------------------------------------------------------------------
+
+
+def decoder_of(name: str) -> HookedTransformer:
+    return HookedTransformer(ours(name).decoder, ours(name).text.tokenizer)
+
+
+@BOTH
+def test_passes_of_the_decoder_on_what_it_was_given_are_the_models(name: str) -> None:
+    model, decoder = ours(name), decoder_of(name)
+    given, keep = model.given(SOURCES, TARGETS), inputs()["decoder_attention_mask"].bool()
+    logits, loss = decoder(given, return_type="both")
+    with torch.no_grad():
+        close(logits[keep], theirs(name)(**inputs()).logits[keep])
+    assert torch.equal(logits, model(SOURCES, TARGETS)) and torch.equal(logits, decoder(given))
+    assert torch.equal(loss, model.loss(SOURCES, TARGETS))
+    each = decoder(given, return_type="loss", loss_per_token=True)
+    assert_close(each.sum() / (keep[:, 1:] & keep[:, :-1]).sum(), loss)
+    seen, cache = decoder.run_with_cache(given, CROSSED)
+    assert_close(seen, logits)
+    assert_close(cache[CROSSED], model.run_with_cache(SOURCES, TARGETS, CROSSED)[1]["decoder"][CROSSED])
+
+
+@BOTH
+def test_hooks_of_the_decoder_on_what_it_was_given_are_the_models(name: str) -> None:
+    model, decoder = ours(name), decoder_of(name)
+    given = model.given(SOURCES, TARGETS)
+    hook: Hook = (CROSSED, lambda value, hook: value.flip(-2))
+    wanted = model.run_with_hooks(SOURCES, TARGETS, [(f"decoder.{CROSSED}", hook[1])])
+    assert not torch.allclose(wanted, model(SOURCES, TARGETS))
+    assert_close(decoder.run_with_hooks(given, [hook]), wanted)
+    with decoder.hooks([hook]):
+        assert_close(decoder(given), wanted)
+        assert_close(observe(decoder, given).output, wanted)
+    assert_close(decoder.edited(Edit(CROSSED, lambda value: value.flip(-2)))(given), wanted)
+
+
+def test_the_decoder_continues_a_target_as_a_loop_of_whole_passes_does() -> None:
+    model, decoder = ours("bart"), decoder_of("bart")
+    given = model.given("The cat sat", "Paris")
+    target = given.tokens
+    for _ in range(5):
+        target = torch.cat((target, model(model.to_source("The cat sat"), target)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(decoder.generate(given, 5, stop_at_eos=False).tokens, target)
+    new = tokenizer().decode(target[0, given.tokens.shape[1] :])
+    assert "".join(decoder.stream(given, 5, stop_at_eos=False)).strip() == new.strip()
+    assert decoder.to_str_tokens(given) == decoder.text.pieces(given.tokens[0])
+    assert decoder.to_batch(given).memory is given.memory
+
+
+def test_the_decoder_without_its_source_says_what_it_needs() -> None:
+    decoder = decoder_of("t5")
+    for call in (decoder, decoder.run_with_cache, decoder.run_with_hooks, decoder.generate):
+        with pytest.raises(ValueError, match=r"batch of HookedEncoderDecoder\.given\(source, target\)"):
+            call(torch.tensor([[PAD, 5]]))
+    with pytest.raises(ValueError, match=r"verified with its encoder: HookedEncoderDecoder\.verify"):
+        decoder.verify()
+    with pytest.raises(ValueError, match=r"such as model\.decoder with its batch, model\.given"):
+        observe(ours("t5"), torch.tensor([[PAD, 5]]))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
+from interp.data.batch import Batch
 from interp.model import MLP, sites
 from interp.passes import HookPoint, Sampling
 from interp.passes.generate import Stop
@@ -513,3 +514,16 @@ def test_a_template_or_a_revision_that_nothing_takes_is_refused() -> None:
         HookedTransformer.from_pretrained(live, chat_template=template)
     with pytest.raises(ValueError, match="no revision, got 'step3'"):
         HookedTransformer.from_pretrained(live, revision="step3")
+
+
+def test_rows_of_several_continuations_keep_them_apart() -> None:
+    """Each continuation's logits are those of the prompt followed by it alone."""
+    model = hooked()
+    tokens = model.to_tokens("The cat sat on")
+    new = torch.tensor([[5, 6, 9]])
+    batch = Batch(tokens).followed_by(new, torch.tensor([[1, 1, 2]]))
+    found, n = model(batch), tokens.shape[1]
+    assert_close(found[:, : n + 2], model(torch.cat((tokens, new[:, :2]), 1)))
+    assert_close(found[:, -1], model(torch.cat((tokens, new[:, 2:]), 1))[:, -1])
+    with pytest.raises(ValueError, match="give each continuation a row of its own"):
+        model(batch, return_type="loss")

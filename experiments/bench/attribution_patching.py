@@ -128,11 +128,11 @@ def memory_of_groups() -> None:
     layers, toward = range(LLAMA.n_layers), TowardMetric(logit_difference())
     reads = SenderChange.reads(model)
     there = run_steps(model, recorded(interp.Batch(corrupt), reads, final=True)).trace
-    slopes = [*reads, *Gradients.reads(model, layers, layers)]
+    slopes = [*reads, *Gradients.reads(model, layers, {"mlp": layers})]
     here = run_steps(model, recorded(batch, slopes, toward=toward)).trace
     change, gradients = SenderChange.between(model, here, there), Gradients.of(model, here, torch.ones(1))
-    kept = [*there.values(), *here.values(), change.start, *change.z, *change.mlp, gradients.end]
-    kept += [x for part in (gradients.heads, gradients.stream, gradients.mlp) for x in part.values()]
+    kept = [*there.values(), *here.values(), change.start, *change.z, *change.mlps["mlp"], gradients.end]
+    kept += [x for part in (gradients.heads, gradients.stream, gradients.mlps) for x in part.values()]
     report(
         "attribution_patching", "interp, edges", "kept by 4 x 64 tokens, small Llama shape, bfloat16",
         measured_mib=distinct_mib(kept), formula_mib=round(kept_bytes(LLAMA, 4 * 64) / 2**20, 1),

@@ -51,8 +51,11 @@ if TYPE_CHECKING:
 
 ROW = ("max_weight", "entropy", "gap", "keys")
 """Names of the numbers in `row_numbers`, in order."""
+KEYS = ROW.index("keys")
 HEAD = ("layer", "head")
-UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
+HALVES = ("entropy_same", "entropy_opposite", "entropy_halves")
+"""Scores of polar layers alone: entropy of either pattern, and the mean of the two."""
+UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n", **dict.fromkeys(HALVES, "nats")}
 """Units of the scores; the others are attention mass."""
 BOUNDS = ("upper", "lower")
 """Scores that are exponentials of a query's gap: a few texts cannot give an interval of their mean."""
@@ -79,11 +82,16 @@ class AttentionEntropy(Question):
         - `value`: mean over texts, with the ends `low` and `high` of its 95 % interval, and `n`. The coordinate `unit`
           names the unit of each score: `entropy`, H_i = -sum_j a_ij log a_ij in nats, mean over queries (0 log 0 = 0;
           the first causal row counts, with 0); `relative`, mean of H_i / log n_i over the queries that see n_i >= 2
-          keys (i + 1 in causal rows without a window); `max_weight`, mean of the largest weight.
+          keys (i + 1 in causal rows without a window); `max_weight`, mean of the largest weight. With a polar layer
+          three more, in nats: `entropy_same` and `entropy_opposite`, the entropy of the pattern of same signs and of
+          that of opposite signs, each over the queries where it weighs anything, and `entropy_halves`, the mean of
+          the two; NaN in other layers. `entropy` is that of the mean of both patterns: where every query has both,
+          between `entropy_halves` and `entropy_halves` + log 2, the more the further apart the halves look.
         - `null`: 1, even attention, for `relative`; NaN for the others.
 
         The coordinate `weights` [layer] says what the numbers of a layer are of: `softmax` of scores; `shares` of
-        linear attention, and `halves`, the mean of polar attention's two patterns, which both compare with it;
+        linear attention, and `halves`, the mean of polar attention's two patterns, which both compare with it (each
+        pattern alone has the scores `entropy_same` and `entropy_opposite`);
         `signed` weights (differential, Linformer, lightning, pooling, spatial gating), whose sizes are brought to sum
         1: they compare with each other only, since weights that cancel count as wide attention here; `none`, where the
         numbers are NaN.
@@ -217,6 +225,15 @@ def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False
     return torch.cat((numbers, gap, (~blind)[..., None].to(numbers)), -1)
 
 
+def half_numbers(weights: Float[Tensor, "b 2 h q k"]) -> Float[Tensor, "b h q 6"]:
+    """The numbers of `weight_numbers` for the mean of two patterns, then the entropy of either, in nats.
+
+    NaN for a pattern that weighs nothing at a query.
+    """
+    each = torch.stack([weight_numbers(half)[..., 1] for half in weights.unbind(1)], -1)
+    return torch.cat((weight_numbers(weights, halves=True), each), -1)
+
+
 def weights_of(config: ModelConfig) -> tuple[str, ...]:
     """Kind of weights of each layer: `softmax` of scores, `shares`, `halves`, `signed`, or `none`.
 
@@ -262,7 +279,7 @@ def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, .
     def read(layer: int, kind: str) -> Read | None:
         if kind == "none":
             return None
-        halves = (model.config.mixers[layer].traits.halves, partial(weight_numbers, halves=True))
+        halves = (model.config.mixers[layer].traits.halves, half_numbers)
         site, via = halves if kind == "halves" else vias[kind]
         return Read(f"blocks.{layer}.{site}", via, by_row=())
 
@@ -272,7 +289,10 @@ def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, .
 def _query_numbers(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The four numbers of every query `[4 b l h q]`, NaN at padding, and the number of its keys `[b l h q]`."""
+    """The numbers of every query `[4 b l h q]`, NaN at padding, and the number of its keys `[b l h q]`.
+
+    Six with a layer of halves: the last two are the entropies of either (`half_numbers`), NaN in other layers.
+    """
     if batch.documents is not None:
         raise ValueError("attention entropy and dispersion require one text per row, got a packed batch")
     if int(batch.lengths.min()) < 2:
@@ -281,35 +301,41 @@ def _query_numbers(
         )
     real = batch.real.to(model.device)
     visible = real.cumsum(1) if model.config.causal else real.sum(1, keepdim=True).expand(real.shape)
-    like = trace[next(read for read in reads if read is not None)]
-    by_layer = [torch.full_like(like, torch.nan) if read is None else trace[read].clone() for read in reads]
-    for layer_numbers, read in zip(by_layer, reads, strict=True):
-        if read is not None and not read.site.endswith(
-            "attn_scores"
-        ):  # weights do not show which keys are visible
-            layer_numbers[..., -1] *= visible[:, None].to(layer_numbers)
-    numbers = torch.stack(by_layer, 1)
+    like = max((trace[read] for read in reads if read is not None), key=lambda numbers: numbers.shape[-1])
+    numbers = torch.full_like(like, torch.nan).unsqueeze(1).repeat(1, len(reads), *[1] * (like.ndim - 1))
+    for layer, read in enumerate(reads):
+        if read is None:
+            continue
+        found = trace[read]
+        numbers[:, layer, ..., : found.shape[-1]] = found
+        if not read.site.endswith("attn_scores"):  # weights do not show which keys are visible
+            numbers[:, layer, ..., KEYS] *= visible[:, None].to(found)
     numbers = numbers.masked_fill(~real[:, None, None, :, None], torch.nan)
-    return numbers.movedim(-1, 0), numbers[..., -1].nan_to_num(0.0).long()
+    return numbers.movedim(-1, 0), numbers[..., KEYS].nan_to_num(0.0).long()
 
 
 def _by_head(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
     """The scores of `attention_entropy` for every head of every row, `[b l h]`: means over queries."""
-    (weight, spread, _, _), keys = _query_numbers(trace, batch, model, reads)
+    numbers, keys = _query_numbers(trace, batch, model, reads)
+    weight, spread, _, _, *halves = numbers
     several_keys = keys > 1
     relative = torch.where(several_keys, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
-    return {
+    scores = {
         "entropy": spread.nanmean(-1), "relative": relative.nanmean(-1), "max_weight": weight.nanmean(-1)
     }  # fmt: skip
+    if halves:
+        same, opposite = (half.nanmean(-1) for half in halves)
+        scores |= dict(zip(HALVES, (same, opposite, (same + opposite) / 2), strict=True))
+    return scores
 
 
 def _by_keys(
     trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
 ) -> Mapping[str, Tensor]:
     """The scores of `dispersion` by number of visible keys, `[b l h n_keys]`: means over queries with that number."""
-    (weight, spread, gap, n), keys = _query_numbers(trace, batch, model, reads)
+    (weight, spread, gap, n, *_), keys = _query_numbers(trace, batch, model, reads)
     upper, lower = (gap.exp() / n).clamp_max(1.0), (-gap).exp() / n
     values = {"max_weight": weight, "entropy": spread, "gap": gap, "upper": upper, "lower": lower}
     counts = torch.zeros(*keys.shape[:-1], keys.shape[-1] + 1, dtype=torch.double, device=keys.device)
@@ -329,7 +355,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, question: AttentionEntro
         name: _nan_where_empty(
             Score.of(
                 moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan),
-                share=name != "entropy" and "signed" not in weights_of(config), within=POSITIVE,
+                share=UNITS.get(name) != "nats" and "signed" not in weights_of(config), within=POSITIVE,
             )
         )
         for name, moments in merged.moments.items()

@@ -9,6 +9,7 @@ Faithfulness".) Names are those of parts and edges (`interp.model.parts`):
 
 Heads that share keys and values (grouped-query attention) have one key and one value input per group: `L1G0.k` and
 `L1G0.v`, group g serving the query heads h with h // (n_heads / n_kv_heads) = g. Without groups it is `L1H0.k`.
+The MLP before attention of a Macaron block is a node of its own, `L3.mlp_before`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from interp.model.config import ModelConfig
 from interp.model.parts import Edge, Part
 
 INPUT, LOGITS = "L0.resid", "logits"
+MLP_BEFORE = "mlp_before_out"
+"""The sublayer that is an MLP before attention, of Macaron blocks."""
 MOST_HEADS = 100_000
 """Most heads of a graph, whose edge matrix is that many squared; the largest published models have some 20 000."""
 
 
-_KINDS = ("resid", "head", "query", "key", "group_key", "value", "group_value", "mlp")
+_KINDS = ("resid", "mlp_before", "head", "query", "key", "group_key", "value", "group_value", "mlp")
 """Kinds of senders and receivers in the order of a layer."""
 
 
@@ -47,6 +50,11 @@ def in_pass_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=place)
 
 
+def _has_other_sublayers(config: ModelConfig) -> bool:
+    """Whether blocks are made of something else than heads, the MLP after them and the MLP before them."""
+    return config.block.unusual is not None and MLP_BEFORE not in config.sublayers
+
+
 def reads_by_qkv(config: ModelConfig) -> bool:
     """Whether heads read the stream as queries, keys and values only: no gate, no memory, no other scores."""
     return all(mixer.traits.reads_by_qkv for mixer in config.mixers)
@@ -57,8 +65,9 @@ def reads_by_qkv(config: ModelConfig) -> bool:
 class EdgeGraph:
     """All edges of one shape of model, as one matrix `[sender, receiver]`.
 
-    Senders and receivers are in the order of the forward pass (per layer: heads, MLP; and queries, keys, values, MLP),
-    so that a receiver reads exactly the first `visible[receiver]` senders: one number per receiver is the whole graph.
+    Senders and receivers are in the order of the forward pass (per layer: an MLP before attention, heads, MLP; and the
+    former, queries, keys, values, MLP), so that a receiver reads exactly the first `visible[receiver]` senders: one
+    number per receiver is the whole graph.
     Names of edges are made only when they are needed.
 
     Example:
@@ -74,6 +83,8 @@ class EdgeGraph:
     mlp: bool = True
     parallel: bool = False
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
+    mlp_before: bool = False
+    """Whether each layer has another MLP before its heads, which read what it adds (Macaron)."""
 
     def __post_init__(self) -> None:
         """ValueError for sizes below 1, groups that do not divide the heads, and more than `MOST_HEADS` heads."""
@@ -91,7 +102,7 @@ class EdgeGraph:
         problem = {
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
             "also attends to the memory of an encoder": config.cross_attention,
-            f"{config.block.unusual}, and the graph has one node": config.block.unusual is not None,
+            f"{config.block.unusual}": _has_other_sublayers(config),
             "has heads that read the stream otherwise than as queries, keys and values linear in it": not reads_by_qkv(
                 config
             ),
@@ -100,13 +111,29 @@ class EdgeGraph:
             raise ValueError(
                 f"an edge graph requires a residual stream that is a sum of what its parts add; this model {reasons[0]}"
             )
-        return cls(config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel)
+        return cls.of_shape(config)
+
+    @classmethod
+    def of_shape(cls, config: ModelConfig) -> EdgeGraph:
+        """The senders and receivers of a config, whether or not its inputs are sums.
+
+        ValueError for blocks of other sublayers than heads and MLPs.
+        """
+        if _has_other_sublayers(config):
+            raise ValueError(
+                f"heads and MLPs are required as parts of a block; this model {config.block.unusual}"
+            )
+        return cls(
+            config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel,
+            MLP_BEFORE in config.sublayers,
+        )  # fmt: skip
 
     @cached_property
     def senders(self) -> tuple[str, ...]:
         """Names of all nodes that write to the stream."""
         names = [INPUT]
         for layer in range(self.n_layers):
+            names += [str(Part("mlp_before", layer))] * self.mlp_before
             names += [str(Part("head", layer, h)) for h in range(self.n_heads)]
             names += [str(Part("mlp", layer))] * self.mlp
         return tuple(names)
@@ -117,6 +144,7 @@ class EdgeGraph:
         group = "group_" if self.n_kv_heads < self.n_heads else ""
         names: list[str] = []
         for layer in range(self.n_layers):
+            names += [str(Part("mlp_before", layer))] * self.mlp_before
             names += [str(Part("query", layer, h)) for h in range(self.n_heads)]
             for kind in ("key", "value"):
                 names += [str(Part(group + kind, layer, g)) for g in range(self.n_kv_heads)]
@@ -134,6 +162,7 @@ class EdgeGraph:
         counts: list[int] = []
         for layer in range(self.n_layers):
             before = self.heads(layer).start
+            counts += [before - 1] * self.mlp_before
             counts += [before] * self._inputs
             counts += [before if self.parallel else before + self.n_heads] * self.mlp
         return torch.tensor([*counts, len(self.senders)])
@@ -144,26 +173,34 @@ class EdgeGraph:
         return torch.arange(len(self.senders))[:, None] < self.visible
 
     def __len__(self) -> int:
-        """The number of edges: sum_l 3H(1 + (H+1)l) + sum_l (1 + (H+1)l + H) + 1 + (H+1)L, without groups."""
+        """The number of edges: sum_l 3H(1 + (H+1)l) + sum_l (1 + (H+1)l + H) + 1 + (H+1)L, without groups.
+
+        With an MLP before the heads: sum_l (1 + (H+2)l) + 3H(2 + (H+2)l) + (2 + (H+2)l + H), and 1 + (H+2)L.
+        """
         return int(self.visible.sum())
 
     def heads(self, layer: int) -> slice:
         """The slice of the senders that are the heads of a layer."""
-        first = 1 + layer * (self.n_heads + self.mlp)
+        first = 1 + layer * (self.n_heads + self.mlp + self.mlp_before) + self.mlp_before
         return slice(first, first + self.n_heads)
 
-    def mlp_sender(self, layer: int) -> int:
-        """Index of the sender that is the MLP of a layer, if there is one."""
-        return self.heads(layer).stop
+    @property
+    def mlps(self) -> tuple[str, ...]:
+        """The MLPs of a layer, by the kind of their parts, in the order of the pass."""
+        return ("mlp_before",) * self.mlp_before + ("mlp",) * self.mlp
+
+    def mlp_sender(self, layer: int, mlp: str = "mlp") -> int:
+        """Index of the sender that is an MLP of a layer (of `mlps`), if there is one."""
+        return self.heads(layer).stop if mlp == "mlp" else self.heads(layer).start - 1
 
     def inputs(self, layer: int) -> slice:
         """The slice of the receivers that are queries, keys and values of a layer's heads."""
-        first = layer * (self._inputs + self.mlp)
+        first = layer * (self._inputs + self.mlp + self.mlp_before) + self.mlp_before
         return slice(first, first + self._inputs)
 
-    def mlp_receiver(self, layer: int) -> int:
-        """Index of the receiver that is the MLP of a layer, if there is one."""
-        return self.inputs(layer).stop
+    def mlp_receiver(self, layer: int, mlp: str = "mlp") -> int:
+        """Index of the receiver that is an MLP of a layer (of `mlps`), if there is one."""
+        return self.inputs(layer).stop if mlp == "mlp" else self.inputs(layer).start - 1
 
     @public()
     def name(self, sender: int, receiver: int) -> str:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.ablation import chosen, layers_with
+from interp.causal.ablation import chosen, chosen_layers, layers_with
 from interp.causal.effects import EffectTable, MeasuredEffects, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
 from interp.core.transfers import to_host
@@ -43,6 +43,9 @@ ColumnChoice = Sequence[int] | Bool[Tensor, "prompt p"]
 SightLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """The columns of the queries and of the keys in one prompt."""
 DIMS = ("layer", "head", "query", "key")
+SCORES = "attn.hook_attn_scores"
+SCORED = ("Softmax", "Latent", "DualChunk", "Reformer", "Synthesizer")
+"""Mixers with attention scores before a softmax, for the message where a layer has another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ class KnockOut(Question):
         config, metric = model.transformer.config, as_metric(self.metric, model.text)
         cuts = Cuts(
             dims_asked(self.by, DIMS, "a knock-out"),
-            tuple(layers_with("attn.hook_attn_scores", config, self.layers)),
+            tuple(layers_with_scores(config, self.layers)),
             tuple(
                 range(config.n_heads) if self.heads is None else chosen(self.heads, config.n_heads, "head")
             ),
@@ -134,6 +137,27 @@ class KnockOut(Question):
 knock_out = of_data(KnockOut)
 
 
+def layers_with_scores(config: ModelConfig, layers: Sequence[int] | None) -> list[int]:
+    """The layers of an argument, None for all that have attention scores; KeyError where a layer has none."""
+    wanted = chosen_layers(layers, config.n_layers)
+    without = [i for i in wanted if not config.mixers[i].traits.scored]
+    if config.block.proven or not without or (layers is None and len(without) < len(wanted)):
+        return layers_with(SCORES, config, layers)
+    first, scored = without[0], [i for i, mixer in enumerate(config.mixers) if mixer.traits.scored]
+    here = f"in this model layers {scored} have them" if scored else "no layer of this model has them"
+    instead = f"edit blocks.{first}.hook_attn_out or heads (interp.ablate)"
+    if config.mixers[first].traits.patterned:
+        instead = (
+            f"Edit('blocks.{first}.attn.hook_pattern', interp.edits.Zero(), {{'query': q, 'key': k}}) takes a weight "
+            "out, without spreading it over the other keys"
+        )
+    raise KeyError(
+        f"a knock-out sets attention scores to -inf before a softmax: layer {first} mixes positions by "
+        f"{type(config.mixers[first]).__name__}, which has no scores; {here}. Mixers with scores: "
+        f"{', '.join(SCORED)}. Instead, {instead}"
+    )
+
+
 @dataclass(frozen=True)
 class Cuts:
     """The layers and heads in which a knock-out cuts attention, and the dims along which it cuts one at a time."""
@@ -155,7 +179,7 @@ class Cuts:
         """The layers that are cut at once, for every cell along `layer`."""
         if "layer" not in self.by:
             return [list(self.layers)]
-        possible = layers_with("attn.hook_attn_scores", self.config, None)
+        possible = layers_with_scores(self.config, None)
         starts = [layer - self.window // 2 for layer in self.layers]
         return [[layer for layer in possible if s <= layer < s + self.window] for s in starts]
 
@@ -182,7 +206,7 @@ class Cuts:
         return [
             Variant(
                 [
-                    Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"query": q, "key": k, **head})
+                    Edit(f"blocks.{layer}.{SCORES}", hidden, {"query": q, "key": k, **head})
                     for layer, head, q, k in product(layers, cell_heads, starts, ends)
                 ]
             )
@@ -235,7 +259,7 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
         queries[row, list(starts)] = True
         keys[row, list(ends)] = True
     layers = sorted({layer for group in cuts.groups for layer in group})
-    reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
+    reads = [Read(f"blocks.{layer}.{SCORES}", via=_finite) for layer in layers]
     ahead = [Ahead(batch, [read.site for read in reads])] if len(set(layouts)) == 1 else []
     run = yield from recorded(batch, reads, ahead=ahead)
     masks = to_host({layer: run.trace[read] for layer, read in zip(layers, reads, strict=True)})

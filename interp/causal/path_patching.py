@@ -59,7 +59,8 @@ class PathPatch(Question):
         clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
             paired row by row.
         receivers: inputs that see the patched value: of heads `L1H2.q`, `.k`, `.v` (the head's own query, ...) or
-            `L1G0.k` (where heads share keys), of MLPs `L3.mlp` (the stream before its norm), or "logits" only. Several
+            `L1G0.k` (where heads share keys), of MLPs `L3.mlp` (the stream before its norm; `L3.mlp_before` for one
+            before attention), or "logits" only. Several
             receivers get their inputs together, each of the first run: what one does to another is not passed on. A
             receiver MLP gets its patched input; MLPs on the way to it pass the change on.
         senders: parts whose value is patched: `L0.resid` (the stream that enters layer 0), heads `L0H1` (their z),
@@ -202,7 +203,8 @@ class Routes:
     @property
     def frozen_sites(self) -> tuple[str, ...]:
         """The sites that keep the values of the run that is patched, except at the sender."""
-        kinds = ("attn.hook_z", *["hook_mlp_out"] * (self.freeze_mlps and self.graph.mlp))
+        mlps = self.graph.mlps if self.freeze_mlps else ()
+        kinds = ("attn.hook_z", *(f"hook_{mlp}_out" for mlp in mlps))
         return tuple(f"blocks.{layer}.{kind}" for layer in range(self.graph.n_layers) for kind in kinds)
 
 
@@ -212,19 +214,14 @@ def _graph(config: ModelConfig) -> EdgeGraph:
         raise ValueError(
             "path patching holds the heads of self-attention; this model also has cross-attention"
         )
-    if config.block.unusual is not None:
-        raise ValueError(
-            f"path patching takes a block for its heads and one MLP; this model {config.block.unusual}"
-        )
-    return EdgeGraph(
-        config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel
-    )
+    return EdgeGraph.of_shape(config)
 
 
 def _node(name: PartName, known: Sequence[str], config: ModelConfig, what: str) -> Part:
     """The part of that name among `known` senders or receivers; an MLP's input has the name of the MLP."""
     part = as_part(name, config)
-    part = Part("mlp", part.layer) if part.kind == "mlp_input" else part
+    if part.kind in ("mlp_input", "mlp_before_input"):
+        part = Part(part.kind.removesuffix("_input"), part.layer)
     if str(part) not in known:
         raise KeyError(f"{part} is no {what} of paths in this model; {nearest(str(part), known)}")
     return part
@@ -232,8 +229,8 @@ def _node(name: PartName, known: Sequence[str], config: ModelConfig, what: str) 
 
 def _input_site(receiver: Part) -> tuple[str, dict[str, int]]:
     """The site of a receiver's input, and the index of its head there, such as `{"head": 3}`."""
-    if receiver.kind == "mlp":
-        return f"blocks.{receiver.layer}.hook_mlp_in", {}
+    if receiver.kind in ("mlp", "mlp_before"):
+        return f"blocks.{receiver.layer}.hook_{receiver.kind}_in", {}
     letter = receiver.kind.removeprefix("group_")[0]
     assert receiver.index is not None
     dim = "head" if letter == "q" else "kv_head"

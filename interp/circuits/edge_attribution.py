@@ -8,7 +8,7 @@ effect is not; EAP-IG averages it along a line between the two runs (Hanna et al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
@@ -86,8 +86,8 @@ class Sublayer:
     senders: slice
     layers: range
     """The layers whose heads see it."""
-    mlps: range
-    """The layers whose MLPs see it."""
+    mlps: Mapping[str, range]
+    """The layers whose MLPs see it, for each of `EdgeGraph.mlps`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +308,7 @@ def _reads(model: Transformer, graph: EdgeGraph, line: GradientLine) -> tuple[Re
 def _all_gradients(model: Transformer) -> tuple[Read, ...]:
     """Reads of the gradients at the inputs of all receivers."""
     layers = range(model.config.n_layers)
-    return Gradients.reads(model, layers, layers if model.config.mlp is not None else range(0))
+    return Gradients.reads(model, layers, dict.fromkeys(model.config.mlps, layers))
 
 
 def _scores_along_inputs(
@@ -338,12 +338,16 @@ def _scores_along_activations(
 def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
     """The input and every sublayer."""
     n = graph.n_layers
-    mlps = range(n if graph.mlp else 0)
-    yield Sublayer(START, slice(0, 1), range(n), mlps)
+    yield Sublayer(START, slice(0, 1), range(n), dict.fromkeys(graph.mlps, range(n)))
     for layer in range(n):
-        later = range(layer + 1, n)
-        first_mlp = layer if graph.mlp and not graph.parallel else layer + 1
-        yield Sublayer(f"blocks.{layer}.hook_attn_out", graph.heads(layer), later, mlps[first_mlp:])
+        this, later = range(layer, n), range(layer + 1, n)
+        after = dict.fromkeys(graph.mlps, later)
+        if graph.mlp_before:
+            place = graph.mlp_sender(layer, "mlp_before")
+            before = f"blocks.{layer}.hook_mlp_before_out"
+            yield Sublayer(before, slice(place, place + 1), this, {**after, "mlp": this})
+        own = {"mlp": this} if graph.mlp and not graph.parallel else {}
+        yield Sublayer(f"blocks.{layer}.hook_attn_out", graph.heads(layer), later, {**after, **own})
         if graph.mlp:
             place = graph.mlp_sender(layer)
-            yield Sublayer(f"blocks.{layer}.hook_mlp_out", slice(place, place + 1), later, mlps[layer + 1 :])
+            yield Sublayer(f"blocks.{layer}.hook_mlp_out", slice(place, place + 1), later, after)

@@ -186,7 +186,7 @@ def _effects(
     pair, reads = Contrast.of(batch, direction), SenderChange.reads(model)
     edited = {edit.site for edit in model.edits}
     stream_site = {
-        receiver_input.site: _recordable_site(receiver_input.site, edited)
+        receiver_input.site: _recordable_site(model, receiver_input.site, edited)
         for receiver_input in inputs(model, graph)
     }
     own_reads = list(dict.fromkeys((*reads, *map(Read, stream_site.values()))))
@@ -219,11 +219,11 @@ def _effects(
     return MeasuredEffects(effects, changed, runs)
 
 
-def _recordable_site(site: str, edited: set[str]) -> str:
+def _recordable_site(model: Transformer, site: str, edited: set[str]) -> str:
     """Site where the stream that an input reads is recorded: once for all heads, if no edit changes their copies."""
     block, _, name = site.rpartition(".")
     at_site = not name.startswith(("hook_q", "hook_k", "hook_v")) or site in edited
-    return site if at_site else f"{block}.hook_resid_pre"
+    return site if at_site else f"{block}.{model.config.block.attention_reads}"
 
 
 def _variants(

@@ -19,7 +19,7 @@ from interp.causal.graph import EdgeGraph
 from interp.core.stats import upcast
 from interp.core.transfers import to_device
 from interp.model.edits import Add
-from interp.model.sites import final_stream
+from interp.model.sites import attention_input, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -29,7 +29,8 @@ from interp.passes.memory import tile_floats
 START = "blocks.0.hook_resid_pre"
 _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 _SUMMED = (
-    "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_in", "ln1_post.hook_normalized",
+    "hook_resid_pre", "hook_mlp_before_in", "hook_resid_pre_attn", "hook_resid_mid", "hook_resid_post", "hook_attn_out",
+    "hook_mlp_in", "ln1_post.hook_normalized",
 )  # fmt: skip
 """Sites of a block that hold sums of senders' outputs: the only edit allowed there is to add a constant."""
 _INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
@@ -70,15 +71,18 @@ class SenderChange:
     model: Transformer
     start: Float[Tensor, "b p d"]
     z: tuple[Float[Tensor, "b p h e"], ...]
-    mlp: tuple[Float[Tensor, "b p d"], ...]
+    mlps: Mapping[str, tuple[Float[Tensor, "b p d"], ...]]
+    """What each MLP of a layer adds, by `EdgeGraph.mlps`."""
 
     @classmethod
     def reads(cls, model: Transformer) -> tuple[Read, ...]:
         """The sites that both runs have to record."""
-        names = ["attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
+        mlps = model.config.mlps
         sites = [START]
         for layer in range(model.config.n_layers):
-            sites += [f"blocks.{layer}.{name}" for name in names]
+            sites += [
+                f"blocks.{layer}.{name}" for name in ("attn.hook_z", *(f"hook_{mlp}_out" for mlp in mlps))
+            ]
             sites += output_scale(model.config, layer, "attn_out")
         return tuple(map(Read, sites))
 
@@ -94,8 +98,11 @@ class SenderChange:
             other_z, own_z = (z_over_scale(model, run, layer) for run in (other, own))
             return other_z - own_z
 
-        mlp = [change(f"blocks.{layer}.hook_mlp_out") for layer in layers if model.config.mlp is not None]
-        return cls(model, change(START), tuple(heads(layer) for layer in layers), tuple(mlp))
+        mlps = {
+            mlp: tuple(change(f"blocks.{layer}.hook_{mlp}_out") for layer in layers)
+            for mlp in model.config.mlps
+        }
+        return cls(model, change(START), tuple(heads(layer) for layer in layers), mlps)
 
     def vectors(self, graph: EdgeGraph, rows: slice, columns: slice) -> Float[Tensor, "b s c d"]:
         """Change of every sender's addition to the stream at some positions of some rows."""
@@ -110,8 +117,8 @@ class SenderChange:
             change[:, graph.heads(layer)] = einsum(
                 z[rows, columns], out.to(start), "b c h e, h e d -> b h c d"
             )
-            if self.mlp:
-                change[:, graph.mlp_sender(layer)] = self.mlp[layer][rows, columns]
+            for mlp, added in self.mlps.items():
+                change[:, graph.mlp_sender(layer, mlp)] = added[layer][rows, columns]
         return change
 
 
@@ -126,16 +133,22 @@ class Gradients:
     heads: Mapping[int, Float[Tensor, "b k p r e"]]
     stream: Mapping[int, Float[Tensor, "b k p d"]]
     """Input of the heads of a layer, before their norm."""
-    mlp: Mapping[int, Float[Tensor, "b p d"]]
+    mlps: Mapping[tuple[str, int], Float[Tensor, "b p d"]]
+    """Input of an MLP (of `EdgeGraph.mlps`) of a layer."""
     end: Float[Tensor, "b p d"]
 
     @classmethod
-    def reads(cls, model: Transformer, layers: range, mlps: range) -> tuple[Read, ...]:
-        """The reads of a differentiated pass for the heads of some layers, and the MLPs of some."""
+    def reads(cls, model: Transformer, layers: range, mlps: Mapping[str, range]) -> tuple[Read, ...]:
+        """The reads of a differentiated pass for the heads of some layers, and for each MLP of some."""
         heads = [Read(f"blocks.{layer}.{name}", grad=True) for layer in layers for name in _HEADS]
-        mlp = [Read(f"blocks.{layer}.hook_mlp_in", grad=True) for layer in mlps]
-        streams = [Read(f"blocks.{layer}.hook_resid_pre") for layer in layers]
-        return (*streams, *heads, *mlp, Read(final_stream(model.config), grad=True))
+        inputs = [_mlp_input(mlp, layer) for mlp, those in mlps.items() for layer in those]
+        streams = [Read(attention_input(model.config, layer)) for layer in layers]
+        return (
+            *streams,
+            *heads,
+            *(Read(site, grad=True) for site in inputs),
+            Read(final_stream(model.config), grad=True),
+        )
 
     @classmethod
     def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":
@@ -153,12 +166,13 @@ class Gradients:
             return stacked if len(share) == 1 else torch.einsum("bk...,k->bk...", stacked, share.to(stacked))
 
         reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in gradient_sites]
-        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in gradient_sites]
+        every = [(mlp, layer) for mlp in model.config.mlps for layer in layers]
+        mlps = [at for at in every if _mlp_input(*at) in gradient_sites]
         return cls(
             model,
             {layer: weighted([f"blocks.{layer}.{name}" for name in _HEADS]) for layer in reading},
-            {layer: of(f"blocks.{layer}.hook_resid_pre", grad=False) for layer in reading},
-            {layer: weighted([f"blocks.{layer}.hook_mlp_in"]).sum(1) for layer in mlps},
+            {layer: of(attention_input(model.config, layer), grad=False) for layer in reading},
+            {at: weighted([_mlp_input(*at)]).sum(1) for at in mlps},
             weighted([final_stream(model.config)]).sum(1),
         )
 
@@ -195,17 +209,26 @@ def _receiver_gradients(
 ) -> Iterator[tuple[slice, int, Float[Tensor, "b r c d"]]]:
     """Receivers of each layer, the largest number of senders that one of them reads, and the gradients there."""
     for layer in range(graph.n_layers):
+        if ("mlp_before", layer) in gradients.mlps:
+            place = graph.mlp_receiver(layer, "mlp_before")
+            received = gradients.mlps["mlp_before", layer][rows, None, columns]
+            yield slice(place, place + 1), int(graph.visible[place]), received
         parts, inputs = [], graph.inputs(layer)
         first = last = inputs.stop
         if layer in gradients.heads:
             first, parts = inputs.start, [gradients.inputs(layer, rows, columns)]
-        if layer in gradients.mlp:
-            last, parts = last + 1, [*parts, gradients.mlp[layer][rows, None, columns]]
+        if ("mlp", layer) in gradients.mlps:
+            last, parts = last + 1, [*parts, gradients.mlps["mlp", layer][rows, None, columns]]
         if parts:
             n_read = int(graph.visible[last - 1])
             yield slice(first, last), n_read, parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     end = len(graph.receivers) - 1
     yield slice(end, end + 1), len(graph.senders), gradients.end[rows, None, columns]
+
+
+def _mlp_input(mlp: str, layer: int) -> str:
+    """The site of the stream that an MLP of a layer reads."""
+    return f"blocks.{layer}.hook_{mlp}_in"
 
 
 def _tiles(b: int, p: int, columns: int) -> Iterator[tuple[slice, slice]]:

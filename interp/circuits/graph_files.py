@@ -624,7 +624,9 @@ def _node_and_input(receiver: Part) -> tuple[str, str]:
         return f"L{receiver.layer}G{receiver.index}", letters[receiver.kind]
     if receiver.kind in letters:
         return str(Part("head", receiver.layer, receiver.index)), letters[receiver.kind]
-    return str(Part("mlp", receiver.layer) if receiver.kind == "mlp_input" else receiver), ""
+    if receiver.kind in ("mlp_input", "mlp_before_input"):
+        return str(Part(receiver.kind.removesuffix("_input"), receiver.layer)), ""
+    return str(receiver), ""
 
 
 def _receiver(node: str, part: str, *, older: bool) -> str:
@@ -657,7 +659,7 @@ def _sort_key(name: str) -> tuple[int, int, int]:
     if name in (INPUT, LOGITS):
         return (-1 if name == INPUT else 1 << 30), 0, 0
     kind, layer, index = _node_place(name)
-    return layer, int(kind == "mlp"), index or 0
+    return layer, {"mlp_before": 0, "mlp": 2}.get(kind, 1), index or 0
 
 
 def _node_place(name: str) -> tuple[str, int, int | None]:
@@ -687,7 +689,7 @@ def _node(name: str, n_layers: int, prompt: GraphPrompt) -> dict[str, object]:
         elif node_kind == "head":
             kind, label, feature = "attention head", f"head {layer}.{index}", index
         else:
-            kind, label = "mlp", f"MLP {layer}"
+            kind, label = "mlp", f"MLP {layer}" if node_kind == "mlp" else f"MLP before attention {layer}"
     node: dict[str, object] = {
         "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(prompt.tokens) - 1, "feature_type": kind,
         "jsNodeId": name, "clerp": label,

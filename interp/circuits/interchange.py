@@ -84,8 +84,8 @@ def sender_outputs(model: Transformer, values: ReadValues) -> dict[str, Float[Te
     outputs = {START: upcast(values[Read(START)])}
     for layer in range(model.config.n_layers):
         outputs[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
-        if model.config.mlp is not None:
-            outputs[f"blocks.{layer}.hook_mlp_out"] = mlp_output(values, layer)
+        for mlp in model.config.mlps:
+            outputs[f"blocks.{layer}.hook_{mlp}_out"] = mlp_output(values, layer, mlp)
     return outputs
 
 
@@ -142,17 +142,18 @@ def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
     return norm.through(out)
 
 
-def mlp_output(values: ReadValues, layer: int) -> Float[Tensor, "n p d"]:
-    """Addition of the MLP of a layer to the stream in a recorded pass.
+def mlp_output(values: ReadValues, layer: int, mlp: str = "mlp") -> Float[Tensor, "n p d"]:
+    """Addition of an MLP of a layer to the stream in a recorded pass.
 
     Args:
         values: the pass's answers to `SenderChange.reads`.
         layer: the layer.
+        mlp: which of the layer's MLPs, of `EdgeGraph.mlps`.
 
     Returns:
         [n, p, d].
     """
-    return upcast(values[Read(f"blocks.{layer}.hook_mlp_out")])
+    return upcast(values[Read(f"blocks.{layer}.hook_{mlp}_out")])
 
 
 Replacement = Literal["resample", "mean", "zero"]
@@ -534,6 +535,9 @@ def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[ReceiverInput]:
     """
     for layer in range(graph.n_layers):
         block, first = graph.inputs(layer), graph.inputs(layer).start
+        if graph.mlp_before:
+            before = slice(first - 1, first)
+            yield ReceiverInput(f"blocks.{layer}.hook_mlp_before_in", before, False, before)
         for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
             yield ReceiverInput(
                 f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block
@@ -611,16 +615,20 @@ class DroppedEdges:
     def _known_senders(self) -> tuple[KnownSenders, ...]:
         """Groups of senders that write together, in the order of the pass."""
         groups = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
+
+        def add(name: str, layer: int, senders: slice, rows: int) -> None:
+            first = groups[-1].rows.stop
+            groups.append(KnownSenders(f"blocks.{layer}.{name}", layer, senders, slice(first, first + rows)))
+
         for layer in range(self.graph.n_layers):
-            heads, first, z = self.graph.heads(layer), groups[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
-            groups.append(KnownSenders(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
-            if self.graph.mlp:
-                first, mlp = groups[-1].rows.stop, self.graph.mlp_sender(layer)
-                groups.append(
-                    KnownSenders(
-                        f"blocks.{layer}.hook_mlp_out", layer, slice(mlp, mlp + 1), slice(first, first + 1)
-                    )
-                )
+            mlps = {mlp: self.graph.mlp_sender(layer, mlp) for mlp in self.graph.mlps}
+            if "mlp_before" in mlps:
+                before = mlps["mlp_before"]
+                add("hook_mlp_before_out", layer, slice(before, before + 1), 1)
+            rows = self.replaced[f"blocks.{layer}.attn.hook_z"].shape[2]
+            add("attn.hook_z", layer, self.graph.heads(layer), rows)
+            if "mlp" in mlps:
+                add("hook_mlp_out", layer, slice(mlps["mlp"], mlps["mlp"] + 1), 1)
         return tuple(groups)
 
     @cached_property

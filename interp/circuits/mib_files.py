@@ -166,6 +166,10 @@ class _Layout:
     """Mapping between edge matrices [sender, receiver] of a file and those of the model's graph."""
 
     def __init__(self, graph: EdgeGraph) -> None:
+        if graph.mlp_before:
+            raise ValueError(
+                "files of MIB have one MLP in a layer, this model another one before attention (Macaron)"
+            )
         self.graph = graph
         self.file_graph = EdgeGraph(graph.n_layers, graph.n_heads, graph.n_heads, True, graph.parallel)
         """The graph of the file: an MLP in every layer, a key and a value of every head."""

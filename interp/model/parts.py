@@ -61,6 +61,7 @@ KINDS: Mapping[str, PartKind] = MappingProxyType(
         "group_key": PartKind("L{layer}G{index}.k", "hook_k_input", "g", ("a{layer}.g{index}<k>",)),
         "group_value": PartKind("L{layer}G{index}.v", "hook_v_input", "g", ("a{layer}.g{index}<v>",)),
         "mlp_input": PartKind("L{layer}.mlp_in", "hook_mlp_in"),
+        "mlp_before_input": PartKind("L{layer}.mlp_before_in", "hook_mlp_before_in"),
         "block": PartKind("L{layer}", None, None, ("{layer}_block",)),
         **{
             name: PartKind(f"L{{layer}}.{name}", None, None, (f"{{layer}}_{name}",))
@@ -210,12 +211,14 @@ class Edge:
         if len(ends) != 2:
             raise ValueError(f"an edge is required, such as L0H1->L1H2.k, got {given!r}")
         receiver = Part.of(ends[1])
-        return cls(
-            Part.of(ends[0]), Part("mlp_input", receiver.layer) if receiver.kind == "mlp" else receiver
-        )
+        if receiver.kind in ("mlp", "mlp_before"):
+            receiver = Part(f"{receiver.kind}_input", receiver.layer)
+        return cls(Part.of(ends[0]), receiver)
 
     def __str__(self) -> str:
-        receiver = f"L{self.receiver.layer}.mlp" if self.receiver.kind == "mlp_input" else str(self.receiver)
+        receiver = str(self.receiver)
+        if self.receiver.kind in ("mlp_input", "mlp_before_input"):
+            receiver = receiver.removesuffix("_in")
         return f"{self.sender}->{receiver}"
 
 

@@ -107,8 +107,12 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
             )
         _check_ids("token types", types, config.n_token_types)
     if (memory is not None) != config.cross_attention:
-        needs = "requires a memory to attend to" if config.cross_attention else "has no cross-attention"
-        raise ValueError(f"this model {needs}; memory: {'none' if memory is None else 'given'}")
+        if memory is not None:
+            raise ValueError("this model has no cross-attention, got a memory")
+        raise ValueError(
+            "this decoder requires a memory to attend to, its encoded source, got none: give it the batch of "
+            "HookedEncoderDecoder.given(source, target), or memory=EncoderDecoder.encode(source)"
+        )
     if memory is None:
         return
     states, shape = memory.states, (len(tokens), config.d_model)

@@ -226,11 +226,13 @@ def _whole(name: str) -> bool:
 
 
 def _level(name: str) -> tuple[float, float]:
-    """Where a node's row stands: layer by layer heads, then the MLP; the input first and the logits last."""
+    """Where a node's row stands: by layer an MLP before heads, heads, the MLP; the input first and the logits last."""
     if name in (INPUT, LOGITS):
         return (-1.0 if name == INPUT else float("inf")), 0.0
     layer, head = _parsed(name)
     assert layer is not None
+    if name.endswith(".mlp_before"):
+        return float(layer), -1.0
     return float(layer), 0.0 if head is not None or name.endswith(".attn") else 1.0
 
 
@@ -287,7 +289,8 @@ def _label(name: str) -> str:
     if _whole(name):
         return f"layer {name[1:]}"
     part = Part.of(name)
-    return name if part.kind == "head" else f"{'heads' if part.kind == 'attn' else 'MLP'} {part.layer}"
+    words = {"attn": "heads", "mlp_before": "MLP before"}
+    return name if part.kind == "head" else f"{words.get(part.kind, 'MLP')} {part.layer}"
 
 
 def _meaning(name: str, members: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ def _no_model(model: object) -> str | None:
     if isinstance(model, type):
         return ""
     if hasattr(model, "encoder") and hasattr(model, "decoder"):
-        return ": an encoder-decoder has two; ask for one of them, such as model.model.decoder"
+        return ": an encoder-decoder has two; ask for one, such as model.decoder with its batch, model.given(...)"
     if hasattr(model, "config") and hasattr(model, "forward"):
         return ": wrap it with HookedTransformer.from_pretrained(model)"
     return ""
@@ -302,7 +302,7 @@ class HookPoint:
 
     def layer(self) -> int:
         """The block this site is in; ValueError outside the blocks."""
-        match = re.match(r"blocks\.(\d+)\.", self.name)
+        match = re.match(r"(?:encoder\.|decoder\.)?blocks\.(\d+)\.", self.name)
         if match is None:
             raise ValueError(f"{self.name!r} is not inside a block")
         return int(match[1])
@@ -321,7 +321,7 @@ def matching(names: Names, config: ModelConfig, stop: int | None = None) -> list
         sites.find(names, config)
         selected = [names]
     elif isinstance(names, str | re.Pattern) or callable(names):
-        accept = _predicate(names)
+        accept = predicate(names)
         selected = [n for n in every if accept(n) and _within(n, config, stop)]
     else:
         selected = [site for name in names for site in matching(name, config, stop)]
@@ -352,10 +352,12 @@ class Hooked:
 
     function: HookFunction
     direction: HookDirection = "fwd"
+    side: str = ""
+    """What the name that the function sees begins with: "encoder." or "decoder." in an encoder-decoder."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
         """The change of one site in one pass."""
-        point = memory.setdefault(site, HookPoint(site))
+        point = memory.setdefault(site, HookPoint(self.side + site))
         assert isinstance(point, HookPoint)
         if self.direction == "fwd":
             return _forward_change(self.function, point)
@@ -440,7 +442,8 @@ def _backward_change(function: HookFunction, point: HookPoint) -> Callable[[Tens
     return change
 
 
-def _predicate(names: str | re.Pattern[str] | Callable[[str], bool]) -> Callable[[str], bool]:
+def predicate(names: str | re.Pattern[str] | Callable[[str], bool]) -> Callable[[str], bool]:
+    """Whether a glob, a regular expression or a function selects a name."""
     if isinstance(names, str):
         pattern = names
         return lambda name: fnmatch.fnmatchcase(name, pattern)

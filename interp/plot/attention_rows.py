@@ -22,6 +22,10 @@ VALUES = {
     "entropy": "entropy (nats)",
     "gap": "score gap (score)",
 }
+HALVES = {
+    "entropy_same": "same signs", "entropy_opposite": "opposite signs", "entropy_halves": "mean of both halves",
+}  # fmt: skip
+"""Words for the entropies of polar attention."""
 
 
 @public()
@@ -30,7 +34,8 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
 
     Args:
         result: what `interp.attention.attention_entropy` returned.
-        score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight".
+        score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight"; with polar layers also
+            "entropy_same", "entropy_opposite" and "entropy_halves" (nats).
         ax: the Axes to draw on; None: a new figure.
 
     Raises:
@@ -43,11 +48,13 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
         "relative": "entropy / log(keys)",
         "entropy": VALUES["entropy"],
         "max_weight": VALUES["max_weight"],
+        **{name: f"{VALUES['entropy']}, {words}" for name, words in HALVES.items()},
     }
+    known = {name: label for name, label in known.items() if name in result.score.to_numpy()}
     if score not in known:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
     cells = result["value"].sel(score=score).transpose("layer", "head")
-    top = float(cells.max()) if score == "entropy" else 1.0
+    top = float(cells.max()) if score.startswith("entropy") else 1.0
     view = CellMap(cells.to_numpy(), ColourScale.mass(known[score], top), "attention entropy by head")
     return draw_heads(ax, view, cells)
 

@@ -233,6 +233,10 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+ATTENTION = 1
+"""Place of the heads among the rows of a layer."""
+
+
 def _places(found: Circuit) -> dict[str, tuple[float, float]]:
     """Where every node stands: one row per sublayer of the circuit, heads in the middle, MLPs to the right."""
     rows: dict[tuple[int, int], list[str]] = {}
@@ -240,18 +244,18 @@ def _places(found: Circuit) -> dict[str, tuple[float, float]]:
         rows.setdefault(_depth(found, node), []).append(node)
     aside = max(len(row) for row in rows.values()) / 2 + 0.75
     return {
-        node: (aside if depth[1] else i - (len(rows[depth]) - 1) / 2, float(height))
+        node: (aside if depth[1] != ATTENTION else i - (len(rows[depth]) - 1) / 2, float(height))
         for height, depth in enumerate(sorted(rows))
         for i, node in enumerate(rows[depth])
     }
 
 
 def _depth(found: Circuit, node: str) -> tuple[int, int]:
-    """The row of a node: layer, and attention before the MLP."""
+    """The row of a node: layer, and in it the MLP before attention, attention, and the MLP."""
     part = Part.of(node)
     if part.layer is None:
-        return found.graph.n_layers, 0
-    return (-1 if node == INPUT else part.layer), int(part.kind == "mlp")
+        return found.graph.n_layers, ATTENTION
+    return (-1 if node == INPUT else part.layer), {"mlp_before": 0, "mlp": 2}.get(part.kind, ATTENTION)
 
 
 def _arrows(

@@ -256,6 +256,56 @@ def test_weights_without_scores_are_read_as_shares_of_their_sizes(name: str) -> 
         assert np.isnan(cell.sel(score="gap")) and np.isnan(cell.sel(score="upper"))
 
 
+@pytest.mark.parametrize("name", ["polar", "polar-rotary", "polar-bidirectional"])
+def test_either_half_of_polar_attention_has_its_entropy_and_both_their_mean(name: str) -> None:
+    """Against a slow loop; and by concavity H of the mean pattern is between the mean of H and that plus log 2."""
+    network, layer = build_mixed(name), 0
+    found = attention_entropy(HookedTransformer(network), Batch.of(ROWS))
+    read = Read(f"blocks.{layer}.attn.hook_polar_pattern")
+    by_text: list[list[list[float]]] = []
+    both_everywhere = True
+    for row in ROWS:
+        tap = Tap([read])
+        network(torch.tensor([row]), tap)
+        of_text = []
+        for half, head in itertools.product(range(2), range(network.config.n_heads)):
+            entropies = []
+            for weights in tap.values[read][0, half, head].tolist():
+                if not sum(weights):
+                    both_everywhere = False
+                    continue
+                shares = [w / sum(weights) for w in weights]
+                entropies.append(-sum(w * math.log(w) for w in shares if w > 0))
+            of_text.append(entropies)
+        by_text.append(of_text)
+    for head in range(network.config.n_heads):
+        here = found.value.sel(layer=layer, head=head)
+        halves = []
+        for half, score in enumerate(("entropy_same", "entropy_opposite")):
+            texts = [np.mean(of_text[half * network.config.n_heads + head]) for of_text in by_text]
+            assert float(here.sel(score=score)) == pytest.approx(np.mean(texts))
+            halves.append(np.mean(texts))
+        mean, whole = float(here.sel(score="entropy_halves")), float(here.sel(score="entropy"))
+        assert mean == pytest.approx(np.mean(halves))
+        if both_everywhere:
+            assert mean - 1e-9 <= whole <= mean + math.log(2) + 1e-9
+    assert abs(found.value.sel(score="entropy_same") - found.value.sel(score="entropy_opposite")).max() > 1e-2
+    scores = list(found.score.values)
+    assert found.unit.values[scores.index("entropy_same")] == "nats"
+    assert not {"entropy_same"} & set(
+        attention_entropy(HookedTransformer(build("gpt2")), Batch.of(ROWS)).score.values
+    )
+
+
+def test_a_layer_of_softmax_beside_a_polar_one_has_no_halves() -> None:
+    config = build_mixed("polar-rotary").config
+    kinds = attention_entropy(HookedTransformer(build_mixed("polar-rotary")), Batch.of(ROWS))
+    for layer, mixer in enumerate(config.mixers):
+        here = kinds.value.sel(layer=layer, score="entropy_halves")
+        assert bool(here.isnull().all()) == (not mixer.traits.halves)
+    assert {bool(mixer.traits.halves) for mixer in config.mixers} == {True, False}
+
+
 def test_linear_attention_of_equal_keys_is_even() -> None:
     edit = Edit("blocks.0.attn.hook_k", Set(1.0))
     found = attention_entropy(HookedTransformer(build_mixed("linear")).edited(edit), Batch.of(ROWS))

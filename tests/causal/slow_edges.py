@@ -30,6 +30,9 @@ def edges(config: ModelConfig) -> list[str]:
     letter, found = "H" if config.kv_heads == config.n_heads else "G", []
     written = ["L0.resid"]
     for layer in range(config.n_layers):
+        if "mlp_before" in config.mlps:
+            found += [f"{u}->L{layer}.mlp_before" for u in written]
+            written = [*written, f"L{layer}.mlp_before"]
         heads = [f"L{layer}H{h}" for h in range(config.n_heads)]
         queries = [f"L{layer}H{h}.q" for h in range(config.n_heads)]
         groups = [f"L{layer}{letter}{g}.{part}" for part in "kv" for g in range(config.kv_heads)]
@@ -44,7 +47,7 @@ def writes(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """What every sender adds to the stream, `[b p d]`."""
     config, layers = model.config, range(model.config.n_layers)
     sites = [START] + [f"blocks.{i}.attn.hook_result" for i in layers]
-    sites += [f"blocks.{i}.hook_mlp_out" for i in layers if config.mlp is not None]
+    sites += [f"blocks.{i}.hook_{mlp}_out" for i in layers for mlp in config.mlps]
     if config.norm_place in ("sandwich", "output"):
         sites += [f"blocks.{i}.ln1_post.hook_scale" for i in layers]
     seen = observe(model, Batch(tokens), [Read(site) for site in sites]).trace
@@ -55,8 +58,8 @@ def writes(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
             out = result[:, :, h]
             out = out if norm is None else norm.frozen(out, seen[f"blocks.{i}.ln1_post.hook_scale"])
             found[f"L{i}H{h}"] = out * config.residual_scale
-        if config.mlp is not None:
-            found[f"L{i}.mlp"] = seen[f"blocks.{i}.hook_mlp_out"]
+        for mlp in config.mlps:
+            found[f"L{i}.{mlp}"] = seen[f"blocks.{i}.hook_{mlp}_out"]
     return found
 
 
@@ -65,8 +68,8 @@ def place(config: ModelConfig, receiver: str) -> tuple[str, int | None]:
     node, _, part = receiver.partition(".")
     if node == "logits":
         return final_stream(config), None
-    if part == "mlp":
-        return f"blocks.{node[1:]}.hook_mlp_in", None
+    if part in ("mlp", "mlp_before"):
+        return f"blocks.{node[1:]}.hook_{part}_in", None
     layer, head = re.split("[HG]", node[1:])
     return f"blocks.{layer}.hook_{part}_input", int(head)
 

@@ -6,17 +6,14 @@ import pytest
 import torch
 
 from interp.causal import EdgeGraph
+from interp.causal.graph import in_pass_order
 from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Edge
 from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
 from tests.loops import over
 
-SUMS = [
-    name
-    for name, config in CONFIGS.items()
-    if config.norm_place != "post" and "mlp_before" not in config.mlps
-]
+SUMS = [name for name, config in CONFIGS.items() if config.norm_place != "post"]
 
 
 def test_gpt2_small_has_32491_edges() -> None:
@@ -64,6 +61,31 @@ def test_parts_of_a_layer_are_where_the_names_say() -> None:
     assert graph.senders[graph.heads(1)] == ("L1H0", "L1H1", "L1H2", "L1H3")
     assert graph.senders[graph.mlp_sender(1)] == graph.receivers[graph.mlp_receiver(1)] == "L1.mlp"
     assert graph.receivers[graph.inputs(1)][-2:] == ("L1G0.k", "L1G0.v")
+
+
+def test_an_mlp_before_attention_is_a_node_of_its_own() -> None:
+    config = CONFIGS["macaron"]
+    graph = EdgeGraph.of(config)
+    h, g, layers = config.n_heads, config.kv_heads, range(config.n_layers)
+    assert graph.senders[:2] == ("L0.resid", "L0.mlp_before")
+    for layer in layers:
+        before = 1 + (h + 2) * layer
+        assert graph.senders[graph.mlp_sender(layer, "mlp_before")] == f"L{layer}.mlp_before"
+        assert graph.receivers[graph.mlp_receiver(layer, "mlp_before")] == f"L{layer}.mlp_before"
+        assert graph.senders[graph.heads(layer)] == tuple(f"L{layer}H{i}" for i in range(h))
+        assert graph.receivers[graph.inputs(layer)][0] == f"L{layer}H0.q"
+        assert int(graph.visible[graph.mlp_receiver(layer, "mlp_before")]) == before
+    by_layer = sum(
+        (1 + (h + 2) * i) + (h + 2 * g) * (2 + (h + 2) * i) + (2 + (h + 2) * i + h) for i in layers
+    )
+    assert len(graph) == by_layer + 1 + (h + 2) * len(layers)
+    edge = "L0.mlp_before->L1.mlp_before"
+    assert graph.name(*graph.index("L0.mlp_before->b1")) == str(Edge.of("b0->b1")) == edge
+    assert Edge.of(edge).receiver.site == "blocks.1.hook_mlp_before_in"
+    with pytest.raises(KeyError, match="no edge"):
+        graph.index("L0.mlp->L0.mlp_before")
+    assert in_pass_order(reversed(graph.senders)) == list(graph.senders)
+    assert in_pass_order(reversed(graph.receivers)) == list(graph.receivers)
 
 
 def test_edges_that_do_not_exist_are_refused() -> None:

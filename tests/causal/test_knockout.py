@@ -12,11 +12,12 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import KnockOut, knock_out
-from interp.causal.knockout import Cuts
+from interp.causal.knockout import SCORED, Cuts
 from interp.data.batch import Batch
 from interp.data.sources import open_source
 from interp.data.stream import Stream
-from interp.model.edits import Edit, Set
+from interp.model import sites
+from interp.model.edits import Edit, Set, Zero
 from interp.model.tap import Read
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import observe
@@ -26,7 +27,7 @@ from interp.zoo.planted import PLANTED
 from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
-from tests.mixers import build_mixed
+from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
 TOKENS = some_tokens(rows=3)
@@ -258,5 +259,44 @@ def test_layers_without_attention_scores_are_left_out_or_refused() -> None:
     )
     wide = knock_out(mixed, TOKENS, [-1], [1, 2], metric=METRIC, by=("layer",), window=2)
     assert_close(torch.tensor(wide.each.values), torch.tensor(found.each.values))
-    with pytest.raises(KeyError, match="attn_scores"):
+    with pytest.raises(
+        KeyError, match=r"layer 0 mixes positions by Linear, .*in this model layers \[1\] have them"
+    ):
         knock_out(mixed, TOKENS, [-1], [1, 2], metric=METRIC, layers=[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "instead"),
+    [
+        ("lightning", "Lightning", r"Edit\('blocks\.0\.attn\.hook_pattern'"),
+        ("linear", "Linear", r"Edit\('blocks\.0\.attn\.hook_pattern'"),
+        ("pool", "Pool", r"Edit\('blocks\.0\.attn\.hook_pattern'"),
+        ("polar", "Polar", r"edit blocks\.0\.hook_attn_out"),
+        ("mamba2", "Mamba2", r"edit blocks\.0\.hook_attn_out"),
+    ],
+)
+def test_mixers_without_scores_say_who_has_them_and_what_to_do(name: str, kind: str, instead: str) -> None:
+    model = HookedTransformer(build_mixed(name), None)
+    said = (
+        rf"scores to -inf before a softmax: layer 0 mixes positions by {kind}, which has no scores; no layer of this "
+        rf"model has them\. Mixers with scores: Softmax, Latent, DualChunk, Reformer, Synthesizer\. Instead, {instead}"
+    )
+    for layers in (None, [0]):
+        with pytest.raises(KeyError, match=said):
+            knock_out(model, TOKENS, [-1], [1], metric=METRIC, layers=layers)
+    if "pattern" in instead:
+        site = "blocks.0.attn.hook_pattern"
+        edit = Edit(site, Zero(), {"query": -1, "key": 1})
+        weights = observe(model, TOKENS, [Read(site)], [edit]).trace[site]
+        whole = observe(model, TOKENS, [Read(site)]).trace[site].clone()
+        whole[:, :, -1, 1] = 0
+        assert_close(weights, whole)
+
+
+def test_the_mixers_said_to_have_scores_are_those_that_have_them() -> None:
+    with_scores = {type(m).__name__ for c in MIXERS.values() for m in c.mixers if m.traits.scored}
+    assert with_scores == set(SCORED)
+    for name, config in MIXERS.items():
+        for layer, mixer in enumerate(config.mixers):
+            has = f"blocks.{layer}.attn.hook_attn_scores" in sites.names(config, on_demand=True)
+            assert has == mixer.traits.scored, name

@@ -35,6 +35,7 @@ SHAPES = (
     "bidirectional",
     "gpt-oss",
     "post-norm",
+    "macaron",
 )
 Values = Mapping[str, Tensor]
 
@@ -61,16 +62,17 @@ def by_sender(table: xr.Dataset, name: str = "each") -> dict[str, Tensor]:
 def site_of(sender: str) -> tuple[str, int | None]:
     if sender == "L0.resid":
         return "blocks.0.hook_resid_pre", None
-    if sender.endswith(".mlp"):
-        return f"blocks.{sender[1]}.hook_mlp_out", None
+    layer, _, mlp = sender[1:].partition(".")
+    if mlp in ("mlp", "mlp_before"):
+        return f"blocks.{layer}.hook_{mlp}_out", None
     layer, head = sender[1:].split("H")
     return f"blocks.{layer}.attn.hook_z", int(head)
 
 
 def input_of(receiver: str) -> tuple[str, int | None]:
     node, part = receiver[1:].split(".")
-    if part == "mlp":
-        return f"blocks.{node}.hook_mlp_in", None
+    if part in ("mlp", "mlp_before"):
+        return f"blocks.{node}.hook_{part}_in", None
     layer, head = node.replace("G", "H").split("H")
     return f"blocks.{layer}.attn.hook_{part}", int(head)
 
@@ -87,7 +89,7 @@ def set_to(value: Tensor, head: int | None, pos: int | None = None) -> Callable[
 
 @functools.cache
 def recorded(model: Transformer, tokens: Tensor) -> Values:
-    kinds = ["hook_resid_pre", "attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
+    kinds = ["hook_resid_pre", "attn.hook_z", *(f"hook_{mlp}_out" for mlp in model.config.mlps)]
     reads = [Read(f"blocks.{i}.{kind}") for i in range(model.config.n_layers) for kind in kinds]
     trace = observe(model, Batch(tokens), reads).trace
     return {read.site: trace[read] for read in reads}
@@ -110,7 +112,7 @@ def slow(
     """The change of the metric in every row of the first run; values of the second run are patched into it."""
     own, other = runs
     here, there = recorded(model, own), recorded(model, other)
-    held = [s for s in here if s.endswith("hook_z") or (freeze_mlps and s.endswith("mlp_out"))]
+    held = [s for s in here if s.endswith("hook_z") or (freeze_mlps and ".hook_mlp_" in s)]
     edits = [Edit(site, set_to(here[site], None)) for site in held]
     site, head = site_of(sender)
     edits.append(Edit(site, set_to(there[site], head, pos)))
@@ -126,7 +128,8 @@ def slow(
 def receiver_sets(config: ModelConfig) -> list[list[str]]:
     shared = "H" if config.kv_heads == config.n_heads else "G"
     sets = [["logits"], ["L2H1.q"], [f"L2{shared}0.v", f"L2{shared}0.k", "L1H3.q"]]
-    return sets + ([["L1.mlp"], ["L2.mlp", "L1.mlp", "L2H0.q"]] if config.mlp is not None else [])
+    sets += [["L1.mlp"], ["L2.mlp", "L1.mlp", "L2H0.q"]] if config.mlp is not None else []
+    return sets + ([["L2.mlp_before"], ["L1.mlp_before", "L2H1.q"]] if "mlp_before" in config.mlps else [])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_one_position_at_a_time() -> None:
                 assert_close(each[:, pos], wanted)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "macaron"])
 def test_with_mlps_held_as_well(name: str) -> None:
     for receivers in (["logits"], ["L2H1.q", "L2.mlp"]):
         for sender, each in by_sender(patched(name, receivers, freeze_mlps=True)).items():
@@ -179,7 +182,7 @@ def added(model: Transformer) -> Values:
     return change
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "macaron"])
 def test_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
     model = deep(name)
     change, graph = added(model), EdgeGraph.of(model.config)

@@ -92,7 +92,9 @@ def test_between_neighbouring_tokens_every_edge_is_the_exact_patch(name: str, di
     own, other = sides(direction, clean, corrupt)
     change = changes(model, own, other)
     along = (
-        ("eap-ig-inputs", "eap-ig-activations", "clean-corrupted") if name in ("parallel", "gemma2") else ()
+        ("eap-ig-inputs", "eap-ig-activations", "clean-corrupted")
+        if name in ("parallel", "gemma2", "macaron")
+        else ()
     )
     for method in ("eap", *along):
         table = attributed(model, clean, corrupt, method=method, steps=2, direction=direction)
@@ -166,7 +168,7 @@ def out_of(table: xr.Dataset, senders: list[str]) -> Tensor:
 
 
 @both_directions
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "macaron"])
 def test_integrated_scores_out_of_the_input_sum_to_the_whole_effect(name: str, direction: str) -> None:
     model, errors = build(name), []
     expected = whole(model, START, direction)

@@ -134,6 +134,10 @@ def saved(held: object, folder: Path) -> Path:
     [
         (EdgeGraph(2, 2, 2), SCORES),
         (EdgeGraph(2, 4, 2), {"L0H3->L1G0.k": 1 / 3, "L0H3->L1G0.v": 2.0, "L1H1->logits": -1e-300}),
+        (
+            EdgeGraph(1, 2, 2, mlp_before=True),
+            {"L0.resid->L0.mlp_before": 2.0, "L0.mlp_before->L0H1.q": -0.5, "L0H1->L0.mlp": 1.0},
+        ),
         (EdgeGraph(1, 2, 2, mlp=False), {"L0.resid->L0H1.v": 0.1 + 0.2, "L0H1->logits": 3.0}),
     ],
 )

@@ -33,8 +33,8 @@ from tests.tolerances import assert_close, student95
 
 CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
 METRIC = logit_difference(ANSWER, WRONG)
-ONE_OF_EACH = ("gpt2", "llama-gqa", "attention-only-rotary", "parallel", "gemma2", "gpt-oss")
-"""Groups, no MLP, parallel blocks, norms of what is added, experts."""
+ONE_OF_EACH = ("gpt2", "llama-gqa", "attention-only-rotary", "parallel", "gemma2", "gpt-oss", "macaron")
+"""Groups, no MLP, parallel blocks, norms of what is added, experts, an MLP before attention."""
 
 
 def run(
@@ -103,22 +103,23 @@ def spoken(model: Transformer, tokens: Tensor, edits: list[Edit]) -> dict[str, T
     A head's share is what its z W_O adds behind the layer's norm at that norm's scale, a linear map of it.
     """
     config, layers = model.config, range(model.config.n_layers)
-    names = ["attn.hook_result", "hook_mlp_out", "ln1_post.hook_scale"]
-    has = [True, config.mlp is not None, config.norm_place in ("sandwich", "output")]
-    reads = [
-        Read(START),
-        *(Read(f"blocks.{i}.{n}") for i in layers for n, h in zip(names, has, strict=True) if h),
+    scaled = config.norm_place in ("sandwich", "output")
+    names = [
+        "attn.hook_result",
+        *(f"hook_{mlp}_out" for mlp in config.mlps),
+        *["ln1_post.hook_scale"] * scaled,
     ]
+    reads = [Read(START), *(Read(f"blocks.{i}.{n}") for i in layers for n in names)]
     seen = observe(model, Batch(tokens), reads, edits).trace
     found = {"L0.resid": seen[START]}
     for i in layers:
         shares = seen[f"blocks.{i}.attn.hook_result"]
-        if has[2]:
+        if scaled:
             norm = model.block(i).ln1_post
             assert norm is not None and norm.gamma is not None
             shares = norm.centred(shares) * norm.gamma / seen[f"blocks.{i}.ln1_post.hook_scale"][:, :, None]
         found |= {f"L{i}H{h}": x * config.residual_scale for h, x in enumerate(shares.unbind(2))}
-        found |= {f"L{i}.mlp": seen[f"blocks.{i}.hook_mlp_out"]} if has[1] else {}
+        found |= {f"L{i}.{mlp}": seen[f"blocks.{i}.hook_{mlp}_out"] for mlp in config.mlps}
     return found
 
 
@@ -127,7 +128,8 @@ def groups(config: ModelConfig) -> list[list[str]]:
     """Receivers in the order of the pass; those of one list see the same senders."""
     receivers = EdgeGraph.of(config).receivers
     return [
-        list(group) for _, group in itertools.groupby(receivers, key=lambda r: (r[:2], r.endswith(".mlp")))
+        list(group)
+        for _, group in itertools.groupby(receivers, key=lambda r: (r[:2], r.partition(".mlp")[1:]))
     ]
 
 
@@ -173,7 +175,7 @@ def test_all_edges_are_the_clean_run_and_none_the_corrupted_one(name: str) -> No
     assert (empty - difference(model(CORRUPT))).abs().max() <= 1e-9
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "attention-only"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "attention-only", "macaron"])
 @pytest.mark.parametrize("replacement", ["mean", "zero"])
 def test_means_and_zeros_replace_what_a_run_says(name: str, replacement: Replacement) -> None:
     model = build(name)
@@ -292,7 +294,7 @@ def test_exact_effects_are_one_edge_changed_by_hand(name: str, direction: str) -
     assert_close(torch.from_numpy(table.corrupt.values), difference(model(CORRUPT)))
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gptj"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gptj", "macaron"])
 def test_circuits_that_lack_one_edge_are_the_exact_effects(name: str) -> None:
     model = build(name)
     graph = graph_of(model)

@@ -1,10 +1,14 @@
 """The same random model in TransformerLens: equal activations under equal names, equal writes of heads, equal edits."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from interp import HookedTransformer, Part
+from interp.compat.transformer_lens.activation_cache import ActivationCache
 from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import sites
@@ -136,3 +140,48 @@ def test_texts_become_the_same_tokens_save_that_bos_is_never_doubled(both) -> No
     doubled = theirs.to_tokens(END + CORPUS[0])
     assert doubled[0, :2].tolist() == [0, 0]
     assert torch.equal(text.batch(END + CORPUS[0]).tokens, doubled[:, 1:])
+
+
+READINGS: dict[str, dict[str, Any]] = {
+    "plain": {}, "one position": {"pos_slice": -1}, "some neurons": {"neuron_slice": (0, 7)},
+    "one neuron": {"neuron_slice": 3}, "onto one": {"onto": 1}, "onto three": {"onto": 3},
+}  # fmt: skip
+
+
+def caches(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Their cache and ours of the same random activations, weights of three layers as ours keep them."""
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+
+    layers, b, p, m, d = 3, 2, 5, 23, 12
+    blocks = [SimpleNamespace(mlp=SimpleNamespace(W_out=drawn(d, m).mT)) for _ in range(layers)]
+    cfg = SimpleNamespace(n_layers=layers, d_mlp=m, n_heads=2, normalization_type="LN", attn_only=False)
+    values = {}
+    for layer in range(layers):
+        values[f"blocks.{layer}.mlp.hook_post"] = drawn(b, p, m)
+        values[f"blocks.{layer}.hook_resid_post"] = drawn(b, p, d)
+    model: Any = SimpleNamespace(cfg=cfg, blocks=blocks)
+    other = pytest.importorskip("transformer_lens.ActivationCache").ActivationCache
+    return other(dict(values), model), ActivationCache(dict(values), model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("reading", READINGS)
+def test_neurons_and_their_remainder_are_the_same_bits(reading: str, dtype: torch.dtype) -> None:
+    theirs, ours = caches(dtype)
+    options = dict(READINGS[reading])
+    if onto := options.pop("onto", None):
+        shape = (12,) if onto == 1 else (12, onto)
+        options["project_output_onto"] = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(
+            dtype
+        )
+    for layer in (1, 3, -1):
+        asked = {"layer": layer, "incl_remainder": True, "return_labels": True, **options}
+        (want, labels), (found, mine) = (
+            theirs.stack_neuron_results(**asked),
+            ours.stack_neuron_results(**asked),
+        )
+        assert torch.equal(found, want) and labels == mine
+    assert torch.equal(ours.stack_neuron_results(2, **options), theirs.stack_neuron_results(2, **options))

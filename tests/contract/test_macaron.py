@@ -4,7 +4,9 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from interp import HookedTransformer
 from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph
 from interp.causal.patching import patch_preset
+from interp.circuits.circuit_evaluation import degree_matched
+from interp.circuits.edge_circuit import connected
+from interp.circuits.mib_files import write_mib
 from interp.compat.hooked_export import to_hooked_state
 from interp.model import MLP, Edit, Read, Tap, UsualBlock
 from interp.model.block import FeedForward
@@ -186,13 +191,85 @@ def test_a_sweep_is_planned_with_the_cost_of_both() -> None:
     assert block_products(CONFIG) - block_products(plain) == 24 * 3 * CONFIG.mlp.d_mlp
 
 
+def exact_effects() -> torch.Tensor:
+    found = interp.circuits.edge_effects(model(), some_tokens(), some_tokens(seed=1), metric=METRIC)
+    return torch.from_numpy(found.value.values).nan_to_num()
+
+
+def test_the_edges_out_of_the_input_sum_to_the_whole_effect() -> None:
+    """Gauss' rule: the integral along the line from corrupted to clean embeddings is the metric's whole change."""
+    found = interp.circuits.edge_attribution(
+        model(),
+        some_tokens(),
+        some_tokens(seed=1),
+        metric=METRIC,
+        method="eap-ig-inputs",
+        steps=48,
+        rule="gauss",
+    )
+    whole = difference(build("macaron")(some_tokens())) - difference(build("macaron")(some_tokens(seed=1)))
+    out = found.value.sel(sender="L0.resid").sum("receiver")
+    assert float(out) == pytest.approx(float(whole.mean()), rel=1e-3)
+    assert abs(float(found.value.sel(sender="L0.resid", receiver="L0.mlp_before"))) > 1e-2
+
+
+def test_a_circuit_found_by_exact_effects_has_the_largest_connected_edges() -> None:
+    graph, effects = EdgeGraph.of(CONFIG), exact_effects()
+    found = interp.circuits.find_circuit(
+        model(), some_tokens(), some_tokens(seed=1), metric=METRIC, edges=30, method="exact", search="top_n"
+    )
+    places = effects.abs().flatten().topk(30).indices
+    largest = {graph.name(int(i) // len(graph.receivers), int(i) % len(graph.receivers)) for i in places}
+    assert set(found.edges) <= largest
+    assert found.mask().equal(connected(graph, graph.chosen(largest)))
+    assert any("mlp_before" in edge for edge in found.edges)
+    assert interp.circuits.Circuit.of(graph, found.mask(), effects).mask().equal(found.mask())
+
+
+def test_a_circuit_is_evaluated_by_passes_with_its_edges_alone() -> None:
+    graph, pairs = EdgeGraph.of(CONFIG), (some_tokens(), some_tokens(seed=1))
+    circuit = interp.circuits.find_circuit(model(), *pairs, metric=METRIC, edges=40)
+    found = interp.circuits.evaluate_circuit(model(), *pairs, circuit, metric=METRIC, nodes=2)
+    masks = torch.stack((graph.exists, circuit.mask(), torch.zeros_like(graph.exists)))
+    ran = interp.circuits.interchange(model(), *pairs, masks, metric=METRIC)
+    full, kept, empty = torch.from_numpy(ran["each"].values.T)
+    faithful = (kept - empty).mean() / (full - empty).mean()
+    assert float(found.value.isel(circuit=0).sel(score="faithfulness")) == pytest.approx(float(faithful))
+    assert {"L0.mlp_before", "L1.mlp_before"} & set(found.part.values)
+
+
+def test_random_circuits_keep_the_degrees_of_the_first_mlp() -> None:
+    graph = EdgeGraph.of(CONFIG)
+    kept = graph.exists & (torch.rand(graph.exists.shape, generator=torch.Generator().manual_seed(0)) < 0.4)
+    other = degree_matched(graph, kept, np.random.default_rng(0))
+    assert not other.equal(kept) and not bool((other & ~graph.exists).any())
+    for layer in range(2):
+        for mlp in ("mlp_before", "mlp"):
+            sender, receiver = graph.mlp_sender(layer, mlp), graph.mlp_receiver(layer, mlp)
+            assert other[sender].sum() == kept[sender].sum()
+            assert other[:, receiver].sum() == kept[:, receiver].sum()
+
+
+def test_circuits_with_the_first_mlp_are_saved_and_drawn_in_the_order_of_the_pass(tmp_path: Path) -> None:
+    scores = {"L0.resid->L0.mlp_before": 2.0, "L0.mlp_before->L0H1.q": 1.0, "L0H1->L1.mlp_before": -1.0}
+    circuit = interp.circuits.Circuit(EdgeGraph.of(CONFIG), scores | {"L1.mlp_before->logits": 3.0})
+    circuit.save(tmp_path / "circuit.json")
+    assert interp.circuits.Circuit.load(tmp_path / "circuit.json") == circuit
+    names = ["L0.resid", "L0.mlp_before", "L0H1", "L1.mlp_before", "logits"]
+    places = {text.get_text(): text.get_position()[1] for text in interp.plot.circuit(circuit).texts}
+    heights = [places[name] for name in names if name in places]
+    assert len(heights) >= 3 and heights == sorted(set(heights))
+
+
+def test_a_model_edited_between_the_mlps_is_no_sum() -> None:
+    edited = model().edited(Edit("blocks.0.hook_resid_pre_attn", Zero()))
+    with pytest.raises(ValueError, match=r"inputs that are sums.*hook_resid_pre_attn|resid_pre_attn"):
+        interp.circuits.edge_effects(edited, some_tokens(), some_tokens(seed=1), metric=METRIC)
+
+
 REFUSED: dict[str, Callable[[], object]] = {
-    "edge graph": lambda: EdgeGraph.of(CONFIG),
-    "edges": lambda: interp.circuits.edge_attribution(
-        model(), some_tokens(), some_tokens(seed=1), metric=METRIC
-    ),
-    "paths": lambda: interp.path_patch(
-        model(), some_tokens(), some_tokens(seed=1), ["L1.mlp"], metric=METRIC
+    "files of MIB": lambda: write_mib(
+        "never_written.json", model(), torch.zeros(EdgeGraph.of(CONFIG).exists.shape)
     ),
     "TransformerLens": lambda: to_hooked_state(build("macaron")),
     "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),

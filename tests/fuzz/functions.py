@@ -134,6 +134,7 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
     "tasks.Examples": {"batch": lambda: examples().batch},
     "Batch.of": {"rows": lambda: [[5, 6], [7]]},
     "HookedEncoderDecoder.run_with_cache": dict.fromkeys(("source", "target"), lambda: torch.tensor([[1, 2]])),
+    "HookedEncoderDecoder.run_with_hooks": dict.fromkeys(("source", "target"), lambda: torch.tensor([[1, 2]])),
     "HookedEncoderDecoder.generate": {"source": lambda: torch.tensor([[1, 2]]), "max_new_tokens": lambda: 1},
     "residual.ActivationCache.apply_ln_to_stack": {
         "stack": lambda: model().run_with_cache(TOKENS)[1].decompose_resid().values},

@@ -83,12 +83,21 @@ class Reading:
         return x
 
 
-def joined(parts: Iterator[Float[Tensor, "_ ..."]], n: int) -> Float[Tensor, "n ..."]:
-    """A copy of the parts in one tensor of n rows; without gradients at most one other part is in memory."""
+def joined(
+    parts: Iterator[Float[Tensor, "_ ..."]], n: int, *, rows_inside: bool = False
+) -> Float[Tensor, "n ..."]:
+    """A copy of the parts in one tensor of n rows; without gradients at most one other part is in memory.
+
+    rows_inside: whether the rows are next to the last axis in memory, as in a stack of TransformerLens.
+    """
     first = next(parts)
     if first.requires_grad:
+        if rows_inside:
+            return torch.cat([part.movedim(0, -2) for part in chain([first], parts)], -2).movedim(-2, 0)
         return torch.cat([first, *parts])
     whole, start = first.new_empty((n, *first.shape[1:])), len(first)
+    if rows_inside:
+        whole = first.new_empty((*first.shape[1:-1], n, first.shape[-1])).movedim(-2, 0)
     whole[:start] = first
     for part in parts:
         whole[start : start + len(part)] = part
@@ -97,13 +106,16 @@ def joined(parts: Iterator[Float[Tensor, "_ ..."]], n: int) -> Float[Tensor, "n 
 
 
 def with_remainder(
-    rows: Iterator[Float[Tensor, "_ ..."]], rest: Float[Tensor, "..."]
-) -> Iterator[Float[Tensor, "_ ..."]]:
-    """The rows, then what is left of `rest` without them."""
-    for part in rows:
-        rest = rest - part.sum(0)
-        yield part
-    yield rest[None]
+    rows: Iterator[Float[Tensor, "_ ..."]], rest: Float[Tensor, "..."], n: int
+) -> Float[Tensor, "n ..."]:
+    """The rows, and last what is left of `rest` without them, as TransformerLens computes it to the bit.
+
+    It sums all rows at once, next to the last axis in memory, which decides the order of the sum.
+    """
+    if n == 1:
+        return rest[None]
+    stack = joined(rows, n - 1, rows_inside=True)
+    return torch.cat((stack, (rest - stack.sum(0))[None]))
 
 
 logger = logging.getLogger(__name__)
@@ -580,7 +592,7 @@ class ActivationCache(CachedActivations):
             shaped = self["hook_embed" if self.has_embed else ("resid_pre", 0)]
             return reading(pos.apply(shaped, dim=-2))[None][:0]
         labels.append("remainder")
-        return joined(with_remainder(rows, reading(self._input_of(upto, pos))), len(labels))
+        return with_remainder(rows, reading(self._input_of(upto, pos)), len(labels))
 
 
 def _result_name(layer: int) -> str:

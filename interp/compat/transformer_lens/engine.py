@@ -5,6 +5,7 @@ Hook points that have hooks are places of the pass (`hook_tap`). Where a module 
 is of TransformerLens' form asks the native part in turn (`Part.computed`). So nothing is computed in two ways.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from interp.compat.transformer_lens.native import (
     place_of,
     split_inputs,
 )
-from interp.compat.transformer_lens.weights import Shared, found, links_of
+from interp.compat.transformer_lens.weights import Shared, Viewed, as_entry, found, links_of
 from interp.model.attention import Attention, PassState, picked
 from interp.model.block import Block
 from interp.model.config import ModelConfig
@@ -341,7 +342,13 @@ class Engine:
 
     def _current(self, path: str) -> nn.Module:
         """The module that stands there now."""
-        return self._root.get_submodule(path.removeprefix(self._path).removeprefix("."))
+        try:
+            return self._root.get_submodule(path.removeprefix(self._path).removeprefix("."))
+        except AttributeError as cause:
+            raise ValueError(
+                f"{path} is gone, and the model was built with it: {WITHOUT_A_BLOCK}; a model with fewer blocks is "
+                "built from a config of its own, and takes its weights by load_state_dict"
+            ) from cause
 
     # one part
 
@@ -500,6 +507,19 @@ class Part(Noticing):
         """The attributes of the native part that follow from what users may set on this module."""
         return {}
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Also what pruning makes of a parameter, `W_in_orig`, which has memory of its own: its masks are flat."""
+        if name.endswith("_orig") and isinstance(param, Viewed):
+            param.flatten_memory()
+        super().register_parameter(name, param)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The entries of a `state_dict`, which writers of files may ask for flat."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                as_entry(destination[prefix + name])
+
     def __setattr__(self, name: str, value: Any) -> None:
         if check := self.settable.get(name):
             check(name, value)
@@ -552,6 +572,22 @@ class Part(Noticing):
         return {name: value for name, value in self.__dict__.items() if name not in ("_home", "_own")}
 
 
+WITHOUT_A_BLOCK = (
+    "to leave a block out, set what it adds to 0 by hooks on its hook_attn_out and hook_mlp_out, or end before it "
+    "(stop_at_layer)"
+)
+"""Advice to who puts something that is no block in the place of one, or removes one."""
+
+
+def _takes(module: nn.Module, *inputs: Tensor, **given: object) -> bool:
+    """Whether the module's forward has these arguments."""
+    try:
+        inspect.signature(module.forward).bind(*inputs, **given)
+    except TypeError:
+        return False
+    return True
+
+
 class Detour(nn.Module):
     """A replacement of a part of the native model for one pass: a call of the module that users see there."""
 
@@ -587,11 +623,28 @@ class Detour(nn.Module):
         self, module: nn.Module, x: Tensor, shared: PassState, tap: Scope | None, only: Tensor | None = None
     ) -> Tensor:
         layer = int(self._slot.name)
-        out = module(
-            x, shortformer_pos_embed=place_of(shared), past_kv_cache_entry=self._setting.entry(layer),
-            attention_mask=self._setting.mask,
-        )  # fmt: skip
+        given = {
+            "shortformer_pos_embed": place_of(shared), "past_kv_cache_entry": self._setting.entry(layer),
+            "attention_mask": self._setting.mask,
+        }  # fmt: skip
+        out = self._answer(module, x, **given)
         return _tensor(out if only is None else picked(out, only))
+
+    def _answer(self, module: nn.Module, *inputs: Tensor, **given: object) -> Tensor:
+        """The output of the module. TypeError, with what to do instead, for one that does not take what it is given."""
+        try:
+            return _tensor(module(*inputs, **given))
+        except TypeError as cause:
+            if _takes(module, *inputs, **given):
+                raise
+            is_block = isinstance(self._slot.native, Block)
+            names = [*given] if is_block else ["query, key and value inputs", *given]
+            instead = WITHOUT_A_BLOCK if is_block else "to leave it out, set its output to 0 by a hook"
+            raise TypeError(
+                f"{self._slot.path} is now {type(module).__name__}, whose forward does not take what a pass gives to "
+                f"{'a block' if is_block else 'attention'} ({', '.join(names)}): {instead}; any other module there "
+                "needs a forward with these arguments too (**kwargs)"
+            ) from cause
 
     def _attention(
         self,
@@ -605,8 +658,11 @@ class Detour(nn.Module):
         native = self._slot.native
         inputs = native.inputs(x, (*source, place_of(shared)), tap)  # type: ignore[union-attr, operator]
         assert isinstance(native, Attention)
-        out = module(
-            *inputs, past_kv_cache_entry=self._setting.entry(native.layer), attention_mask=self._setting.mask
+        out = self._answer(
+            module,
+            *inputs,
+            past_kv_cache_entry=self._setting.entry(native.layer),
+            attention_mask=self._setting.mask,
         )
         return _tensor(out if only is None else picked(out, only))
 

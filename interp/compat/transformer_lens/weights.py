@@ -6,7 +6,7 @@ tied) is copied before each pass. Gradients of the fused weights are split into 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -102,6 +102,87 @@ class Leaf:
         return self.owner._parameters.get(self.name) is None
 
 
+GRADIENT: Any = Tensor.grad
+"""Where torch keeps the gradient of a tensor."""
+
+
+class Flattened(Tensor):
+    """A tensor that is moved into contiguous memory of its own when a view of it is asked for that needs that."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def flatten_memory(self) -> None:
+        """Move the numbers into contiguous memory of their own."""
+        self.data = self.data.contiguous()
+
+    def view(self, *shape: Any) -> Tensor:
+        """As torch's, of any shape: a tensor whose memory does not allow it gets another one first."""
+        if self.is_contiguous():
+            return super().view(*shape)
+        try:
+            return super().view(*shape)
+        except RuntimeError:
+            self.data.contiguous().view(*shape)  # refuses what no memory would allow
+        self.flatten_memory()
+        return super().view(*shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return deepcopy(self.detach(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a tensor of torch's own class, which any program can read."""
+        return self.detach().__reduce_ex__(protocol)
+
+
+class Entry(Flattened):
+    """A tensor of a `state_dict`: also what looks at its storage, as safetensors does first, sees memory of its own."""
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The storage of these numbers and of no others."""
+        if not _is_alone(self):
+            self.data = self.data.clone(memory_format=torch.contiguous_format)
+        return super().untyped_storage()
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous, and all of its storage."""
+    return tensor.is_contiguous() and Tensor.untyped_storage(tensor).nbytes() == tensor.nbytes
+
+
+def as_entry(tensor: Tensor) -> Tensor:
+    """The tensor of a `state_dict` itself, as an `Entry` on the host where it is a part of another's memory."""
+    if type(tensor) is Tensor and tensor.is_cpu and not _is_alone(tensor):
+        tensor.__class__ = Entry
+    return tensor
+
+
+class Viewed(nn.Parameter, Flattened):
+    """A parameter that is a view of a native weight, and leaves it when a flat view of it is asked for.
+
+    So do `parameters_to_vector` and others; it is then copied before each pass. Its gradients are laid out as it is,
+    and become flat in the same way (`torch.optim.LBFGS`). Only of parameters on the host: on an accelerator an
+    optimiser takes all parameters at once (`foreach`) if they are of torch's own class.
+    """
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient."""
+        found: Tensor | None = GRADIENT.__get__(self)
+        if type(found) is Tensor and not found.is_contiguous():
+            found.__class__ = Flattened
+        return found
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        """Keep another gradient."""
+        GRADIENT.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        """Forget the gradient."""
+        GRADIENT.__delete__(self)
+
+
 class Shared:
     """The native model's weights as views, and back."""
 
@@ -125,10 +206,13 @@ class Shared:
             if leaf.computed or same_memory(leaf.view, parameter):
                 continue
             leaf.view.copy_(parameter)
+            kind = Viewed if leaf.view.is_cpu else nn.Parameter
             if fresh:
-                torch.utils.swap_tensors(parameter, nn.Parameter(leaf.view, parameter.requires_grad))
+                torch.utils.swap_tensors(parameter, kind(leaf.view, parameter.requires_grad))
             else:
                 parameter.data = leaf.view
+                if isinstance(parameter, nn.Parameter):
+                    parameter.__class__ = kind
         self._forget()
 
     def _look(self) -> None:

@@ -7,9 +7,12 @@ from interp.compat.transformer_lens.activation_cache import Reading, joined, wit
 
 def test_joined_parts_are_their_concatenation_with_and_without_gradients() -> None:
     parts = [torch.randn(n, 3) for n in (2, 0, 4)]
-    assert torch.equal(joined(iter(parts), 6), torch.cat(parts))
+    for inside in (False, True):
+        assert torch.equal(joined(iter(parts), 6, rows_inside=inside), torch.cat(parts))
     parts[0].requires_grad_()
-    assert joined(iter(parts), 6).requires_grad
+    for inside in (False, True):
+        found = joined(iter(parts), 6, rows_inside=inside)
+        assert found.requires_grad and torch.equal(found, torch.cat(parts))
 
 
 def test_a_reading_of_heads_and_neurons_is_the_reading_of_what_they_write() -> None:
@@ -30,6 +33,9 @@ def test_products_with_directions_are_those_of_the_vectors_as_read() -> None:
 
 def test_rows_and_their_remainder_sum_to_the_whole() -> None:
     rows, whole = torch.randn(4, 3), torch.randn(3)
-    parts = list(with_remainder(iter(rows.split(2)), whole))
-    assert [len(part) for part in parts] == [2, 2, 1]
-    torch.testing.assert_close(torch.cat(parts).sum(0), whole)
+    for wants_gradient in (False, True):
+        rows.requires_grad_(wants_gradient)
+        stack = with_remainder(iter(rows.split(2)), whole, 5)
+        assert torch.equal(stack[:4], rows) and stack.requires_grad == wants_gradient
+        torch.testing.assert_close(stack.sum(0), whole)
+    assert torch.equal(with_remainder(iter(()), whole, 1), whole[None])
