@@ -261,6 +261,7 @@ def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedToken
     other = interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True)
     return {
         "heads": lambda: World.of(replace(head_scores(model.cfg, random), result=plain), model, batch),
+        "attention_by_depth": lambda: World.of(interp.attention.AttentionByDepth(), model, batch),
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
         "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
         "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),

@@ -10,6 +10,7 @@ import xarray as xr
 
 from interp.attention import (
     AttentionAttribution,
+    AttentionByDepth,
     AttentionEntropy,
     AttentionKernel,
     AttentionPaths,
@@ -273,6 +274,11 @@ _ATTENTION: dict[str, Case] = {
         of("value", "share", "query_source", "query_moved", "key_source", "key_moved", over="prompt rank")
         | of("query_part", "key_part", "path", over="prompt rank")
         | of("total", over="prompt"),
+    ),
+    "AttentionByDepth": Case(
+        AttentionByDepth(recent=2),
+        of(*_SCORE, over="layer head score")
+        | of("layer_mean", "layer_low", "layer_high", "random", "random_low", "random_high", over="layer score"),
     ),
     **{
         f"AttentionEntropy {m}": Case(AttentionEntropy(train_length=m), of(*_SCORE, over="layer head score"))
