@@ -53,22 +53,27 @@ GAIN = 0.9
 FOLDS = 5
 """Parts of the words, each held out once."""
 
-VERBS_AND_NOUNS = (
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+VERBS_AND_NOUNS = _words(
     "walk dance play talk run drink dream plan fight smile sleep swim ride jump climb rest laugh cry shout whisper "
     "visit travel work study test search call answer vote guess kiss hope help attack escape return repair change "
     "move turn start promise reply"
-).split()
+)
 PHRASE_CONTEXTS = {
     True: ("They liked the", "She spoke about a long", "We were tired after the", "It was their first"),
     False: ("They often", "She really wanted to", "In summer we always", "It is hard to"),
 }
 """Beginnings after which a word is a noun, and a verb."""
-SUBJECTS = (
+SUBJECTS = _words(
     "boy girl king queen nurse doctor teacher lawyer farmer sailor soldier singer dancer painter writer banker driver "
     "guard student brother sister cousin father mother friend guest player leader worker manager pilot prince poet "
     "actor judge priest tailor hunter baker clerk"
-).split()
-BETWEEN = "car tree door wall table house river road".split()
+)
+BETWEEN = _words("car tree door wall table house river road")
 """Nouns between the subject and its verb."""
 SYNTAX_CONTEXTS = (
     "The {} near the {}",
@@ -76,25 +81,25 @@ SYNTAX_CONTEXTS = (
     "In those days the {} beside the {}",
     "I think the {} from the {}",
 )
-LIVING = (
+LIVING = _words(
     "horse dog cat lion tiger wolf bear fox rabbit mouse snake frog eagle duck goose chicken cow pig sheep goat monkey "
     "teacher doctor farmer sailor soldier singer driver student nurse lawyer king queen baby boy girl priest pilot "
     "hunter poet"
-).split()
-LIFELESS = (
+)
+LIFELESS = _words(
     "hammer table chair lamp bottle knife spoon basket bucket ladder mirror carpet pillow blanket window door wall "
     "roof bridge tower road car truck train ship boat wheel engine rope chain coin stone brick book letter newspaper "
     "shirt jacket hat shoe"
-).split()
+)
 CLASS_CONTEXTS = ("I saw the", "He wrote about the", "We looked at the", "She thought of the")
-PRAISE = (
+PRAISE = _words(
     "good great excellent wonderful beautiful lovely perfect brilliant pleasant delightful superb fantastic nice "
     "amazing charming fine happy enjoyable impressive remarkable splendid clever fresh bright"
-).split()
-BLAME = (
+)
+BLAME = _words(
     "bad awful terrible horrible ugly dull boring poor dreadful nasty weak stupid sad disappointing annoying "
     "unpleasant tedious miserable mediocre pathetic silly dirty cruel painful"
-).split()
+)
 POLARITY_CONTEXTS = (
     "The film was",
     "My day was",
@@ -214,28 +219,28 @@ def probed(model: interp.HookedTransformer, examples: Examples, job: WhatLayersK
     """By depth and held-out word: accuracy for the property and for both controls."""
     return pd.concat(
         [
-            accuracies(one, examples, job.strength, job.seed).assign(depth=depth)
+            accuracies(one, examples, job, depth).assign(depth=depth)
             for depth, one in enumerate(states(model, examples.sentences))
         ],
         ignore_index=True,
     )
 
 
-def accuracies(x: np.ndarray, examples: Examples, strength: float, seed: int) -> pd.DataFrame:
+def accuracies(x: np.ndarray, examples: Examples, job: WhatLayersKnow, depth: int) -> pd.DataFrame:
     """Accuracy of probes of these states [sentence, d] for each word, a row per word.
 
-    `accuracy` and `control` are of words held out, `by_heart` of sentences held out.
+    `accuracy` and `control` are of words held out, `by_heart` of sentences held out. The parts of the words are those
+    of every depth; random labels are tosses of a fair coin, others at every depth.
     """
     words, word = np.unique(examples.words, return_inverse=True)
-    random = np.random.default_rng(seed)
-    part = random.permutation(np.arange(len(words)) % FOLDS)[word]
-    drawn = random.permutation(np.arange(len(words)) % 2 == 0)[word]
+    part = np.random.default_rng(job.seed).permutation(np.arange(len(words)) % FOLDS)[word]
+    drawn = np.random.default_rng((job.seed, depth)).random(len(words))[word] < 0.5
     asked = {
         "accuracy": (np.asarray(examples.labels), part),
         "control": (drawn, part),
         "by_heart": (drawn, np.asarray(examples.contexts)),
     }
-    right = {name: held_out(x, labels, parts, strength) for name, (labels, parts) in asked.items()}
+    right = {name: held_out(x, labels, parts, job.strength) for name, (labels, parts) in asked.items()}
     return pd.DataFrame(right).groupby(words[word]).mean().rename_axis("word").reset_index()
 
 
