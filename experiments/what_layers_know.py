@@ -64,10 +64,10 @@ VERBS_AND_NOUNS = _words(
     "move turn start promise reply"
 )
 PHRASE_CONTEXTS = {
-    True: ("They liked the", "She spoke about a long", "We were tired after the", "It was their first"),
-    False: ("They often", "She really wanted to", "In summer we always", "It is hard to"),
+    True: ("They liked the", "She spoke about a", "It was their first", "We were tired after the"),
+    False: ("They wanted to", "She really had to", "It is hard to", "In summer we would always"),
 }
-"""Beginnings after which a word is a noun, and a verb."""
+"""Beginnings after which a word is a noun, and a verb; of the same lengths, so that positions tell nothing."""
 SUBJECTS = _words(
     "boy girl king queen nurse doctor teacher lawyer farmer sailor soldier singer dancer painter writer banker driver "
     "guard student brother sister cousin father mother friend guest player leader worker manager pilot prince poet "
