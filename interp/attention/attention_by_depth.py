@@ -86,8 +86,8 @@ class AttentionByDepth(Question):
         `attention_entropy`; layers without a pattern are NaN.
 
     Raises:
-        ValueError: packed rows, a model without any pattern, `recent` or `energy` out of range; with `random`, a model
-            that is edited.
+        ValueError: packed rows, a model without any pattern, `recent` or `energy` out of range, no text of `recent` + 2
+            tokens; with `random`, a model that is edited.
 
     Caveats:
         The number of large singular values says how well a pattern is approximated by one of low rank, not that the
@@ -154,7 +154,7 @@ def pattern_numbers(
     *,
     causal: bool = True,
 ) -> Float[Tensor, "b h 5"]:
-    """The numbers of `SCORES` of each row and head, NaN where a row has no query that they are about.
+    """The numbers of `SCORES` of each row and head.
 
     Args:
         pattern: attention weights; with a further axis `c`, patterns of which the mean is taken.
@@ -163,6 +163,10 @@ def pattern_numbers(
         recent: number of recent tokens.
         energy: share of the squares that the singular values counted must carry.
         causal: whether queries see no later token.
+
+    Returns:
+        [b, h, 5]: three shares of attention, the rank, and the rank per token; NaN where a row has no query that they
+        are about.
 
     Example:
         >>> eye = torch.eye(10)[None, None]
@@ -285,6 +289,11 @@ def _table(
 ) -> xr.Dataset:
     """The table of the model's numbers, and of those of untrained models."""
     moments = _moments(merged)
+    if int(moments["first"].count().max()) == 0:
+        raise ValueError(
+            f"shares by recent={question.recent} require a text of {question.recent + 2} tokens, with a query "
+            "that sees first, recent and other tokens; no text has one: make recent smaller"
+        )
     share = "signed" not in weights_of(config)
     scores = {
         name: _score(moments[name], name, moments[f"{name}_null"].mean[:, None], share=share)
@@ -294,8 +303,6 @@ def _table(
         "rows": moments["rank"].n, "recent": question.recent, "energy": question.energy, "random": question.random,
         "interval": "95 % over texts", "null": "attention spread evenly over what the layer may see",
     }  # fmt: skip
-    empty = int(scores["first"].n.max()) == 0
-    note = f"no text has {question.recent + 2} tokens, so that no query has first, recent and other tokens before it"
     return scored(
         question.name,
         scores,
@@ -303,7 +310,6 @@ def _table(
         coords=_coords(config),
         others=_layer_means(moments) | _random_range(chance, config),
         attrs=attrs,
-        notes=(note,) if empty else (),
     )
 
 

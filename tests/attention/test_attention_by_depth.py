@@ -147,14 +147,18 @@ def test_untrained_models_are_those_that_torch_makes_of_the_config_with_the_seed
     assert bool(own.random.isnull().all())
 
 
-def test_layers_without_a_pattern_are_nan_and_short_texts_have_a_rank_but_no_shares() -> None:
+def test_layers_without_a_pattern_are_nan() -> None:
     found = attention_by_depth(build_mixed("memory-context-deep"), Batch.of(ROWS), recent=RECENT)
     assert bool(found.value.sel(layer=0).isnull().all()) and not bool(found.value.sel(layer=1).isnull().any())
-    short = attention_by_depth(build("gpt2"), some_tokens(n=4), recent=3)
-    assert bool(short.value.sel(score=list(SHARES)).isnull().all())
-    assert not bool(short.value.sel(score="rank").isnull().any())
-    assert "no text has 5 tokens" in short.attrs["notes"][0]
-    assert "notes" not in attention_by_depth(build("gpt2"), some_tokens(n=5), recent=3).attrs
+
+
+def test_short_texts_have_a_rank_beside_longer_ones_and_are_refused_alone() -> None:
+    found = attention_by_depth(build("gpt2"), Batch.of(ROWS), recent=3)
+    assert set(found.n.sel(score="rank").values.ravel()) == {3}
+    assert set(found.n.sel(score=list(SHARES)).values.ravel()) == {2}
+    with pytest.raises(ValueError, match="recent=3 require a text of 5 tokens"):
+        attention_by_depth(build("gpt2"), some_tokens(n=4), recent=3)
+    assert not bool(attention_by_depth(build("gpt2"), some_tokens(n=5), recent=3).value.isnull().any())
 
 
 def test_an_edited_pattern_counts() -> None:
