@@ -245,12 +245,17 @@ def accuracies(x: np.ndarray, examples: Examples, job: WhatLayersKnow, depth: in
 
 
 def held_out(x: np.ndarray, labels: np.ndarray, parts: np.ndarray, strength: float) -> np.ndarray:
-    """Whether a probe that was fitted on the other parts is right, for every example."""
+    """Whether a probe that was fitted on the other parts is right, for every example.
+
+    Where the others have one label alone (few words, tossed labels) that is what a probe says.
+    """
     right = np.zeros(len(x))
     for part in np.unique(parts):
         test = parts == part
         probe = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=500))
-        right[test] = probe.fit(x[~test], labels[~test]).predict(x[test]) == labels[test]
+        known = labels[~test]
+        guess = known[0] if len(set(known)) == 1 else probe.fit(x[~test], known).predict(x[test])
+        right[test] = labels[test] == guess
     return right
 
 
@@ -310,7 +315,7 @@ def said(holds: bool) -> str:
 def figure(table: pd.DataFrame) -> Figure:
     """Accuracy by depth, a panel per property: the probe, and both controls."""
     names = list(dict.fromkeys(table.property))
-    picture, axes = plt.subplots(1, len(names), figsize=(13, 3.2), sharey=True, layout="constrained")
+    picture, axes = plt.subplots(1, len(names), figsize=(13, 3.5), sharey=True, layout="constrained")
     labels = {
         "accuracy": "words held out",
         "by_heart": "random labels, words known",
@@ -324,5 +329,6 @@ def figure(table: pd.DataFrame) -> Figure:
         ax.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
         ax.set(title=name, xlabel="blocks applied (0: embeddings)", ylim=(0.2, 1.02))
     axes[0].set_ylabel("accuracy of the probe (share)")
-    axes[0].legend(fontsize="x-small", loc="lower right")
+    handles, names_of_lines = axes[0].get_legend_handles_labels()
+    picture.legend(handles, names_of_lines, fontsize="small", loc="outside lower center", ncols=len(labels))
     return picture
