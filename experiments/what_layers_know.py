@@ -273,7 +273,8 @@ def by_depth(found: pd.DataFrame) -> pd.DataFrame:
 def judged(found: pd.DataFrame) -> pd.DataFrame:
     """Each expectation with its numbers and its verdict: holds, does not hold, cannot be told."""
     rows, depths = [], {}
-    for name, each in found.groupby("property", sort=False):
+    for name in dict.fromkeys(found["property"]):
+        each = found[found["property"] == name]
         table = each.pivot(index="word", columns="depth", values="accuracy").to_numpy()
         mean = table.mean(0)
         known = 0.5 + GAIN * (mean.max() - 0.5)

@@ -42,6 +42,8 @@ SCORES = (*SHARES, "rank", "relative_rank")
 HEAD = ("layer", "head")
 UNITS = {"rank": "singular values", "relative_rank": "singular values per token"}
 """Units of the scores; the others are attention mass."""
+ENDS, RANGE = ("value", "low", "high"), ("mean", "least", "most")
+"""What is said of a layer's mean over heads, and of the heads of untrained models."""
 MOST_RANDOM = 1000
 """The most untrained models beside one; each is made and run on all rows."""
 
@@ -67,10 +69,10 @@ class AttentionByDepth(Question):
         - `value`: mean over texts, with the ends `low` and `high` of its 95 % interval, and `n`, the texts that count.
         - `null`: the same numbers of attention that is spread evenly over the tokens that the layer may see (up to the
           query, in its window), in these texts.
-        - `layer_mean` [layer, score], with `layer_low` and `layer_high`: the mean over the heads of each layer, and its
-          95 % interval over texts.
-        - `random` [layer, score], with `random_low` and `random_high`: mean, smallest and largest value of the heads
-          of the untrained models; NaN without `random`.
+        - `by_layer` [layer, score, end]: the mean over the heads of each layer (`value`), and the ends (`low`, `high`)
+          of its 95 % interval over texts.
+        - `untrained` [layer, score, range]: `mean`, `least` and `most` of the heads of the untrained models; NaN
+          without `random`.
 
         Scores:
 
@@ -242,6 +244,8 @@ def _rows(model: Transformer, batch: Batch, question: AttentionByDepth) -> Steps
         for window in set(windows)
     }
     nulls = torch.stack([even[window] for window in windows], 1)
+    without = numbers[..., SCORES.index("rank")].isnan().flatten(1).all(1)
+    nulls = nulls.masked_fill(without[:, None, None], torch.nan)  # a text without any number counts nowhere
     named = zip(SCORES, numbers.unbind(-1), nulls.unbind(-1), strict=True)
     return {
         name: values
@@ -299,7 +303,7 @@ def _table(
         name: _score(moments[name], name, moments[f"{name}_null"].mean[:, None], share=share)
         for name in SCORES
     }
-    attrs = {
+    attrs: dict[str, str | float | int] = {
         "rows": moments["rank"].n, "recent": question.recent, "energy": question.energy, "random": question.random,
         "interval": "95 % over texts", "null": "attention spread evenly over what the layer may see",
     }  # fmt: skip
@@ -307,8 +311,11 @@ def _table(
         question.name,
         scores,
         HEAD,
-        coords=_coords(config),
-        others=_layer_means(moments) | _random_range(chance, config),
+        coords={**_coords(config), "end": list(ENDS), "range": list(RANGE)},
+        others={
+            "by_layer": (("layer", "score", "end"), _layer_means(moments)),
+            "untrained": (("layer", "score", "range"), _range(chance, config)),
+        },
         attrs=attrs,
     )
 
@@ -329,14 +336,11 @@ def _score(moments: Moments, name: str, null: Tensor | float, *, share: bool) ->
     return score._replace(value=value, low=low, high=high)
 
 
-def _layer_means(moments: Mapping[str, Moments]) -> dict[str, tuple[tuple[str, ...], Tensor]]:
-    """Means over the heads of each layer, with their intervals over texts."""
+def _layer_means(moments: Mapping[str, Moments]) -> Float[Tensor, "l s 3"]:
+    """Means over the heads of each layer, with the ends of their intervals over texts."""
     means = {name: _score(moments[f"{name}_mean"], name, torch.nan, share=True) for name in SCORES}
-    ends = {"layer_mean": "value", "layer_low": "low", "layer_high": "high"}
-    return {
-        name: (("layer", "score"), _stacked({score: getattr(mean, end) for score, mean in means.items()}))
-        for name, end in ends.items()
-    }
+    ends = [{name: getattr(mean, end) for name, mean in means.items()} for end in ENDS]
+    return torch.stack([_stacked(each) for each in ends], -1)
 
 
 def _stacked(by_score: Mapping[str, Tensor]) -> Tensor:
@@ -345,14 +349,11 @@ def _stacked(by_score: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([on_host[name].double() for name in SCORES], -1)
 
 
-def _random_range(
-    chance: Sequence[Float[Tensor, "l h s"]], config: ModelConfig
-) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+def _range(chance: Sequence[Float[Tensor, "l h s"]], config: ModelConfig) -> Float[Tensor, "l s 3"]:
     """Mean, smallest and largest number of the heads of the untrained models; NaN without any."""
     missing = torch.full((config.n_layers, 1, len(SCORES)), torch.nan, dtype=torch.float64)
     values = torch.cat(tuple(chance) or (missing,), 1)
-    ends = {"random": values.mean(1), "random_low": values.amin(1), "random_high": values.amax(1)}
-    return {name: (("layer", "score"), value) for name, value in ends.items()}
+    return torch.stack((values.mean(1), values.amin(1), values.amax(1)), -1)
 
 
 def _untrained(network: Transformer, seed: int) -> Transformer:

@@ -55,13 +55,13 @@ def _draw_shares(ax: Axes, result: xr.Dataset) -> None:
     names = {
         "first": "first token", "between": "between", "recent": f"last {result.attrs['recent']} tokens",
     }  # fmt: skip
-    has_random = bool(result["random"].notnull().any())
+    has_untrained = bool(result["untrained"].notnull().any())
     for name, colour in SHARES.items():
         one = result.sel(score=name)
         _mean(ax, one, colour, names[name])
-        chance = one["random"] if has_random else one["null"].isel(head=0)
+        chance = one["untrained"].sel(range="mean") if has_untrained else one["null"].isel(head=0)
         ax.plot(result["layer"], chance, color=colour, linewidth=0.9, linestyle="--")
-    what = "untrained models" if has_random else "even attention"
+    what = "untrained models" if has_untrained else "even attention"
     ax.plot([], [], color=CHANCE, linewidth=0.9, linestyle="--", label=what)
     ax.set_ylim(0, 1.15)  # above 1 there is room for the legend
     ax.set_yticks(np.linspace(0, 1, 6))
@@ -70,17 +70,16 @@ def _draw_shares(ax: Axes, result: xr.Dataset) -> None:
 
 
 def _draw_rank(ax: Axes, result: xr.Dataset, score: str) -> None:
-    one = result.sel(score=score).transpose("layer", "head")
+    one = result.sel(score=score)
     layers = result["layer"].to_numpy()
-    if bool(one["random"].notnull().any()):
-        ax.fill_between(
-            layers, one["random_low"], one["random_high"], color=CHANCE, alpha=0.4, linewidth=0,
-            label="heads of untrained models",
-        )  # fmt: skip
+    if bool(one["untrained"].notnull().any()):
+        least, most = (one["untrained"].sel(range=end) for end in ("least", "most"))
+        label = "heads of untrained models"
+        ax.fill_between(layers, least, most, color=CHANCE, alpha=0.4, linewidth=0, label=label)
     ax.plot(
         layers, one["null"].isel(head=0), color=CHANCE, linewidth=0.9, linestyle="--", label="even attention"
     )
-    values = one["value"].to_numpy()
+    values = one["value"].transpose("layer", "head").to_numpy()
     ax.plot(
         np.repeat(layers, values.shape[1]),
         values.ravel(),
@@ -91,12 +90,19 @@ def _draw_rank(ax: Axes, result: xr.Dataset, score: str) -> None:
         label="heads",
     )
     _mean(ax, one, "C0", "mean over heads")
-    ax.set_ylim(0, 1.25 * np.nanmax(np.append(values, one["layer_high"])))  # the legend stands on top
+    ax.set_ylim(0, 1.25 * np.nanmax(np.append(values, one["by_layer"])))  # the legend stands on top
     ax.set_ylabel(f"{RANKS[score].format(energy=result.attrs['energy'])} ({one['unit'].item()})")
     ax.set_title("rank of attention patterns, by layer")
 
 
 def _mean(ax: Axes, one: xr.Dataset, colour: str, name: str) -> None:
     """The mean over heads with its band."""
-    ax.plot(one["layer"], one["layer_mean"], color=colour, linewidth=1.5, label=name)
-    ax.fill_between(one["layer"], one["layer_low"], one["layer_high"], color=colour, alpha=0.2, linewidth=0)
+    ax.plot(one["layer"], one["by_layer"].sel(end="value"), color=colour, linewidth=1.5, label=name)
+    ax.fill_between(
+        one["layer"],
+        one["by_layer"].sel(end="low"),
+        one["by_layer"].sel(end="high"),
+        color=colour,
+        alpha=0.2,
+        linewidth=0,
+    )

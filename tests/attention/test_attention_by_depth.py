@@ -69,7 +69,9 @@ def test_numbers_are_those_of_a_slow_loop_over_texts_of_other_lengths(name: str)
     ])  # fmt: skip
     np.testing.assert_allclose(found.value, np.nanmean(slow, 0), rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(found.n, (~np.isnan(slow)).sum(0))
-    np.testing.assert_allclose(found.layer_mean, np.nanmean(slow.mean(2), 0), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        found.by_layer.sel(end="value"), np.nanmean(slow.mean(2), 0), rtol=1e-6, atol=1e-9
+    )
     np.testing.assert_allclose(found.value.sel(score=list(SHARES)).sum("score"), 1, rtol=1e-12)
 
 
@@ -122,7 +124,9 @@ def test_an_interval_is_students_over_texts_and_that_of_a_layer_is_over_means_of
     np.testing.assert_allclose((found.high - found.value).sel(score="rank"), half, rtol=1e-9)
     layers = alone.mean(2)[..., rank]
     half = student95(5) * layers.std(0, ddof=1) / math.sqrt(5)
-    np.testing.assert_allclose((found.layer_high - found.layer_mean).sel(score="rank"), half, rtol=1e-9)
+    np.testing.assert_allclose(
+        (found.by_layer.sel(end="high") - found.by_layer.sel(end="value")).sel(score="rank"), half, rtol=1e-9
+    )
     shares = found.sel(score=list(SHARES))
     assert bool((shares.low <= shares.value).all()) and bool((shares.value <= shares.high).all())
     assert bool((shares.low >= 0).all()) and bool((shares.high <= 1).all())
@@ -139,12 +143,12 @@ def test_untrained_models_are_those_that_torch_makes_of_the_config_with_the_seed
         fresh = Transformer(network.config).to(torch.float64)
         others.append(attention_by_depth(fresh, Batch.of(ROWS), recent=RECENT).value)
     heads = np.concatenate([other.values for other in others], 1)
-    np.testing.assert_allclose(found.random, heads.mean(1), rtol=1e-12)
-    np.testing.assert_array_equal(found.random_low, heads.min(1))
-    np.testing.assert_array_equal(found.random_high, heads.max(1))
+    np.testing.assert_allclose(found.untrained.sel(range="mean"), heads.mean(1), rtol=1e-12)
+    np.testing.assert_array_equal(found.untrained.sel(range="least"), heads.min(1))
+    np.testing.assert_array_equal(found.untrained.sel(range="most"), heads.max(1))
     own = attention_by_depth(network, Batch.of(ROWS), recent=RECENT)
     np.testing.assert_array_equal(found.value, own.value)
-    assert bool(own.random.isnull().all())
+    assert bool(own.untrained.isnull().all())
 
 
 def test_layers_without_a_pattern_are_nan() -> None:

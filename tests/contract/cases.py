@@ -278,7 +278,8 @@ _ATTENTION: dict[str, Case] = {
     "AttentionByDepth": Case(
         AttentionByDepth(recent=2),
         of(*_SCORE, over="layer head score")
-        | of("layer_mean", "layer_low", "layer_high", "random", "random_low", "random_high", over="layer score"),
+        | of("by_layer", over="layer score end")
+        | of("untrained", over="layer score range"),
     ),
     **{
         f"AttentionEntropy {m}": Case(AttentionEntropy(train_length=m), of(*_SCORE, over="layer head score"))

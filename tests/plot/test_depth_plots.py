@@ -205,19 +205,22 @@ def test_attention_by_depth_draws_means_over_heads_beside_untrained_models_or_ev
         found = lines(ax)
         for i, (score, label) in enumerate(labels.items()):
             one = result.sel(score=score)
-            np.testing.assert_array_equal(found[label], one.layer_mean)
-            chance = one["random"] if name == "by_depth" else one["null"].isel(head=0)
+            np.testing.assert_array_equal(found[label], one.by_layer.sel(end="value"))
+            chance = one.untrained.sel(range="mean") if name == "by_depth" else one["null"].isel(head=0)
             np.testing.assert_array_equal(np.asarray(ax.lines[2 * i + 1].get_ydata()), chance)
         assert level in found and ax.get_ylim() == (0, 1.15)
     for score in ("rank", "relative_rank"):
         one = results["by_depth"].sel(score=score)
         ax = plot.attention_by_depth(results["by_depth"], score)
         found = lines(ax)
-        np.testing.assert_array_equal(found["mean over heads"], one.layer_mean)
+        np.testing.assert_array_equal(found["mean over heads"], one.by_layer.sel(end="value"))
         np.testing.assert_array_equal(found["heads"], one.value.values.ravel())
         np.testing.assert_array_equal(found["even attention"], one["null"].isel(head=0))
         band = ax.collections[0].get_paths()[0].vertices
-        assert band[:, 1].max() == one.random_high.max() and band[:, 1].min() == one.random_low.min()
+        assert (
+            band[:, 1].max() == one.untrained.sel(range="most").max()
+            and band[:, 1].min() == one.untrained.sel(range="least").min()
+        )
         assert ax.get_ylim()[1] > float(one.value.max())
     assert len(plot.attention_by_depth(results["even"], "rank").collections) == 1, (
         "no band of untrained models"
