@@ -261,7 +261,6 @@ def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedToken
     other = interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True)
     return {
         "heads": lambda: World.of(replace(head_scores(model.cfg, random), result=plain), model, batch),
-        "attention_by_depth": lambda: World.of(interp.attention.AttentionByDepth(), model, batch),
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
         "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
         "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),
@@ -293,6 +292,7 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
     lengths = np.random.default_rng(0).integers(6, 1 + min(map(len, ids)), len(texts))
     rows = interp.Batch.of([each[:n] for each, n in zip(ids, lengths.tolist(), strict=True)])
     return {
+        "attention_by_depth": lambda: World.of(interp.attention.AttentionByDepth(recent=2), model, rows),
         "steering_curve loss": lambda: World.of(
             _steered(model, interp.metrics.next_token_loss()), model, texts
         ),

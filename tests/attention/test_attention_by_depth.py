@@ -116,16 +116,20 @@ def test_even_causal_attention_is_of_low_rank_and_its_shares_are_harmonic() -> N
 
 
 def test_an_interval_is_students_over_texts_and_that_of_a_layer_is_over_means_of_its_heads() -> None:
-    model, tokens = HookedTransformer(build("gpt2")), some_tokens(rows=5)
+    model, tokens = HookedTransformer(build("gpt2")), some_tokens(rows=64)
     found = attention_by_depth(model, tokens, recent=RECENT)
     alone = np.stack([attention_by_depth(model, row[None], recent=RECENT).value.values for row in tokens])
     rank = SCORES.index("rank")
-    half = student95(5) * alone[..., rank].std(0, ddof=1) / math.sqrt(5)
+    half = student95(64) * alone[..., rank].std(0, ddof=1) / math.sqrt(64)
     np.testing.assert_allclose((found.high - found.value).sel(score="rank"), half, rtol=1e-9)
     layers = alone.mean(2)[..., rank]
-    half = student95(5) * layers.std(0, ddof=1) / math.sqrt(5)
+    half = student95(64) * layers.std(0, ddof=1) / math.sqrt(64)
     np.testing.assert_allclose(
         (found.by_layer.sel(end="high") - found.by_layer.sel(end="value")).sel(score="rank"), half, rtol=1e-9
+    )
+    few = attention_by_depth(model, tokens[:63], recent=RECENT)
+    assert bool(few.low.sel(score="rank").isnull().all()) and not bool(
+        few.low.drop_sel(score="rank").isnull().any()
     )
     shares = found.sel(score=list(SHARES))
     assert bool((shares.low <= shares.value).all()) and bool((shares.value <= shares.high).all())
