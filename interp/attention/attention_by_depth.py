@@ -315,7 +315,8 @@ def _table(
     }
     attrs: dict[str, str | float | int] = {
         "rows": moments["rank"].n, "recent": question.recent, "energy": question.energy, "random": question.random,
-        "interval": f"{over('texts')}; of rank {if_at_least(FEWEST_MASSES)}", "null": "attention spread evenly over what the layer may see",
+        "interval": f"{over('texts')}; of rank {if_at_least(FEWEST_MASSES)}",
+        "null": "attention spread evenly over what the layer may see",
     }  # fmt: skip
     return scored(
         question.name,
