@@ -292,6 +292,7 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
     lengths = np.random.default_rng(0).integers(6, 1 + min(map(len, ids)), len(texts))
     rows = interp.Batch.of([each[:n] for each, n in zip(ids, lengths.tolist(), strict=True)])
     return {
+        "attention_by_depth": lambda: World.of(interp.attention.AttentionByDepth(recent=2), model, rows),
         "steering_curve loss": lambda: World.of(
             _steered(model, interp.metrics.next_token_loss()), model, texts
         ),

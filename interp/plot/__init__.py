@@ -10,6 +10,7 @@ from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.alignment import alignment
 from interp.plot.attention import attention
 from interp.plot.attention_attribution import attention_attribution, qk_attribution
+from interp.plot.attention_by_depth import attention_by_depth
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.attribution_graph import attribution_graph
@@ -53,6 +54,7 @@ __all__ = [
     "alignment",
     "attention",
     "attention_attribution",
+    "attention_by_depth",
     "attention_entropy",
     "attribution",
     "attribution_graph",
@@ -128,6 +130,7 @@ PICTURES.draws |= {
     "align": alignment,
     "attention_attribution": attention_attribution,
     "qk_attribution": qk_attribution,
+    "attention_by_depth": attention_by_depth,
     "attention_entropy": attention_entropy,
     "attribute": attribution,
     "attribution_patch": patching,

@@ -10,6 +10,7 @@ import xarray as xr
 
 from interp.attention import (
     AttentionAttribution,
+    AttentionByDepth,
     AttentionEntropy,
     AttentionKernel,
     AttentionPaths,
@@ -273,6 +274,12 @@ _ATTENTION: dict[str, Case] = {
         of("value", "share", "query_source", "query_moved", "key_source", "key_moved", over="prompt rank")
         | of("query_part", "key_part", "path", over="prompt rank")
         | of("total", over="prompt"),
+    ),
+    "AttentionByDepth": Case(
+        AttentionByDepth(recent=2),
+        of(*_SCORE, over="layer head score")
+        | of("by_layer", over="layer score end")
+        | of("untrained", over="layer score range"),
     ),
     **{
         f"AttentionEntropy {m}": Case(AttentionEntropy(train_length=m), of(*_SCORE, over="layer head score"))

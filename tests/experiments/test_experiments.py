@@ -55,6 +55,7 @@ SMALL = {
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
     "steering": "countries=12 draws=3 sentences=2 dtype=float64",
     "train": "task=recall d_vocab=20 training.steps=4 training.rows=4 training.evaluation_rows=4",
+    "what_layers_know": "model=demo-mlp-2l words=6",
     "what_changed": "model=demo-attn-2l facts=3 steps=2 dtype=float64",
     "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",
     "variables": "model=demo-attn-2l only=capital only=continent rank=1 pairs=5 steps=2 dtype=float64",

@@ -19,7 +19,13 @@ from experiments.papers.katz_2024 import false_facts
 from experiments.papers.nanda_2023 import KEYS, PRIME, along_cosines, fourier, sums
 from experiments.papers.olsson_2022 import change
 from experiments.papers.su_2021 import needle
-from interp.tasks import fact_prompts
+from experiments.papers.ye_2024 import TASK, _attention
+from interp.lab import Differential
+from interp.model import ModelConfig, Rotary, Softmax, Transformer
+from interp.model.records import Mixer
+from interp.model.tap import Read
+from interp.passes import observe
+from interp.tasks import Place, fact_prompts
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +127,21 @@ def test_starts_are_on_the_sphere_and_on_one_side_if_asked() -> None:
 
 def test_effort_is_a_share_with_a_floor() -> None:
     assert (Effort(1.0).of(7), Effort(0.5).of(100), Effort(0.01).of(100), Effort(0.01).of(2)) == (7, 50, 3, 2)
+
+
+@pytest.mark.parametrize("mixer", [Differential(), Softmax()])
+def test_attention_on_the_answering_pair_is_that_of_a_loop_over_queries(mixer: Mixer) -> None:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(2, 16, 2, TASK.width, TASK.d_vocab, position=Rotary(), mixer=mixer))
+    rows = TASK.batch(Place(0, None), 64).batch.tokens
+    reads = [Read(f"blocks.{layer}.attn.hook_pattern") for layer in range(2)]
+    trace = observe(model, rows, reads).trace
+    answer, others = [], []
+    for read, head, (row, tokens) in itertools.product(reads, range(2), enumerate(rows.tolist())):
+        for query in range(2 * TASK.pairs + 1, TASK.width, 2):
+            sizes = trace[read][row, head, query].abs()
+            share = (sizes / sizes.sum()).tolist()
+            pairs = {tokens[k]: share[k] + share[k + 1] for k in range(1, 2 * TASK.pairs, 2)}
+            answer.append(pairs.pop(tokens[query]))
+            others.append(sum(pairs.values()))
+    assert _attention(model) == pytest.approx((np.mean(answer), np.mean(others)), rel=1e-5)

@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp import HookedTransformer, plot
-from interp.attention import attention_rows as rows
+from interp.attention import attention_by_depth, attention_rows as rows
 from interp.lab.depth import consensus, rank_collapse, refinement, splitting, trajectories
 from interp.lab.depth.rank_collapse import LINES
 from interp.lenses import late_layers
@@ -40,6 +40,8 @@ def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
     return {
         "collapse": rank_collapse(model, tokens),
         "consensus": consensus(model, tokens, repeats=3),
+        "by_depth": attention_by_depth(model, tokens, recent=2, random=1),
+        "even": attention_by_depth(model, tokens, recent=2),
         "entropy": rows.attention_entropy(model, tokens),
         "dispersion": rows.dispersion(model, tokens),
         "refinement": refinement(model, tokens, times=(1, 2)),
@@ -52,6 +54,8 @@ def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
 PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
     "rank_collapse": lambda r, ax: depth.rank_collapse(r["collapse"], ax=ax),
     "consensus": lambda r, ax: depth.consensus(r["consensus"], label="x", ax=ax),
+    "attention_by_depth": lambda r, ax: plot.attention_by_depth(r["by_depth"], ax=ax),
+    "attention_by_depth_rank": lambda r, ax: plot.attention_by_depth(r["by_depth"], "rank", ax=ax),
     "attention_entropy": lambda r, ax: attention_rows.attention_entropy(r["entropy"], ax=ax),
     "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=["L1H2"], ax=ax),
     "refinement": lambda r, ax: plot.refinement(r["refinement"], label="x", ax=ax),
@@ -189,3 +193,37 @@ def test_what_a_result_does_not_hold_is_refused_by_name(results: dict[str, xr.Da
         spectra_map(results["spectra"], kind="W_in")
     with pytest.raises(KeyError, match="no value 'rank'"):
         spectra_map(results["spectra"], "rank")
+
+
+def test_attention_by_depth_draws_means_over_heads_beside_untrained_models_or_even_attention(
+    results: dict[str, xr.Dataset],
+) -> None:
+    labels = {"first": "first token", "between": "between", "recent": "last 2 tokens"}
+    for name, level in (("by_depth", "untrained models"), ("even", "even attention")):
+        result = results[name]
+        ax = plot.attention_by_depth(result)
+        found = lines(ax)
+        for i, (score, label) in enumerate(labels.items()):
+            one = result.sel(score=score)
+            np.testing.assert_array_equal(found[label], one.by_layer.sel(end="value"))
+            chance = one.untrained.sel(range="mean") if name == "by_depth" else one["null"].isel(head=0)
+            np.testing.assert_array_equal(np.asarray(ax.lines[2 * i + 1].get_ydata()), chance)
+        assert level in found and ax.get_ylim() == (0, 1.15)
+    for score in ("rank", "relative_rank"):
+        one = results["by_depth"].sel(score=score)
+        ax = plot.attention_by_depth(results["by_depth"], score)
+        found = lines(ax)
+        np.testing.assert_array_equal(found["mean over heads"], one.by_layer.sel(end="value"))
+        np.testing.assert_array_equal(found["heads"], one.value.values.ravel())
+        np.testing.assert_array_equal(found["even attention"], one["null"].isel(head=0))
+        band = ax.collections[0].get_paths()[0].vertices
+        assert (
+            band[:, 1].max() == one.untrained.sel(range="most").max()
+            and band[:, 1].min() == one.untrained.sel(range="least").min()
+        )
+        assert ax.get_ylim()[1] > float(one.value.max())
+    assert len(plot.attention_by_depth(results["even"], "rank").collections) == 1, (
+        "no band of untrained models"
+    )
+    with pytest.raises(KeyError, match="no score 'first' to draw"):
+        plot.attention_by_depth(results["by_depth"], "first")
