@@ -22,6 +22,7 @@ from interp.lab.linformer import Linformer
 from interp.lab.macaron import Macaron
 from interp.lab.memory import LongTermMemory
 from interp.lab.output import AdaptiveSoftmax, HierarchicalSoftmax
+from interp.lab.performer import Performer
 from interp.lab.polar import Polar
 from interp.lab.pool import Pool
 from interp.lab.reformer import Reformer
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
     "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
-    "Macaron", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
+    "Macaron", "Performer", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
     "cost", "costs", "depth", "rasp", "training",
 ]  # fmt: skip
 

@@ -680,11 +680,12 @@ def initialise(model: nn.Module) -> None:
     """Initialise by GPT-2's scheme.
 
     normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1. Vectors of other
-    names stay as their module made them. Parameters without storage (device "meta") are left alone.
+    names, and what is drawn once and never trained, stay as their module made them. Parameters without storage (device
+    "meta") are left alone.
     """
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta or not parameter.requires_grad:
             continue
         writes = name.endswith((".out", ".out.weight"))
         if name.endswith(".kernel"):  # a depthwise convolution: its fan-in is its length
