@@ -24,6 +24,7 @@ from interp.lab import (
     Polar,
     Pool,
     Reformer,
+    Segments,
     SpatialGating,
     Strided,
     Synthesizer,
@@ -227,6 +228,12 @@ MIXERS: dict[str, ModelConfig] = (
         "longformer-bidirectional": replace(_BASE, mixer=Softmax(sparsity=Longformer(2)), causal=False),
         "bigbird": replace(_ROTARY, mixer=Softmax(sparsity=BigBird(2, 1, 1, 1)), sinks=True),
         "bigbird-bidirectional": replace(_BASE, mixer=Softmax(sparsity=BigBird(2)), causal=False, d_head=10),
+        "segments": replace(_ROTARY, mixer=Softmax(sparsity=Segments(3, 2))),
+        "segments-bidirectional": replace(_BASE, mixer=Softmax(sparsity=Segments(4, 3)), causal=False),
+        "shared-blocks": replace(_ROTARY, shared_blocks=True, n_layers=3, norm_place="sandwich"),
+        "shared-blocks-bidirectional": replace(
+            _BASE, mixer=Linear(chunk=4), shared_blocks=True, causal=False
+        ),
         "linformer": replace(_BASE, mixer=Linformer(5), causal=False),
         "linformer-rotary": replace(_ROTARY, mixer=(Linformer(4), Softmax()), causal=False),
         "reformer": replace(  # embed_scale: else bfloat16 weights alone change a token's bucket

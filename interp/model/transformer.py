@@ -236,16 +236,26 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make the unembedding the embedding matrix itself, in models where it is."""
+        """Make parameters one where they are: unembedding and embedding, the blocks'."""
         if self.config.tied and self.unembed is not None:
             self.unembed.weight = self.embed.weight
+        if self.config.shared_blocks:
+            for block in self.blocks[1:]:
+                for name, module in self.blocks[0].named_modules():
+                    for own, parameter in module.named_parameters(recurse=False):
+                        setattr(block.get_submodule(name), own, parameter)
 
     @public()
     def place(self, devices: Sequence[Device]) -> None:
         """Spread the blocks over these devices; everything outside them stays on the first.
 
         What a pass returns and records is on the first device.
+
+        Raises:
+            ValueError: several devices for blocks that share their weights.
         """
+        if self.config.shared_blocks and len(set(devices)) > 1:
+            raise ValueError(f"blocks that share their weights require one device, got {len(set(devices))}")
         places = [torch.device(device) for device in devices]
         self.devices = layer_devices(self.config.n_layers, places)
         for name, module in self.named_children():

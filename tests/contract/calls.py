@@ -591,6 +591,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
     "lab.cost": {"config": lambda: interp.lab.training.attention_only(1, 8, 12), "length": lambda: 4},
     "lab.costs": {"configs": lambda: {"one": interp.lab.training.attention_only(1, 8, 12)}, "lengths": lambda: [4, 8]},
+    "lab.Segments": {"size": lambda: 4, "memory": lambda: 3},
+    "lab.Datastore": {"keys": lambda: numbers(3, 24), "following": lambda: torch.tensor([1, 2, 3])},
     "lab.training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "lab.training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "lab.training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},

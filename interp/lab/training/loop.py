@@ -165,6 +165,7 @@ def update(
             determined_only=training.determined_only,
             label_smoothing=training.label_smoothing,
             edits=training.dropout.edits(model.config, training.seed, state.step, model.device),
+            segment=training.segment,
         )
     adam.zero_grad()
     loss.backward()

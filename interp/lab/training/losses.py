@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import PositiveCount
 from interp.families.convert import AnyModel
+from interp.lab.training.segments import logits_by_segment
 from interp.model.edits import Edit
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.loss import next_token_loss, next_token_loss_of
@@ -40,8 +42,13 @@ class TrainingData(Protocol):
         ...
 
 
-def logits(model: AnyModel, examples: Examples, edits: Sequence[Edit] = ()) -> Float[Tensor, "b p v"]:
-    """Logits of every token; packed texts see themselves only. ValueError for rows of the other kind of model."""
+def logits(
+    model: AnyModel, examples: Examples, edits: Sequence[Edit] = (), segment: int | None = None
+) -> Float[Tensor, "b p v"]:
+    """Logits of every token; packed texts see themselves only. ValueError for rows of the other kind of model.
+
+    With `segment` gradients stop where every so many columns begin (`logits_by_segment`).
+    """
     tap = Tap(edits=edits) if edits else None
     batch, source = examples.batch, examples.source
     pair = isinstance(model, EncoderDecoder)
@@ -50,7 +57,11 @@ def logits(model: AnyModel, examples: Examples, edits: Sequence[Edit] = ()) -> F
         raise ValueError(f"{kind}; the data has {'none' if source is None else 'them'}")
     if isinstance(model, EncoderDecoder):
         assert source is not None
+        if segment is not None:
+            raise ValueError("segments require one causal stack of layers, not an encoder-decoder")
         return model(source.tokens, batch.tokens, tap, source_keep=source.keep, target_keep=batch.keep)
+    if segment is not None:
+        return logits_by_segment(model, batch, segment, tap)
     return model(batch.tokens, tap, keep=batch.keep, documents=batch.documents)
 
 
@@ -62,6 +73,7 @@ def mean_loss(
     determined_only: bool = False,
     label_smoothing: float = 0.0,
     edits: Sequence[Edit] = (),
+    segment: PositiveCount | None = None,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per token that is predicted, or per token that the context determines.
 
@@ -73,15 +85,20 @@ def mean_loss(
         label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is (1 - s)
             (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7).
         edits: interventions of the pass (`Dropout.edits`).
+        segment: number of columns after which gradients stop: keys, values and states of earlier ones are constants,
+            and the loss stays what it is (Transformer-XL, Dai et al. 2019, with `interp.lab.Segments`). None: nowhere.
 
     Returns:
         One number, in nats; NaN if the context determines no token of these rows.
 
     Raises:
-        ValueError: `determined_only` with data that do not say which tokens are determined.
+        ValueError: `determined_only` with data that do not say which tokens are determined; `segment` with packed rows,
+            an encoder-decoder or a model that is not causal.
     """
     batch = examples.batch
-    losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
+    losses = _losses(
+        model, examples, label_smoothing, edits, segment
+    ).contiguous()  # sums of views have other bits
     if examples.weight is not None:
         losses = losses * examples.weight[:, None]
     if determined_only:
@@ -93,15 +110,16 @@ def mean_loss(
 
 
 def _losses(
-    model: AnyModel, examples: Examples, smoothing: float, edits: Sequence[Edit]
+    model: AnyModel, examples: Examples, smoothing: float, edits: Sequence[Edit], segment: int | None
 ) -> Float[Tensor, "b _"]:
     """Nats per predicted token.
 
     Under adaptive and hierarchical output layers without a row of the vocabulary, unless labels are smoothed.
     """
     batch = examples.batch
-    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or smoothing:
-        found = logits(model, examples, edits)
+    whole = smoothing or segment is not None
+    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or whole:
+        found = logits(model, examples, edits, segment)
         return next_token_loss(found, batch.tokens, batch.keep, batch.documents, label_smoothing=smoothing)
     tap = Tap(edits=edits) if edits else None
     n_layers = model.config.n_layers
