@@ -481,6 +481,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "residual.path_matrix": {"circuits": lambda: HeadCircuits(plain()), "heads": lambda: ("L0H1", "L1H2")},
     "dynamics.per_token_loss_pca": {"losses": lambda: xr.DataArray(numbers(5, 9).numpy(), dims=("step", "prompt"))},
     "core.permutation_test": NORMAL | {"permutations": lambda: 20},
+    "lab.depth.integrated": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
     "lab.depth.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
     "dynamics.phase_change": {"series": series},
     "features.probe": {"activations": lambda: numbers(8, 3), "labels": lambda: [True, False] * 4,

@@ -237,6 +237,7 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
                     DEMO_TEXT),
     "Stream.window": {"w": lambda: 0},
     "lab.DualChunk": {"length": lambda: 3},
+    "lab.depth.Solver.flow": {"field": lambda: torch.neg, "x": lambda: numbers(2, 3)},
     "lab.Datastore.of": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
     "lab.Datastore.interpolated": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
     "lab.Datastore.log_probs": {"states": lambda: numbers(1, 2, model().cfg.d_model),
@@ -281,6 +282,7 @@ INSTANCES: Mapping[str, Callable[[], object]] = {
     "families.SentencePieceTokenizer": lambda: interp.families.SentencePieceTokenizer.read(
         loaders.whole("pieces") / "tokenizer.model"),
     "edits.PerRow": lambda: interp.edits.PerRow([1, 2]), "features.Dictionary": sae,
+    "lab.depth.Solver": lab.depth.Solver,
     "lab.Datastore": lambda: lab.Datastore.of(model().transformer, TOKENS),
     "lab.training.Training": lab.training.Training,
     "lenses.GradientFactors": lambda: interp.lenses.gradient_factors(model(), TOKENS, answer=5),
