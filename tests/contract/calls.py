@@ -595,6 +595,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "lab.Segments": {"size": lambda: 4, "memory": lambda: 3},
     "lab.Datastore": {"keys": lambda: numbers(3, 24), "following": lambda: torch.tensor([1, 2, 3])},
     "lab.training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
+    "lab.training.beam_search": {"model": lambda: build("gpt2"), "prompts": lambda: examples().batch,
+                                 "max_new_tokens": lambda: 1},
     "lab.training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "lab.training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
     "lab.training.exactly_right": {
@@ -603,6 +605,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "lab.training.FixedRows": {"rows": examples, "held_out": examples},
     "lab.training.leave_out": {"config": lambda: interp.lab.training.attention_only(1, 8, 12), "rows": examples,
                            "queries": examples},
+    "lab.training.Distillation": {"teacher": lambda: build("gpt2")},
+    "lab.training.head_importance": {"model": lambda: build("gpt2"), "examples": examples},
+    "lab.training.prune_heads": {"model": lambda: build("gpt2"), "examples": examples, "count": lambda: 1},
     "lab.training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
     "lab.training.Sentences": {
         "task": interp.tasks.Facts, "vocabulary": lambda: interp.lab.training.Vocabulary.read(TOKENIZER)},

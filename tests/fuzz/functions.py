@@ -94,7 +94,8 @@ MADE_BY_US: Mapping[str, str] = {
         model.LayerWeights
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract
         verify.ContractLine zoo.Demo
-        lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
+        lab.rasp.Exactness lab.training.Trained lab.training.Beams lab.training.Pruned
+        Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",
     "records without a field": "features.ReLU features.Gated edits.Detach edits.Zero",
     "what a protocol asks of the user's own class": """
@@ -237,6 +238,10 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
                     DEMO_TEXT),
     "Stream.window": {"w": lambda: 0},
     "lab.DualChunk": {"length": lambda: 3},
+    "lab.training.Distillation.mixed": {
+        "hard": lambda: numbers(*examples().batch.tokens[:, 1:].shape),
+        "found": lambda: numbers(*examples().batch.tokens.shape, model().cfg.d_vocab),
+        "examples": examples},
     "lab.depth.Solver.flow": {"field": lambda: torch.neg, "x": lambda: numbers(2, 3)},
     "lab.Datastore.of": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
     "lab.Datastore.interpolated": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
@@ -283,6 +288,7 @@ INSTANCES: Mapping[str, Callable[[], object]] = {
         loaders.whole("pieces") / "tokenizer.model"),
     "edits.PerRow": lambda: interp.edits.PerRow([1, 2]), "features.Dictionary": sae,
     "lab.depth.Solver": lab.depth.Solver,
+    "lab.training.Distillation": lambda: lab.training.Distillation(model().transformer),
     "lab.Datastore": lambda: lab.Datastore.of(model().transformer, TOKENS),
     "lab.training.Training": lab.training.Training,
     "lenses.GradientFactors": lambda: interp.lenses.gradient_factors(model(), TOKENS, answer=5),
