@@ -73,7 +73,7 @@ def transformer_xl(model: Transformer, tokens: Tensor) -> list[Tensor]:
                 z.append(torch.stack(heads))
             memories[layer] = (k_all[-MEMORY:].detach(), v_all[-MEMORY:].detach())
             x = x + block.attn.out(torch.stack(z).flatten(1))
-            x = x + block.mlp(block.ln2(x))
+            x = x + block.mlp(block.ln2(x)[None])[0]
         found.append(model.unembed(model.ln_final(x)))
     return found
 
