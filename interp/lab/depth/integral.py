@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.kinds import Positive, PositiveCount
+from interp.core.stats import upcast
 from interp.lab.depth.refinement import Field, steps_of_euler
 from interp.lab.depth.switched_blocks import entering
 from interp.model.edits import Edit
@@ -140,6 +141,7 @@ def integrated(
 
     Caveats:
         Weights that were trained as steps owe the flow nothing. Edits of an edited model act at every evaluation.
+        The integrals, and so the logits, are in float32 at least; blocks compute in the dtype of the model.
 
     Source:
         Chen et al. 2018, equations 1 to 3.
@@ -157,7 +159,7 @@ def integrated(
     which = range(config.n_layers) if layers is None else layers
     if bad := [layer for layer in which if not 0 <= layer < config.n_layers]:
         raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {bad[0]}")
-    x, counts = model(tokens, stop=0, keep=keep), []
+    x, counts = upcast(model(tokens, stop=0, keep=keep)), []
     for layer in range(config.n_layers):
         block = _Block(model, tokens, layer, keep)
         if layer not in which:
@@ -178,12 +180,15 @@ class _Block:
         self.evaluations = 0
 
     def __call__(self, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        """The stream that leaves the block."""
+        """The stream that leaves the block, in the dtype of the one that enters it."""
         self.evaluations += 1
+        given = stream.to(self.model.dtype)
         if self.layer:
-            return self.model(stream, None, self.layer, self.layer + 1, keep=self.keep)
-        tap = Tap(edits=[Edit(entering(0), lambda _: stream)])
-        return self.model(self.tokens, tap, 0, 1, keep=self.keep)
+            found = self.model(given, None, self.layer, self.layer + 1, keep=self.keep)
+        else:
+            tap = Tap(edits=[Edit(entering(0), lambda _: given)])
+            found = self.model(self.tokens, tap, 0, 1, keep=self.keep)
+        return found.to(stream.dtype)
 
     def added(self, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         """What the block adds to the stream."""
