@@ -23,6 +23,7 @@ from interp.lab.depth.switched_blocks import entering
 from interp.model.edits import Edit
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
+from interp.passes.question import NotFiniteError
 
 Method = Literal["euler", "midpoint", "rk4", "heun3", "bosh3", "dopri5", "dopri8"]
 """Schemes of torchdiffeq: the first four with steps of one length, the others with steps that an error decides."""
@@ -138,6 +139,7 @@ def integrated(
         ImportError: without torchdiffeq.
         IndexError: a layer that does not exist.
         ValueError: post-norm blocks, which do not add to the stream.
+        NotFiniteError: embeddings that are not finite.
 
     Caveats:
         Weights that were trained as steps owe the flow nothing. Edits of an edited model act at every evaluation.
@@ -160,6 +162,10 @@ def integrated(
     if bad := [layer for layer in which if not 0 <= layer < config.n_layers]:
         raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {bad[0]}")
     x, counts = upcast(model(tokens, stop=0, keep=keep)), []
+    if not bool(x.isfinite().all()):  # an adaptive solver would never end
+        raise NotFiniteError(
+            "a finite stream is required, that of the embeddings is not: the model has weights of NaN"
+        )
     for layer in range(config.n_layers):
         block = _Block(model, tokens, layer, keep)
         if layer not in which:

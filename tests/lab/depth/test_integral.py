@@ -13,6 +13,7 @@ from interp import Batch
 from interp.lab.depth import Solver, integrated
 from interp.lab.depth.refinement import _through, runge_kutta
 from interp.model import Transformer, mean_next_token_loss
+from interp.passes.question import NotFiniteError
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -161,6 +162,10 @@ def test_what_cannot_be_integrated_is_refused(monkeypatch: pytest.MonkeyPatch) -
         integrated(build(post), TOKENS)
     with pytest.raises(IndexError, match="got 7"):
         integrated(build("gpt2"), TOKENS, layers=[7])
+    broken = copy.deepcopy(build("gpt2"))
+    broken.embed.weight.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match="a finite stream is required"):
+        integrated(broken, TOKENS)
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(ImportError, match=r"pip install 'interp\[ode\]'"):
         integrated(build("gpt2"), TOKENS)
