@@ -20,9 +20,11 @@ from interp.lab import (
     LogN,
     Longformer,
     LongTermMemory,
+    Performer,
     Polar,
     Pool,
     Reformer,
+    Segments,
     SpatialGating,
     Strided,
     Synthesizer,
@@ -68,6 +70,9 @@ _LINEAR_FAMILY = {
         position=Rotary(dim=4),
         embed_scale=8.0,  # else bfloat16 weights alone, in exact arithmetic, move its logits by 0.3
     ),
+    "performer": replace(_BASE, mixer=Performer(9, chunk=4), d_head=10, n_kv_heads=2),
+    "performer-rotary": replace(_ROTARY, mixer=(Performer(16, chunk=3), Softmax()), attn_scale=0.2),
+    "performer-bidirectional": replace(_BASE, mixer=Performer(4), causal=False),
     "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
     "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
     "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
@@ -223,9 +228,17 @@ MIXERS: dict[str, ModelConfig] = (
         "longformer-bidirectional": replace(_BASE, mixer=Softmax(sparsity=Longformer(2)), causal=False),
         "bigbird": replace(_ROTARY, mixer=Softmax(sparsity=BigBird(2, 1, 1, 1)), sinks=True),
         "bigbird-bidirectional": replace(_BASE, mixer=Softmax(sparsity=BigBird(2)), causal=False, d_head=10),
+        "segments": replace(_ROTARY, mixer=Softmax(sparsity=Segments(3, 2))),
+        "segments-bidirectional": replace(_BASE, mixer=Softmax(sparsity=Segments(4, 3)), causal=False),
+        "shared-blocks": replace(_ROTARY, shared_blocks=True, n_layers=3, norm_place="sandwich"),
+        "shared-blocks-bidirectional": replace(
+            _BASE, mixer=Linear(chunk=4), shared_blocks=True, causal=False
+        ),
         "linformer": replace(_BASE, mixer=Linformer(5), causal=False),
         "linformer-rotary": replace(_ROTARY, mixer=(Linformer(4), Softmax()), causal=False),
-        "reformer": replace(_BASE, mixer=Reformer(2, 2), d_head=8),
+        "reformer": replace(  # embed_scale: else bfloat16 weights alone change a token's bucket
+            _BASE, mixer=Reformer(2, 2), d_head=8, embed_scale=8.0
+        ),
         "reformer-softmax": replace(
             _ROTARY, mixer=(Reformer(4), Softmax()), n_kv_heads=None, qkv_bias=True, position=Alibi()
         ),

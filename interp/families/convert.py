@@ -173,7 +173,7 @@ def _check_counts(config: AnyConfig, tensors: Tensors) -> None:
     """ValueError if the config has more layers or experts than the checkpoint can hold; checked before any is built."""
     sides = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config,)
     stored = len(tensors)
-    if (n := max(side.n_layers for side in sides)) > stored:
+    if (n := max(1 if side.shared_blocks else side.n_layers for side in sides)) > stored:
         raise ValueError(f"the config says {n} layers, the checkpoint holds {stored} tensors for all of them")
     experts = max(getattr(side.mlp, "n_experts", 1) for side in sides)
     if experts <= stored:

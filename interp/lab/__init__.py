@@ -21,11 +21,13 @@ from interp.lab.linear import Linear
 from interp.lab.linformer import Linformer
 from interp.lab.macaron import Macaron
 from interp.lab.memory import LongTermMemory
+from interp.lab.neighbours import Datastore
 from interp.lab.output import AdaptiveSoftmax, HierarchicalSoftmax
+from interp.lab.performer import Performer
 from interp.lab.polar import Polar
 from interp.lab.pool import Pool
 from interp.lab.reformer import Reformer
-from interp.lab.sparsity import BigBird, Dilated, FixedBlocks, Longformer, Strided
+from interp.lab.sparsity import BigBird, Dilated, FixedBlocks, Longformer, Segments, Strided
 from interp.lab.spatial import SpatialGating, TokenMixing
 from interp.lab.synthesizer import Synthesizer
 from interp.lab.temperature import AdaptiveTemperature, LogN
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
     from interp.lab import depth as depth, rasp as rasp, training as training
 
 __all__ = [
-    "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
-    "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
-    "Macaron", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
-    "cost", "costs", "depth", "rasp", "training",
+    "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Datastore", "Differential", "Dilated",
+    "DualChunk", "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory",
+    "Longformer", "Macaron", "Performer", "Polar", "Pool", "Reformer", "Segments", "SpatialGating", "Strided",
+    "Synthesizer", "TokenMixing", "cost", "costs", "depth", "rasp", "training",
 ]  # fmt: skip
 
 __getattr__ = names_of("interp.lab", {"depth": "depth", "rasp": "rasp", "training": "training"})

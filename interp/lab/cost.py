@@ -26,7 +26,7 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
     record of the config says its own (`Mixer.flops`, `AnyMLP.flops`, `Output.flops`), for the pass without reads or
     edits and without a cache: what its kernel computes, masked or filled-up pairs included. Sums, norms, activations,
     convolutions, look-ups and triangular solves are not counted. Parameters are those of the model built without
-    memory (on torch's "meta" device), a tied unembedding once, as the embedding.
+    memory (on torch's "meta" device), a tied unembedding once, as the embedding, shared blocks as those of layer 0.
 
     Args:
         config: the model's config.

@@ -144,13 +144,16 @@ class LinearMixer(Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys, and values, `[b h p _]`; normalised, the values end in a column of ones."""
         q, k, v = (_wide(x).transpose(1, 2) for x in (q, k, v))
-        q, k = self._feature(q), _real(self._feature(k), keep)
+        q, k = self._query_feature(q), _real(self._feature(k), keep)
         v = F.pad(v, (0, 1), value=1.0) if self.normalised else v
         group = q.shape[1] // k.shape[1]
         return (q, k, v) if group == 1 else (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
 
-    def _feature(self, x: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p e"]:
+    def _feature(self, x: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p r"]:
         return F.relu(x) if self.relu else F.elu(x) + 1
+
+    def _query_feature(self, q: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p r"]:
+        return self._feature(q)
 
     def _decay(self, shared: PassState, like: Tensor) -> Decay | None:
         return None

@@ -76,6 +76,30 @@ class FixedBlocks(Sparsity):
 
 
 @dataclass(frozen=True)
+class Segments(Sparsity):
+    """Segments with a memory (Transformer-XL): keys of the query's own segment and of the `memory` positions before it.
+
+    Dai et al. 2019, section 3.2. A text is read `size` tokens at a time; what layer l sees of earlier segments was made
+    by layer l - 1 there, so that n layers reach n memories back. Positions are those of the config, best relative
+    ones: rotary, ALiBi, buckets. Gradients pass between segments unless training stops them (`Training.segment`).
+    """
+
+    size: int
+    memory: int
+    """Positions before the segment that are seen; 0: segments know nothing of each other."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "size")
+        not_negative(self, "memory")
+
+    def run_sees(self, first: Ints, last: Ints, key: Ints) -> Bools:
+        """From `memory` positions before the first query's segment to the end of the last query's."""
+        begin, end = (_floor(x, self.size) * self.size for x in (first, last))
+        return (begin - self.memory <= key) & (key < end + self.size)
+
+
+@dataclass(frozen=True)
 class Longformer(Sparsity):
     """Longformer's pattern: a dilated window, and `n_global` first tokens that see and are seen by all.
 

@@ -70,7 +70,8 @@ GradientPair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     """Both factors of each weight gradient by the matrix' name: x `[b p i]`, what it read, and delta `[b p o]`.
 
-    The gradient of `blocks.3.mlp.W_in` is the sum over rows and tokens of the outer products of both.
+    The gradient of `blocks.3.mlp.W_in` is the sum over rows and tokens of the outer products of both; of blocks that
+    share their weights, over layers too.
 
     What heads read or give stands side by side: `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of
     W_Q, W_K, W_V (W_K and W_V: key/value heads) and x of W_O. Deltas are those of the row's own loss, 0 at padding.

@@ -117,6 +117,10 @@ class ModelConfig(ConfigRecord):
     """Whether a norm of this kind stands before the unembedding."""
     block: UsualBlock = UsualBlock()
     """The form of a block: what else it has, or does in another order (`interp.lab.Macaron`)."""
+    shared_blocks: bool = False
+    """Whether all blocks have the weights of the first, whose gradient is then the sum over layers (ALBERT, Lan et al.
+    2020; the Universal Transformer).
+    """
     parallel: bool = False
     """Whether attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
@@ -238,6 +242,11 @@ class ModelConfig(ConfigRecord):
         requires(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
         special = self.cross_attention and (self.sinks or self.qk_norm or self.attn_softcap is not None)
         requires(not special, "no sinks, qk_norm, attn_softcap for cross_attention")
+        if self.shared_blocks:
+            parts = {
+                (mixer, self.mlp and self.mlp.at_layer(layer)) for layer, mixer in enumerate(self.mixers)
+            }
+            requires(len(parts) <= 1, "one mixer and one MLP in all layers for shared_blocks")
         requires(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         requires(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")

@@ -240,16 +240,26 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make the unembedding the embedding matrix itself, in models where it is."""
+        """Make parameters one where they are: unembedding and embedding, the blocks'."""
         if self.config.tied and self.unembed is not None:
             self.unembed.weight = self.embed.weight
+        if self.config.shared_blocks:
+            for block in self.blocks[1:]:
+                for name, module in self.blocks[0].named_modules():
+                    for own, parameter in module.named_parameters(recurse=False):
+                        setattr(block.get_submodule(name), own, parameter)
 
     @public()
     def place(self, devices: Sequence[Device]) -> None:
         """Spread the blocks over these devices; everything outside them stays on the first.
 
         What a pass returns and records is on the first device.
+
+        Raises:
+            ValueError: several devices for blocks that share their weights.
         """
+        if self.config.shared_blocks and len(set(devices)) > 1:
+            raise ValueError(f"blocks that share their weights require one device, got {len(set(devices))}")
         places = [torch.device(device) for device in devices]
         self.devices = layer_devices(self.config.n_layers, places)
         for name, module in self.named_children():
@@ -684,11 +694,12 @@ def initialise(model: nn.Module) -> None:
     """Initialise by GPT-2's scheme.
 
     normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1. Vectors of other
-    names stay as their module made them. Parameters without storage (device "meta") are left alone.
+    names, and what is drawn once and never trained, stay as their module made them. Parameters without storage (device
+    "meta") are left alone.
     """
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta or not parameter.requires_grad:
             continue
         writes = name.endswith((".out", ".out.weight"))
         if name.endswith(".kernel"):  # a depthwise convolution: its fan-in is its length

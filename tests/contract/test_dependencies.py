@@ -69,6 +69,7 @@ RESERVED = {
     "matplotlib": ("plot",),
     "transformer_lens": ("compat",),
     "ray": ("runs.ray_engine",),
+    "torchdiffeq": ("lab.depth.integral",),
     **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
 }
 """Heavy or foreign package -> the only places that import it."""

@@ -218,8 +218,10 @@ def test_factors_of_a_matrix_are_its_gradient(name: str) -> None:
         except ValueError:
             continue
         (gradient,) = torch.autograd.grad(loss, live.get_parameter(place.parameter), retain_graph=True)
-        x, delta = found[full]
-        product = torch.einsum("bpi,bpo->io", x.flatten(2), delta.flatten(2))
+        product = torch.zeros(())
+        for layer in range(config.n_layers if config.shared_blocks else 1):
+            x, delta = found[full.replace(".0.", f".{layer}.")]
+            product = product + torch.einsum("bpi,bpo->io", x.flatten(2), delta.flatten(2))
         sides = {"W_O": "h e d -> (h e) d"} | dict.fromkeys(("W_Q", "W_K", "W_V"), "h d e -> d (h e)")
         expected = place.view(gradient)
         assert_close(product, rearrange(expected, sides[matrix]) if matrix in sides else expected)

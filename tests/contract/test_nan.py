@@ -24,8 +24,9 @@ LOOK_AT_NONE = {
     **dict.fromkeys(("circuits.write_mib", "circuits.read_mib"), "scores are given, of the model its shape is asked"),
 }  # fmt: skip
 """Functions that take a model and need not mind."""
-ELSEWHERE = ("compat.", "Hooked", "circuits.Circuit", "model.", "families.", "verify.", "lab.training.")
-"""What begins so takes no model that users hold; losses are NaN then, and `train` says so."""
+ELSEWHERE = ("compat.", "Hooked", "circuits.Circuit", "model.", "families.", "verify.", "lab.training.",
+             "lab.depth.integrated")  # fmt: skip
+"""What begins so takes no model that users hold; losses are NaN then, and `train` and `integrated` say so."""
 
 
 @pytest.fixture(autouse=True)

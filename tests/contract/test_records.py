@@ -27,10 +27,10 @@ from interp.model import KVCache, MoE
 
 OF_THE_PAGES = "interp.pages"
 MADE_HERE = {
-    "ActivationStore", "Ask", "AttributionGraph", "ByRow", "Circuits", "Compiled", "Contract", "ContractLine",
+    "ActivationStore", "Ask", "AttributionGraph", "Beams", "ByRow", "Circuits", "Compiled", "Contract", "ContractLine",
     "Demo", "Edge", "Exactness", "Fact", "FactPrompt", "GradientFactors", "HookPoint", "IndirectObject",
     "LayerWeights", "Memory", "Reading", "Results", "SingularTriples", "SingularValues", "Site", "Staged",
-    "StoredTokenizer", "Trace", "Trained", "Traits", "TwoPasses", "Vocabulary", "WithoutData",
+    "Pruned", "StoredTokenizer", "Trace", "Trained", "Traits", "TwoPasses", "Vocabulary", "WithoutData",
 }  # fmt: skip
 """Records that this package makes and users only read."""
 

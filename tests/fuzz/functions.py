@@ -94,7 +94,8 @@ MADE_BY_US: Mapping[str, str] = {
         model.LayerWeights
         model.Memory model.Trace passes.HookPoint runs.Results verify.Contract
         verify.ContractLine zoo.Demo
-        lab.rasp.Exactness lab.training.Trained Note residual.IncompleteSumError""",
+        lab.rasp.Exactness lab.training.Trained lab.training.Beams lab.training.Pruned
+        Note residual.IncompleteSumError""",
     "names of places, which all that takes a part or a place checks": "Part model.Site",
     "records without a field": "features.ReLU features.Gated edits.Detach edits.Zero",
     "what a protocol asks of the user's own class": """
@@ -238,6 +239,15 @@ RECORDS: Mapping[str, Mapping[str, Callable[[], object]]] = {
                     DEMO_TEXT),
     "Stream.window": {"w": lambda: 0},
     "lab.DualChunk": {"length": lambda: 3},
+    "lab.training.Distillation.mixed": {
+        "hard": lambda: numbers(*examples().batch.tokens[:, 1:].shape),
+        "found": lambda: numbers(*examples().batch.tokens.shape, model().cfg.d_vocab),
+        "examples": examples},
+    "lab.depth.Solver.flow": {"field": lambda: torch.neg, "x": lambda: numbers(2, 3)},
+    "lab.Datastore.of": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
+    "lab.Datastore.interpolated": {"model": lambda: model().transformer, "tokens": lambda: TOKENS},
+    "lab.Datastore.log_probs": {"states": lambda: numbers(1, 2, model().cfg.d_model),
+                                "d_vocab": lambda: model().cfg.d_vocab},
     "lab.rasp.Compiled.ids": {"tokens": lambda: "01"},
     "lab.rasp.Compiled.without": {"edge": lambda: min(compiled().edges), "tokens": lambda: compiled().inputs(2)[0]},
     **CALLS,
@@ -278,6 +288,9 @@ INSTANCES: Mapping[str, Callable[[], object]] = {
     "families.SentencePieceTokenizer": lambda: interp.families.SentencePieceTokenizer.read(
         loaders.whole("pieces") / "tokenizer.model"),
     "edits.PerRow": lambda: interp.edits.PerRow([1, 2]), "features.Dictionary": sae,
+    "lab.depth.Solver": lab.depth.Solver,
+    "lab.training.Distillation": lambda: lab.training.Distillation(model().transformer),
+    "lab.Datastore": lambda: lab.Datastore.of(model().transformer, TOKENS),
     "lab.training.Training": lab.training.Training,
     "lenses.GradientFactors": lambda: interp.lenses.gradient_factors(model(), TOKENS, answer=5),
     "lenses.TunedLens": lambda: interp.lenses.TunedLens.untrained(model()),

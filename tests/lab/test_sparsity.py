@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from interp.lab import AdaptiveTemperature, BigBird, Dilated, FixedBlocks, Longformer, Strided
+from interp.lab import AdaptiveTemperature, BigBird, Dilated, FixedBlocks, Longformer, Segments, Strided
 from interp.lab.sparsity import drawn_blocks
 from interp.model import Alibi, ModelConfig, Read, Softmax, Tap, softmax
 from interp.model.attention import Mask, attend
@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 KINDS = [
     Dilated(1), Dilated(3, 1), Dilated(2, 5), Strided(1), Strided(4), FixedBlocks(1), FixedBlocks(5, 2),
     Longformer(3, 2, 2), Longformer(2, n_global=0), BigBird(3), BigBird(2, 1, 2, 0, seed=7), BigBird(4, 5, 0, 2),
+    Segments(4, 3), Segments(1, 0), Segments(3, 9),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=str)
 SPARSE = [name for name, config in MIXERS.items() if getattr(config.mixers[0], "sparsity", None)]
@@ -37,6 +38,8 @@ def slowly(kind: Sparsity, i: int, j: int) -> bool:
             return abs(i - j) < stride or abs(i - j) % stride == 0
         case FixedBlocks(block, summary):
             return i // block == j // block or j % block in range(block - summary, block)
+        case Segments(size, memory):
+            return j in range(i // size * size - memory, (i // size + 1) * size)
         case Longformer(width, dilation, n_global):
             return min(i, j) < n_global or slowly(Dilated(width, dilation), i, j)
         case BigBird(block, n_window, _, n_global):
@@ -52,10 +55,10 @@ def test_who_sees_whom_is_what_the_paper_says(kind: Sparsity) -> None:
 
 
 @EVERY
-def test_seeing_is_mutual_but_for_summaries_and_everybody_sees_itself(kind: Sparsity) -> None:
+def test_seeing_is_mutual_but_for_summaries_and_memories_and_everybody_sees_itself(kind: Sparsity) -> None:
     seen = visible(kind, places(40), places(40))[0]
     assert seen.diagonal().all()
-    assert torch.equal(seen, seen.T) or isinstance(kind, FixedBlocks)
+    assert torch.equal(seen, seen.T) or isinstance(kind, FixedBlocks | Segments)
 
 
 @EVERY

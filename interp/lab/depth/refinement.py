@@ -90,7 +90,7 @@ class Refinement(Question):
         network = model.transformer
         config = network.config
         times = _ascending("times", self.times)
-        _steps_of_euler(config, "refinement")
+        steps_of_euler(config, "refinement")
         if not config.unembed:
             raise ValueError("refinement compares predictions: a model with an unembedding is required")
         return ByRow(
@@ -223,7 +223,7 @@ class Splitting(Question):
         config = model.transformer.config
         if not 0 <= self.layer < config.n_layers:
             raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {self.layer}")
-        _steps_of_euler(config, "splitting")
+        steps_of_euler(config, "splitting")
         if list(config.sublayers) != ["attn_out", "mlp_out"] or not config.pointwise:
             raise ValueError("splitting requires blocks of attention and one MLP of single positions")
         steps = _ascending("steps", self.steps)
@@ -381,8 +381,16 @@ def _finish_split(merged: Partial, name: str, steps: Sequence[int]) -> xr.Datase
     )  # fmt: skip
 
 
-def _steps_of_euler(config: ModelConfig, what: str) -> None:
-    """ValueError for blocks that are no steps x + f(x)."""
+def steps_of_euler(config: ModelConfig, what: str) -> None:
+    """Raises a ValueError for blocks that are no steps x + f(x).
+
+    Args:
+        config: the model's config.
+        what: name of the analysis, for the message.
+
+    Raises:
+        ValueError: post-norm blocks.
+    """
     if config.norm_place == "post":
         raise ValueError(
             f"{what} requires blocks that add to the stream; this model norms the sum (post-norm)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from tqdm import tqdm
 from interp.core.boundary import public
 from interp.families.convert import AnyModel
 from interp.lab.training.initial import xavier
-from interp.lab.training.losses import TrainingData, mean_loss, scores
+from interp.lab.training.losses import Distillation, TrainingData, mean_loss, scores
 from interp.lab.training.presets import check_fits
 from interp.lab.training.schedule import Training
 from interp.lab.training.state import LogRow, TrainingFolder, TrainingState, log_table
@@ -72,6 +73,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     evaluate: Evaluate | None = None,
+    distillation: Distillation | None = None,
 ) -> Trained:
     """A model of a config, trained on data that are drawn as it goes.
 
@@ -88,6 +90,7 @@ def train(
             machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`).
         evaluate: function for more columns of the log, next to `held_out_loss` and `accuracy` (`examples.scores`); it
             is called at every row of the log, checkpoints included.
+        distillation: a teacher of the updates; held-out losses know nothing of it.
 
     Returns:
         `Trained`: the model and its log, in which `loss` and `gradient_norm` (before clipping) are means over the
@@ -110,10 +113,10 @@ def train(
     check_fits(config, data)
     state = fresh_state(config, training)
     if out is None:
-        return _trained(state, data, training, None, evaluate)
-    with closing(_opened(Path(out), config, data, training, resume)) as folder:
+        return _trained(state, data, training, None, evaluate, distillation)
+    with closing(_opened(Path(out), config, data, training, resume, distillation)) as folder:
         folder.restore(state)
-        return _trained(state, data, training, folder, evaluate)
+        return _trained(state, data, training, folder, evaluate, distillation)
 
 
 def _trained(
@@ -122,6 +125,7 @@ def _trained(
     training: Training,
     folder: TrainingFolder | None,
     evaluate: Evaluate | None,
+    distillation: Distillation | None,
 ) -> Trained:
     """The model after all updates that are left, with everything that the folder keeps on the way."""
     held_out = data.batch(Place(training.seed, None), training.evaluation_rows)
@@ -142,7 +146,7 @@ def _trained(
             break
         examples = data.batch(Place(training.seed, state.step), training.rows)
         tokens += int(examples.batch.real.sum())
-        since.append(update(state, examples, training))
+        since.append(update(state, examples, training, distillation))
         bar.update()
     bar.close()
     if folder is not None:
@@ -152,7 +156,7 @@ def _trained(
 
 @torch.enable_grad()
 def update(
-    state: TrainingState, examples: Examples, training: Training
+    state: TrainingState, examples: Examples, training: Training, distillation: Distillation | None = None
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """One update of the state; returns the loss before it and the norm of its gradients before clipping."""
     model, adam = state.model, state.adam
@@ -165,6 +169,8 @@ def update(
             determined_only=training.determined_only,
             label_smoothing=training.label_smoothing,
             edits=training.dropout.edits(model.config, training.seed, state.step, model.device),
+            segment=training.segment,
+            distillation=distillation,
         )
     adam.zero_grad()
     loss.backward()
@@ -193,14 +199,35 @@ def fresh_state(config: AnyConfig, training: Training) -> TrainingState:
 
 
 def _opened(
-    out: Path, config: AnyConfig, data: TrainingData, training: Training, resume: bool
+    out: Path,
+    config: AnyConfig,
+    data: TrainingData,
+    training: Training,
+    resume: bool,
+    distillation: Distillation | None,
 ) -> TrainingFolder:
     described = data.description if isinstance(data, Described) else plain(data)
     question: Json = {"config": config.to_dict(), "data": described, "training": asdict(training)}
+    if distillation is not None:
+        question |= {"distillation": _described(distillation)}
     tokenizer = data.vocabulary.json if isinstance(data, WithVocabulary) else None
     return TrainingFolder.opened(
         out, question, resume=resume, tokenizer=tokenizer, keep_seconds=training.keep_seconds
     )
+
+
+def _described(distillation: Distillation) -> Json:
+    """What decides the targets of a teacher: its config, its weights by their digest, and the numbers."""
+    digest = hashlib.sha256()
+    for name, value in distillation.teacher.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        "teacher": distillation.teacher.config.to_dict(),
+        "weights": digest.hexdigest(),
+        "temperature": distillation.temperature,
+        "share": distillation.share,
+    }
 
 
 def _since(since: list[tuple[Tensor, Tensor]], step: int, training: Training) -> dict[str, float]:

@@ -51,6 +51,8 @@ class Training:
     """Dropout in the passes of the updates, and in no other."""
     label_smoothing: float = 0.0
     """Share of the target that is spread evenly over all tokens (Szegedy et al. 2016); not in held-out losses."""
+    segment: int | None = None
+    """Columns after which gradients stop in the updates (`mean_loss`); None: nowhere."""
     initial: Initial = "gpt2"
     """The first weights: GPT-2's, or `interp.lab.training.xavier`."""
     determined_only: bool = False
@@ -79,6 +81,7 @@ class Training:
         _require(0 <= self.label_smoothing < 1, "label_smoothing in [0, 1)", self.label_smoothing)
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} in [0, 1)", getattr(self, name))
+        _require(self.segment is None or self.segment >= 1, "segment >= 1 or None", self.segment)
         rises = self.schedule == "cosine" or self.warm_up >= 1
         _require(rises, "warm_up >= 1 under inverse_sqrt", self.warm_up)
 
