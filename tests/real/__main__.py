@@ -1,4 +1,4 @@
-"""`make real`: fetch SmolLM2, open its GGUF file, and write the page of one prompt to out/real.
+"""`make real`: fetch SmolLM2, open its GGUF file, write the page of one prompt to out/real, and ask a few claims of it.
 
 Says in one line what could not be fetched or written, and why; the exit code is 0 where the page is there.
 """
@@ -11,11 +11,22 @@ from pathlib import Path
 from interp import HookedTransformer
 from interp.cli import ended, parsed
 from interp.cli.commands import ReportCommand
+from interp.cli.findings import FindingsCommand
 from tests.real.wheels import fetched
 
 OUT = Path("out/real")
 PROMPT, ANSWER, WRONG = "When Mary and John went to the store, John gave a drink to", " Mary", " John"
 CORRUPT = PROMPT.replace(", John", ", Mary")
+CLAIMS = (
+    "previous-token-heads",
+    "induction-heads",
+    "indirect-objects",
+    "suppression-lowers",
+    "attention-sinks",
+)
+"""What is asked of it: five of thirty claims, those that take least."""
+OPENED: dict[str, HookedTransformer] = {}
+"""The model by what it was opened from, so that it is opened once."""
 AROUND = {"cli", "core", "pages", "real", "tests"}
 """Folders of what asks the questions of a page; what is called first outside of them is one."""
 
@@ -25,9 +36,17 @@ class Told(ReportCommand):
 
     def opened(self) -> HookedTransformer:
         """The model, printed once it is there."""
-        model = super().opened()
+        model = OPENED[self.model] = super().opened()
         print(f"\n{model}", flush=True)
         return model
+
+
+class Asked(FindingsCommand):
+    """The command `interp findings`, of a model that is open."""
+
+    def opened(self) -> HookedTransformer:
+        """That model."""
+        return OPENED[self.model]
 
 
 def main() -> int:
@@ -41,10 +60,15 @@ def main() -> int:
     command = ["report", "--model", str(file), *about, "--out", str(OUT)]
     print(f"interp {shlex.join(command)}   # two minutes or three", flush=True)
     try:
-        return ended(Told(**vars(parsed([*command, "--debug"]))))
+        code = ended(Told(**vars(parsed([*command, "--debug"]))))
     except Exception as cause:
         print(not_written(cause), file=sys.stderr)
         return 1
+    claims = ["findings", str(file), "--claims", *CLAIMS]
+    print(
+        f"\ninterp {shlex.join(claims)}   # a minute or two; without --claims all thirty, an hour", flush=True
+    )
+    return code or ended(Asked(**vars(parsed(claims))))
 
 
 def not_written(cause: Exception) -> str:

@@ -108,6 +108,7 @@ def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted
     asked: list[tuple[HookedTransformer, ReportQuestion]] = []
     monkeypatch.setattr(page, "OUT", tmp_path / "out")
     monkeypatch.setattr(page, "fetched", lambda name: Path("demo-attn-2l"))
+    monkeypatch.setattr(page, "CLAIMS", ("induction-heads",))
     monkeypatch.setattr(
         pages, "report_of", lambda model, question, about, seed: asked.append((model, question))
     )
@@ -123,6 +124,7 @@ def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted
     assert page.CORRUPT == "When Mary and John went to the store, Mary gave a drink to"
     said = capsys.readouterr().out
     assert str(model) in said and "--corrupt" in said and "- found" in said
+    assert "HOLDS           induction-heads" in said and "1 holds" in said
 
 
 @pytest.mark.kinds  # a function whose shapes are checked is another one, of another name
