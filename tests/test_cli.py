@@ -298,6 +298,16 @@ def test_the_help_says_of_every_command_what_its_own_help_says() -> None:
         assert entry.says == (inspect.getdoc(command(name)) or "").split("\n\n")[0], name
 
 
+def test_the_version_is_said_with_those_of_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0 and said.startswith(
+        f"interp {interp.__version__}, torch {torch.__version__.split('+')[0]}"
+    )
+    assert said.count("\n") == 1
+
+
 def test_help_models_and_wrong_usage_need_no_torch() -> None:
     """What a person waits for before anything is computed."""
     code = (
@@ -306,7 +316,14 @@ def test_help_models_and_wrong_usage_need_no_torch() -> None:
         "except SystemExit: pass\n"
         "assert not {'torch', 'numpy', 'pandas', 'xarray'} & set(sys.modules), 'slow to import'"
     )
-    for argv in (["--help"], ["models"], ["modles"], ["report", "--help"], ["report", "--sed"]):
+    for argv in (
+        ["--help"],
+        ["--version"],
+        ["models"],
+        ["modles"],
+        ["report", "--help"],
+        ["report", "--sed"],
+    ):
         done = subprocess.run(
             [sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False
         )

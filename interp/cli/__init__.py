@@ -8,6 +8,7 @@ of the others stands here, and everything slow is imported inside the command th
 import dataclasses
 import difflib
 import gc
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Protocol, TextIO, cast, runtime_checkable
 
@@ -230,6 +232,9 @@ def ended(given: Command) -> int:
 def parsed(argv: list[str]) -> Command:
     """The command that the arguments describe; only its class is made, the other commands get placeholders."""
     called = argv[0] if argv else ""
+    if called == "--version":
+        print(_versions())
+        raise SystemExit(0)
     if called and not called.startswith("-") and called not in COMMANDS:
         close = difflib.get_close_matches(called, COMMANDS)
         print(
@@ -243,9 +248,20 @@ def parsed(argv: list[str]) -> Command:
         name: command(name) if name == called else _placeholder(name) for name in COMMANDS
     }
     parsed_command = tyro.extras.subcommand_cli_from_dict(
-        kinds, args=argv, prog="interp", description="Take a Transformer apart."
+        kinds,
+        args=argv,
+        prog="interp",
+        description="Take a Transformer apart. `interp --version` says which this is.",
     )
     return cast("Command", parsed_command)
+
+
+def _versions() -> str:
+    """The versions that a report of a fault needs, in a line, without importing what they are of."""
+    packages = ("interp", "torch", "transformers")
+    return ", ".join(
+        (*(f"{name} {version(name)}" for name in packages), f"Python {platform.python_version()}")
+    )
 
 
 def _placeholder(name: str) -> type:
