@@ -146,6 +146,82 @@ def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(
     assert "halfway" in (record.folder / "log.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "steps: 4\nwords: [a b, --c]\ntwice: true\ninner: {scale: 0.25}\n"),
+        ("config.toml", 'steps = 4\nwords = ["a b", "--c"]\ntwice = true\n[inner]\nscale = 0.25\n'),
+        ("config.json", '{"steps": 4, "words": ["a b", "--c"], "twice": true, "inner": {"scale": 0.25}}'),
+    ],
+)
+def test_a_config_file_is_the_same_as_its_parameters_on_the_command_line(
+    file: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    Path(name).write_text(text)
+    by_hand, by_file, other = (
+        Record.open(folder_of(ran(capsys, "run", str(file), *given)[0])).run
+        for given in (SYNTAX, ("--config", name), ("--config", name, "-p", "steps=7", "-p", "words=x"))
+    )
+    assert by_file.parameters == by_hand.parameters
+    commands = [sorted(run.sessions[0].command.split(" -p ")[1:]) for run in (by_file, by_hand)]
+    assert commands[0] == commands[1], "the record needs no file"
+    assert other.parameters == {**by_hand.parameters, "steps": 7, "words": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("c.yaml", "- 1\n", "must hold a table of parameters, it holds list"),
+        ("c.yaml", "a: [", "c.yaml cannot be read: while parsing"),
+        ("c.toml", "a = ", "c.toml cannot be read: Invalid value"),
+        ("c.json", "{", "c.json"),
+        ("c.txt", "", "--config takes a .yaml, .toml or .json file, got c.txt"),
+        ("c.yaml", "stebs: 1", "has no parameter 'stebs'; nearest: steps"),
+        ("c.yaml", "words: []", "'words' is an empty list"),
+        ("c.yaml", "steps: [1, 2]", "parameter 'steps' holds one value, it was given 2"),
+    ],
+)
+def test_a_config_file_that_is_none_is_one_line_and_no_run(
+    file: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, why: str
+) -> None:
+    Path(name).write_text(text)
+    _, err = ran(capsys, "run", str(file), "--config", name, code=2)
+    assert why in err and err.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_several_values_are_run_one_after_the_other_until_one_is_interrupted(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, _ = ran(capsys, "run", str(file), "-p", "seed=1,2,3", "-p", "words=a,b")
+    folders = [line for line in lines if line.startswith("runs/")]
+    found = [Record.open(Path(folder)).run for folder in folders]
+    assert [run.parameters["seed"] for run in found] == [1, 2, 3] == [run.seed for run in found]
+    assert all(run.parameters["words"] == ["a,b"] for run in found)
+    assert ["seed=1,2,3" in run.sessions[0].command for run in found] == [False] * 3
+    plan(file, "fail")
+    lines, _ = ran(capsys, "run", str(file), "-p", "steps=1,2", code=1)
+    assert sum(line.startswith("runs/") for line in lines) == 2, (
+        "one that fails does not keep the next from running"
+    )
+    plan(file, "stop")
+    lines, _ = ran(capsys, "run", str(file), "-p", "steps=1,2", code=130)
+    assert sum(line.startswith("runs/") for line in lines) == 1
+    _, err = ran(capsys, "run", str(file), "-p", "steps=1,2", "-p", "seed=3,4", code=2)
+    assert "one parameter may have several values, got steps, seed" in err
+    _, err = ran(capsys, "run", str(file), "-p", "steps=1,x", code=2)
+    assert "steps" in err
+    _, err = ran(capsys, "run", str(file), "-p", "steps=1,2", "--resume", "last", code=2)
+    assert "--resume goes on with one run" in err
+
+
+def test_a_dry_run_says_every_parameter_and_makes_no_folder(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, _ = ran(capsys, "run", str(file), "-p", "seed=1,2", "--dry-run")
+    assert lines.count("parameters") == 2 and "  seed = 1" in lines and "  seed = 2" in lines
+    assert lines.count("  inner.scale = 0.5") == 2 and not Path("runs").exists()
+
+
 def test_experiments_error_keeps_its_traceback_and_the_run_resumes(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +435,37 @@ def test_list_shows_how_runs_ended_and_what_is_not_default(
     assert any(second.name in line for line in lines) and not any(first.name in line for line in lines)
     _, err = ran(capsys, "list", "--runs", "nowhere", code=2)
     assert "the folder of runs is required (--runs), nowhere does not exist" in err
+
+
+def test_list_as_json_and_csv_has_every_parameter(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (folder_of(ran(capsys, "run", str(file), "-p", f"steps={n}")[0]) for n in (4, 5))
+    Path("runs/broken").mkdir()
+    Path("runs/broken/run.json").write_text("{")
+    lines, err = ran(capsys, "list", "--form", "json")
+    rows = {row["run"]: row for row in json.loads("\n".join(lines))}
+    assert set(rows) == {first.name, second.name} and "runs/broken/run.json" in err
+    one = rows[first.name]
+    assert one["state"] == "finished" and one["parameters"] == Record.open(first).run.parameters
+    assert one["seconds"] == Record.open(first).run.seconds and one["error"] is None
+    lines, _ = ran(capsys, "list", "--form", "csv")
+    Path("list.csv").write_text("\n".join(lines))
+    table = pd.read_csv("list.csv").set_index("run")
+    assert table.loc[second.name, "parameters.steps"] == 5 and table.loc[first.name, "parameters.seed"] == 5
+
+
+def test_the_run_before_the_last_has_a_name(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [Path("runs") / f"adding-{i}" for i in range(3)]
+    for i, folder in enumerate(folders):  # the beginnings of runs are a second apart at least
+        made = folder_of(ran(capsys, "run", str(file), "-p", f"steps={i}")[0])
+        text = (made / "run.json").read_text()
+        made.rename(folder)
+        started = json.loads(text)["sessions"][0]["started"]
+        (folder / "run.json").write_text(text.replace(started, f"2026-01-0{i + 1}T00:00:00+00:00"))
+    for back, name in ((0, "last"), (0, "last~0"), (1, "last~1"), (2, "last~2")):
+        lines, _ = ran(capsys, "show", name)
+        assert f"  steps = {2 - back}" in lines
+    _, err = ran(capsys, "show", "last~3", code=2)
+    assert "a run is required, got 'last~3'" in err
 
 
 def test_show_says_parameters_provenance_results_and_files(

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import make_dataclass, replace
@@ -80,6 +81,84 @@ def merged(experiment: "Experiment", before: Sequence[str], now: Sequence[str]) 
     """The words of the earlier session, those whose keys are given now replaced by the new words."""
     again = {_pair(word, experiment.file)[0] for word in now}
     return (*(word for word in before if _pair(word, experiment.file)[0] not in again), *now)
+
+
+def of_config(file: Path) -> tuple[str, ...]:
+    """The `key=value` words of a config file: a table inside a table has dotted keys, a list one word for each entry.
+
+    Raises:
+        ValueError: a file that is no YAML, TOML or JSON with a table at its top, or an empty list.
+    """
+    words: list[str] = []
+
+    def add(key: str, value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                add(f"{key}.{name}" if key else str(name), inner)
+        elif isinstance(value, list):
+            if not value:
+                raise ValueError(f"{file}: {key!r} is an empty list, which no parameter can be given as")
+            for entry in value:
+                add(key, entry)
+        else:
+            words.append(f"{key}={value}")
+
+    table = _config_table(file)
+    if not isinstance(table, dict):
+        raise ValueError(f"{file} must hold a table of parameters, it holds {type(table).__name__}")
+    add("", table)
+    return tuple(words)
+
+
+def _config_table(file: Path) -> object:
+    """What a config file holds."""
+    import tomllib
+
+    import yaml
+
+    from interp.core.files import json_contents, regular
+
+    suffix = file.suffix.lower()
+    if suffix == ".json":
+        return json_contents(file)
+    if suffix not in (".toml", ".yaml", ".yml"):
+        raise ValueError(f"--config takes a .yaml, .toml or .json file, got {file}")
+    text = regular(file).read_text(encoding="utf-8")
+    try:
+        return tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as cause:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(cause).split())}") from cause
+
+
+def swept(experiment: "Experiment", words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The words of each run: one, or as many as a parameter has values with commas between them (`-p seed=1,2,3`).
+
+    Only numbers, truth values and choices are split: in a text or a sequence a comma may belong to the value.
+
+    Raises:
+        ValueError: a word that is no `key=value`, or two parameters with several values.
+    """
+    known = _parameters_by_name(experiment)
+    several = [
+        (i, key, value.split(","))
+        for i, (key, value) in enumerate(_pair(word, experiment.file) for word in words)
+        if "," in value and key in known and _is_one_number(known[key])
+    ]
+    if len(several) > 1:
+        raise ValueError(
+            f"one parameter may have several values, got {', '.join(key for _, key, _ in several)}: a grid is a "
+            "loop in the shell"
+        )
+    if not several:
+        return [tuple(words)]
+    ((at, key, values),) = several
+    return [(*words[:at], f"{key}={value}", *words[at + 1 :]) for value in values]
+
+
+def _is_one_number(parameter: "Parameter") -> bool:
+    """Whether a parameter holds a number, a truth value or one of some choices, so that a comma cannot belong to it."""
+    kinds = set(re.findall(r"\w+", parameter.type.partition("[")[0]))
+    return parameter.sequence is None and kinds <= {"int", "float", "bool", "None", "Literal"}
 
 
 def listed(experiment: "Experiment") -> str:

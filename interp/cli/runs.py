@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 import shlex
 import sys
 import traceback
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from interp.cli.opening import Common
-from interp.cli.parameters import filled, given_in, listed, merged
+from interp.cli.parameters import filled, given_in, listed, merged, of_config, swept
 from interp.core.files import named_path
 
 if TYPE_CHECKING:
@@ -40,13 +41,19 @@ class Run(Common):
     p: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(aliases=["-p"], metavar="KEY=VALUE")
     ] = ()
-    """A parameter of the experiment; may be given several times."""
+    """A parameter of the experiment; may be given several times. One number may have several values, such as
+    seed=1,2,3: they are run one after the other.
+    """
+    config: Path | None = None
+    """A YAML, TOML or JSON file of parameters; -p goes before it."""
+    dry_run: bool = False
+    """Print the parameters of each run, and run nothing."""
     parameters: bool = False
     """List the parameters of the experiment, and run nothing."""
     runs: Path = ROOT
     """Where run folders are made."""
     resume: str | None = None
-    """Run to go on with: a folder, the beginning of a name in --runs, or `last`."""
+    """Run to go on with: a folder, the beginning of a name in --runs, or `last` (`last~1`: the one before)."""
     shard: str | None = None
     """One job of an array, such as 2/8 (from 0): streams take that share of the data, the last job does the rest."""
 
@@ -68,36 +75,55 @@ class Run(Common):
             return 1
 
     def _conduct(self, experiment: "Experiment") -> int:
-        """Create or resume the record of the run, and run the experiment under it; returns the exit code."""
-        from interp.runs.record import Record
-
-        command = self._command()
+        """Run the experiment once for each of its values, until one is interrupted; returns the largest exit code."""
         if self.shard is not None and self.resume is not None:
             raise ValueError("--shard goes on by itself where it was: give it again without --resume")
+        config = () if self.config is None else of_config(self.config)
+        given = swept(experiment, merged(experiment, config, self.p))
+        if self.resume is not None and len(given) > 1:
+            raise ValueError("--resume goes on with one run, which has one value of each parameter")
+        if self.dry_run:
+            before = () if self.resume is None else given_in(self._unfinished_run(self.resume))
+            for words in given:
+                print("\n".join(parameter_lines(filled(experiment, merged(experiment, before, words)))))
+            return 0
+        if len(given) > 1:
+            for words in given:  # a value that does not fit is said before anything is run
+                filled(experiment, words)
+        codes = [0]
         with on_terminal():
-            if self.resume is None:
-                job = filled(experiment, self.p)
-                seed = getattr(job, "seed", None)
-                seed = seed if isinstance(seed, int) else None
-                record = Record.create(
-                    self.runs, self.file.stem, job, command=command, seed=seed, file=self.file
-                )
-                if self.shard is not None:
-                    record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
-            else:
-                folder = self._unfinished_run(self.resume)
-                if _lacks_its_page(record := Record.open(folder), self.file.stem):
-                    _write_page(record)
-                    print(folder)
-                    return 0
-                job = filled(experiment, merged(experiment, given_in(folder), self.p))
-                record = Record.resume(folder, job, command=command, file=self.file)
-                (folder / PAGE).unlink(missing_ok=True)  # the old page says how the last session ended
-            return conduct(experiment, job, record)
+            for words in given:
+                codes.append(self._one(experiment, words))
+                if codes[-1] == INTERRUPTED:
+                    break
+        return max(codes)
 
-    def _command(self) -> str:
-        """The command line with this command's options, for the record of the run."""
-        options = [word for pair in self.p for word in ("-p", pair)]
+    def _one(self, experiment: "Experiment", words: tuple[str, ...]) -> int:
+        """Create or resume the record of a run, and run the experiment under it; returns the exit code."""
+        from interp.runs.record import Record
+
+        command = self._command(words)
+        if self.resume is None:
+            job = filled(experiment, words)
+            seed = getattr(job, "seed", None)
+            seed = seed if isinstance(seed, int) else None
+            record = Record.create(self.runs, self.file.stem, job, command=command, seed=seed, file=self.file)
+            if self.shard is not None:
+                record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
+        else:
+            folder = self._unfinished_run(self.resume)
+            if _lacks_its_page(record := Record.open(folder), self.file.stem):
+                _write_page(record)
+                print(folder)
+                return 0
+            job = filled(experiment, merged(experiment, given_in(folder), words))
+            record = Record.resume(folder, job, command=command, file=self.file)
+            (folder / PAGE).unlink(missing_ok=True)  # the old page says how the last session ended
+        return conduct(experiment, job, record)
+
+    def _command(self, words: tuple[str, ...]) -> str:
+        """The command line of one run, the parameters of a config file among its own."""
+        options = [word for pair in words for word in ("-p", pair)]
         options += ["--shard", self.shard] if self.shard is not None else []
         options += ["--runs", str(self.runs)] if self.runs != ROOT else []
         options += ["--resume", self.resume] if self.resume is not None else []
@@ -123,6 +149,8 @@ class List(Common):
     """Folder of the runs."""
     state: Literal["running", "finished", "failed", "interrupted"] | None = None
     """Only runs in this state."""
+    form: Literal["table", "json", "csv"] = "table"
+    """"json" and "csv": with every parameter, defaults too, and seconds; what cannot be read is on stderr."""
 
     def run(self) -> None:
         """Print a line for each run, the oldest first."""
@@ -132,6 +160,11 @@ class List(Common):
         if not named_path(self.runs).is_dir() and self.runs != ROOT:
             raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
         records, unreadable = _records(self.runs)
+        if self.form != "table":
+            self._print_all(records)
+            for line in unreadable:
+                print(line, file=sys.stderr)
+            return
         rows = []
         for record in records:
             run, state = record.run, record.state
@@ -143,13 +176,37 @@ class List(Common):
         for line in unreadable:
             print(line)
 
+    def _print_all(self, records: list["Record"]) -> None:
+        """Print the runs as JSON or CSV, which has a column for each parameter."""
+        from interp.runs.folder import flat
+
+        known = [
+            (
+                {"run": record.folder.name, "started": record.run.sessions[0].started, "state": record.state,
+                 "seconds": record.run.seconds, "error": record.run.error},
+                record.run.parameters,
+            )
+            for record in records
+            if self.state in (None, record.state)
+        ]  # fmt: skip
+        if self.form == "json":
+            print(json.dumps([{**about, "parameters": given} for about, given in known], indent=2))
+            return
+        import pandas as pd
+
+        rows = [
+            {**about, **{f"parameters.{name}": value for name, value in flat(given).items()}}
+            for about, given in known
+        ]
+        print(pd.DataFrame(rows).to_csv(index=False), end="")
+
 
 @dataclass(frozen=True)
 class Show(Common):
     """Show one run: parameters, where it comes from, what came out, and its files."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder, the beginning of a name in --runs, or `last`."""
+    """A run folder, the beginning of a name in --runs, or `last` (`last~1`: the one before)."""
     runs: Path = ROOT
     """Folder of the runs."""
 
@@ -166,7 +223,7 @@ class Compare(Common):
     """Compare two runs: parameters and provenance that differ, and the results' largest differences."""
 
     first: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder, the beginning of a name in --runs, or `last`."""
+    """A run folder, the beginning of a name in --runs, or `last` (`last~1`: the one before)."""
     second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Another one."""
     largest: int = 3
@@ -226,7 +283,10 @@ def _run_folder(name: str, root: Path) -> Path:
     if named_path(name).is_dir():
         return Path(name)
     names = [record.folder.name for record in _records(root)[0]]
-    fits = [run_name for run_name in names if run_name.startswith(name)] if name != LAST else names[-1:]
+    fits = [run_name for run_name in names if run_name.startswith(name)]
+    if back := re.fullmatch(rf"{LAST}(?:~(\d+))?", name):
+        before = int(back[1] or 0)
+        fits = names[-1 - before : len(names) - before] if before < len(names) else []
     if not fits:
         hint = (
             nearest(name, {run_name.rsplit("-", 2)[0] for run_name in names})
@@ -312,6 +372,15 @@ def _write_page(record: "Record") -> None:
 
 
 # --- runs in words: one in full, two beside each other ----------------------------------------------------------------
+
+
+def parameter_lines(job: object) -> Iterator[str]:
+    """The lines of `interp run --dry-run`."""
+    from interp.runs.folder import flat
+    from interp.runs.run_file import fields_of
+
+    yield "parameters"
+    yield from (f"  {name} = {value}" for name, value in flat(fields_of(job)).items())
 
 
 def record_lines(record: "Record") -> Iterator[str]:
