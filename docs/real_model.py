@@ -51,15 +51,14 @@ def with_outputs(markdown: str, folder: Path) -> tuple[str, dict[str, bytes]]:
 def with_findings(markdown: str, table: pd.DataFrame) -> tuple[str, dict[str, bytes]]:
     """The page with the table of claims, and its picture."""
     pictures: dict[str, bytes] = {}
-    lines = [
-        "| claim | verdict | number above its null | null | over | | s |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| claim | verdict | number above its null | null | over | |", "|---|---|---|---|---|---|"]
     for row in table.fillna({"about": "", "over": ""}).itertuples():
         number = f"{short(row.value, 2)} [{short(row.low, 2)}, {short(row.high, 2)}] {row.unit}"
-        cells = (number, short(row.null, 2), f"{row.n} {row.over}") if pd.notna(row.value) else ("–", "", "")
+        cells = (
+            (number, short(row.null, 2), f"{int(row.n)} {row.over}") if pd.notna(row.value) else ("–", "", "")
+        )
         found = " | ".join((*cells, shorten(str(row.about), 60, placeholder=" …")))
-        lines.append(f"| `{row.claim}` | {row.verdict} | {found} | {row.seconds:.0f} |")
+        lines.append(f"| `{row.claim}` | {row.verdict} | {found} |")
     figure = plot.findings(table.set_index("claim").to_xarray()).get_figure()
     figure.set_size_inches(6.8, 6.8)
     lines += ["", _picture("findings.png", drawn(figure), pictures)]
