@@ -756,7 +756,7 @@ class Frozen:
         allowed = EPS[dtype] / EPS[final.dtype] * bound(roundings, size, final.dtype)
         check_missed((self.again - final).abs(), allowed, size, what)
 
-    @property
+    @cached_property
     def orders(self) -> Float[Tensor, "order b p d"]:
         """The final stream by order, 0 to n_layers."""
         return self._orders[0].sum(0)

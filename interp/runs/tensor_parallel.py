@@ -103,8 +103,8 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """Raise ValueError unless a model of this config can be spread over `processes`; needs no process group.
 
     Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution, Macaron blocks,
-    cross-attention, attention sinks, norms over all heads together or with a gamma for each (`qk_norm="width"`,
-    `"each"`) and mixers other than plain softmax attention are not supported.
+    cross-attention, attention sinks, blocks that share their weights, norms over all heads together or with a gamma for
+    each (`qk_norm="width"`, `"each"`) and mixers other than plain softmax attention are not supported.
 
     Example:
         >>> check_tensor_parallel(model.cfg, 2)
@@ -114,6 +114,7 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         f"block={config.block}": config.block != UsualBlock(),
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
+        "shared_blocks=True": config.shared_blocks,
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"qk_norm={config.qk_norm!r}": config.qk_norm in ("width", "each"),
     }

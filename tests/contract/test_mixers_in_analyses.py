@@ -1,6 +1,7 @@
 """Every mixer through the analyses: numbers that an oracle confirms, or a refusal that says why; never others."""
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.compat.hooked_export import to_hooked_state
 from interp.lab import ConvMLP
 from interp.lenses.factors import present
-from interp.model import Read, Tap, Trace, Weights, sites
+from interp.model import Read, Tap, Trace, Transformer, Weights, sites
 from interp.passes.sweep import Sweep
 from interp.residual import orders
 from interp.residual.paths import frozen_reads
@@ -230,9 +231,23 @@ def test_factors_of_a_matrix_are_its_gradient(name: str) -> None:
 @EVERY
 def test_other_formats_and_machines_refuse_what_they_do_not_know(name: str) -> None:
     model = build_mixed(name)
-    with pytest.raises(ValueError, match="cannot express"):
-        to_hooked_state(model)
-    with pytest.raises(ValueError, match=r"mixer=|mlp="):
+    if name == "shared-blocks":  # TransformerLens can have that model, with the weights once for each layer
+        network = model if isinstance(model, Transformer) else model.transformer
+        apart = Transformer(replace(network.config, shared_blocks=False)).to(network.dtype)
+        layers = range(network.config.n_layers)
+        stored = network.state_dict().items()
+        apart.load_state_dict(
+            {key.replace("blocks.0.", f"blocks.{i}."): value for i in layers for key, value in stored}
+        )
+        (state, fields), (expected, same) = (
+            to_hooked_state(each) for each in (network, apart.to(network.dtype))
+        )
+        assert fields == same and state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
+    else:
+        with pytest.raises(ValueError, match="cannot express"):
+            to_hooked_state(model)
+    with pytest.raises(ValueError, match=r"mixer=|mlp=|shared_blocks="):
         check_tensor_parallel(model.config, 2)
 
 

@@ -49,7 +49,8 @@ UNREACHED = (
     "memory-context-deep", "spatial-gating", "spatial-gating-softmax", "spatial-gating-bidirectional", "token-mixing",
     "token-mixing-softmax", "linear-bidirectional", "lightning-bidirectional", "lightning-gated-bidirectional",
     "polar-bidirectional", "sana-bidirectional", "memory-gate-bidirectional", "memory-layer-bidirectional",
-    "memory-context-bidirectional",
+    "memory-context-bidirectional", "performer", "performer-rotary", "performer-bidirectional",
+    "shared-blocks-bidirectional",
 )  # fmt: skip
 """Models of `tests.mixers` that the rules are not defined for."""
 REACHED = [*CONFIGS, *(name for name in MIXERS if name not in UNREACHED)]
