@@ -17,6 +17,7 @@ from interp.core.kinds import PositiveCount
 from interp.lab.training.losses import logits
 from interp.model.edits import Edit, Zero
 from interp.model.loss import next_token_loss
+from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.tasks.examples import Examples
 
@@ -102,24 +103,19 @@ def prune_heads(
         >>> len(prune_heads(model.transformer, rows, 2).heads)
         2
     """
-    total = model.config.n_layers * model.config.n_heads
+    total, n_heads = model.config.n_layers * model.config.n_heads, model.config.n_heads
     if count >= total:
         raise ValueError(f"fewer heads than the model's {total} are required, got {count}")
-    heads: list[str] = []
+    gone: list[int] = []  # layer * n_heads + head
+    names: tuple[str, ...] = ()
     pruned = model
-    while len(heads) < count:
+    while len(gone) < count:
         importance = head_importance(pruned, examples).flatten()
-        gone = [_place(name, model.config.n_heads) for name in heads]
         importance[gone] = torch.inf
-        order = importance.argsort(stable=True)[: min(at_once, count - len(heads))].tolist()
-        heads += [f"L{place // model.config.n_heads}H{place % model.config.n_heads}" for place in order]
-        pruned = model.edited([Edit(name, Zero()) for name in heads])
-    return Pruned(pruned, tuple(heads))
-
-
-def _place(name: str, n_heads: int) -> int:
-    layer, _, head = name.removeprefix("L").partition("H")
-    return int(layer) * n_heads + int(head)
+        gone += importance.argsort(stable=True)[: min(at_once, count - len(gone))].tolist()
+        names = tuple(str(Part("head", *divmod(place, n_heads))) for place in gone)
+        pruned = model.edited([Edit(name, Zero()) for name in names])
+    return Pruned(pruned, names)
 
 
 def _times(share: Float[Tensor, "b h"]) -> Callable[[Tensor], Tensor]:
