@@ -34,6 +34,7 @@ from interp.core.stats import (
 from interp.core.transfers import to_host
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
+from interp.model.sparsity import Sparsity, visible
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps, recorded
@@ -78,7 +79,7 @@ class AttentionByDepth(Question):
         - `value`: mean over texts, with the ends `low` and `high` of its 95 % interval (of `rank` from 64 texts on,
           since it is skewed), and `n`, the texts that count.
         - `null`: the same numbers of attention that is spread evenly over the tokens that the layer may see (up to the
-          query, in its window), in these texts.
+          query, in its window or sparse pattern), in these texts.
         - `by_layer` [layer, score, end]: the mean over the heads of each layer (`value`), and the ends (`low`, `high`)
           of its 95 % interval over texts.
         - `untrained` [layer, score, range]: `mean`, `least` and `most` of the heads of the untrained models; NaN
@@ -99,7 +100,7 @@ class AttentionByDepth(Question):
 
     Raises:
         ValueError: packed rows, a model without any pattern, `recent` or `energy` out of range, no text of `recent` + 2
-            tokens; with `random`, a model that is edited.
+            tokens; with `random`, a model that is edited or a wrapped network.
 
     Caveats:
         The number of large singular values says how well a pattern is approximated by one of low rank, not that the
@@ -141,6 +142,10 @@ class AttentionByDepth(Question):
         if self.random and network.edits:
             raise ValueError(
                 "untrained models stand beside a model without edits: leave random at 0, or the edits away"
+            )
+        if self.random and network.config.block.proven:
+            raise ValueError(
+                "untrained models are made of our own blocks, this is a wrapped network: leave random at 0"
             )
         if not _layers(network.config):
             raise ValueError(
@@ -248,12 +253,14 @@ def _rows(model: Transformer, batch: Batch, question: AttentionByDepth) -> Steps
     found = torch.stack([seen[read] for read in reads], 1)
     numbers = found.new_full((len(found), config.n_layers, *found.shape[2:]), torch.nan)
     numbers[:, list(_layers(config))] = found
-    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+    views = [
+        (config.window if config.is_local(layer) else None, getattr(config.mixers[layer], "sparsity", None))
+        for layer in range(config.n_layers)
+    ]
     even = {
-        window: via(_even(real, place, window, causal=config.causal), real, place)[:, 0]
-        for window in set(windows)
+        view: via(_even(real, place, *view, causal=config.causal), real, place)[:, 0] for view in set(views)
     }
-    nulls = torch.stack([even[window] for window in windows], 1)
+    nulls = torch.stack([even[view] for view in views], 1)
     without = numbers[..., SCORES.index("rank")].isnan().flatten(1).all(1)
     nulls = nulls.masked_fill(without[:, None, None], torch.nan)  # a text without any number counts nowhere
     named = zip(SCORES, numbers.unbind(-1), nulls.unbind(-1), strict=True)
@@ -275,13 +282,19 @@ def _site(config: ModelConfig, layer: int) -> str:
 
 
 def _even(
-    real: Bool[Tensor, "b q"], place: Int[Tensor, "b q"], window: int | None, *, causal: bool
+    real: Bool[Tensor, "b q"],
+    place: Int[Tensor, "b q"],
+    window: int | None,
+    sparsity: Sparsity | None,
+    *,
+    causal: bool,
 ) -> Float[Tensor, "b 1 q k"]:
     """The pattern of attention that is spread evenly over what a query may see, in float64."""
     back = place[:, :, None] - place[:, None, :]
     seen = real[:, :, None] & real[:, None, :]
     seen = seen & (back >= 0) if causal else seen
     seen = seen if window is None else seen & (back.abs() < window)
+    seen = seen if sparsity is None else seen & visible(sparsity, place, place)
     return seen[:, None].double()
 
 

@@ -375,6 +375,11 @@ class _Exchange:
 
 
 def _analysis(exchange: _Exchange, model: Subject) -> ByRow:
+    if "weights" in exchange.what and model.transformer.config.shared_blocks:
+        raise ValueError(
+            "what=('activations',) is required where all layers share their weights (shared_blocks): one layer's "
+            "cannot be exchanged alone"
+        )
     return ByRow(
         exchange.name,
         partial(_compute, exchange=exchange),

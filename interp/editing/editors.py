@@ -23,14 +23,14 @@ from interp.core.stats import upcast
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.ids import check_count
-from interp.editing.weight_edit import WeightEdit, changed
+from interp.editing.weight_edit import WeightEdit, changed, own_matrix_place
 from interp.lenses.factors import factors, loss_of_answers
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.passes.question import check_followed
-from interp.weights.matrices import by_head, matrix_place
+from interp.weights.matrices import by_head
 
 FactorPair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
 """u `[n i]` and delta `[n o]` of one matrix at n tokens; the widths are those of the matrix."""
@@ -79,7 +79,7 @@ def shift_edit(
     subject = as_model(model)
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
-    matrix_place(network, name)
+    own_matrix_place(network, name)
     columns, (tokens, _) = batch.answer_columns(), batch.answer_tokens()
     read = Read(f"blocks.{layer}.mlp.hook_post")
     run = observe(network, batch, [read], logits_at=columns)
@@ -135,7 +135,7 @@ def gradient_edit(
     subject = as_model(model)
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.{matrix}"
-    weight = matrix_place(network, name).in_(network)
+    weight = own_matrix_place(network, name).in_(network)
     x, delta = factors_of(network, batch, [name])[name]
     return WeightEdit(name, by_head(x.mT, -eta * delta, name, len(weight) if weight.ndim == 3 else None))
 
@@ -209,7 +209,9 @@ def finetune_edit(
     subject = as_model(model)
     network, batch = subject.transformer, edit_batch(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
-    change = torch.zeros_like(upcast(matrix_place(network, name).in_(network).detach()), requires_grad=True)
+    change = torch.zeros_like(
+        upcast(own_matrix_place(network, name).in_(network).detach()), requires_grad=True
+    )
     optimiser = tuning.optimiser_of([change])
     begin, columns = entering(network, batch, layer), batch.answer_columns()
     for _ in range(tuning.steps):
@@ -273,7 +275,7 @@ def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[s
         layers.setdefault(kind, []).append(int(layer))
     pairs: dict[str, FactorPair] = {}
     for kind, indices in layers.items():
-        by_matrix = factors(model, batch, [kind], indices, whole=True)  # type: ignore[list-item]  # `matrix_place` has seen it
+        by_matrix = factors(model, batch, [kind], indices, whole=True)  # type: ignore[list-item]  # `own_matrix_place` has seen it
         pairs |= {
             name: (upcast(x[batch.real]), upcast(delta[batch.real])) for name, (x, delta) in by_matrix.items()
         }

@@ -31,11 +31,11 @@ from interp.editing.rome import (
     find_delta,
     mention_mask,
 )
-from interp.editing.weight_edit import WeightEdit, changed
+from interp.editing.weight_edit import WeightEdit, changed, own_matrix_place
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.weights.matrices import ends, matrix_place
+from interp.weights.matrices import ends
 
 SEARCH = Rome(reach=0.75)
 """The default search for the states, of the released code for GPT-2 XL."""
@@ -183,7 +183,7 @@ def _matrix_names(
         raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")
     names = [f"blocks.{layer}.mlp.W_out" for layer in layers]
     for name, layer_keys in zip(names, keys, strict=True):
-        rows = matrix_place(model, name).in_(model).shape[0]
+        rows = own_matrix_place(model, name).in_(model).shape[0]
         if len(layer_keys.moment) != rows:
             raise ValueError(
                 f"keys of {rows} neurons are required, got C of {shape_text(layer_keys.moment.shape)}"

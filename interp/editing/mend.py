@@ -42,12 +42,12 @@ from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
 from interp.editing.editors import FactorPair, FineTuning, edit_batch, entering, factors_of
-from interp.editing.weight_edit import WeightEdit, changed
+from interp.editing.weight_edit import WeightEdit, changed, own_matrix_place
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_model, as_network
 from interp.passes.question import NotFiniteError
-from interp.weights.matrices import by_head, matrix_place, side_by_side
+from interp.weights.matrices import by_head, side_by_side
 
 FORMAT = "interp mend 1"
 TRAINING = FineTuning(steps=200, rate=1e-3)
@@ -155,7 +155,7 @@ class Mend(Brief):
         network, generator = as_network(model), torch.Generator().manual_seed(seed)
         by_shape: dict[torch.Size, list[str]] = {}
         for name in names:
-            weight = matrix_place(network, name).in_(network)
+            weight = own_matrix_place(network, name).in_(network)
             if not name.startswith("blocks."):
                 raise ValueError(f"a matrix of a block is required, whose gradient has factors, got {name!r}")
             by_shape.setdefault(side_by_side(weight, name).shape, []).append(name)
@@ -180,7 +180,7 @@ class Mend(Brief):
         changes = dict[str, FactoredMatrix]()
         for network in self.networks:
             for name in network.names:
-                weight, change = matrix_place(model, name).in_(model), network(name, *pairs[name])
+                weight, change = own_matrix_place(model, name).in_(model), network(name, *pairs[name])
                 heads = len(weight) if weight.ndim == 3 else None
                 changes[name] = by_head(change.A, change.B, name, heads)
         return changes

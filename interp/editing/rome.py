@@ -29,7 +29,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
 from interp.editing.editors import edit_batch, entering
-from interp.editing.weight_edit import WeightEdit
+from interp.editing.weight_edit import WeightEdit, own_matrix_place
 from interp.model.edits import Edit
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
@@ -37,7 +37,7 @@ from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model, observe
 from interp.passes.question import ByRow, NotFiniteError, Reading
 from interp.runs.over_data import reduced_over
-from interp.weights.matrices import ends, matrix_place
+from interp.weights.matrices import ends
 
 
 @public()
@@ -142,7 +142,7 @@ def key_moment(
         torch.Size([40, 40])
     """
     subject = as_model(model, edits)
-    matrix_place(subject.transformer, f"blocks.{layer}.mlp.W_out")
+    own_matrix_place(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
     analysis = ByRow("key_moment", Reading([read], partial(_keys, read=read)), Covariances("key"))
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
@@ -211,7 +211,7 @@ def rome_edit(
     editable, rome = as_model(model), rome or Rome()
     network = editable.transformer
     name = f"blocks.{keys.layer}.mlp.W_out"
-    weight = matrix_place(network, name).in_(network)
+    weight = own_matrix_place(network, name).in_(network)
     if keys.moment.shape[0] != weight.shape[0]:
         raise ValueError(
             f"keys of {weight.shape[0]} neurons are required, got C of {shape_text(keys.moment.shape)}"

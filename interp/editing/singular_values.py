@@ -23,9 +23,9 @@ from interp.core.viewer import Brief
 from interp.core.wording import value_text
 from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
-from interp.editing.weight_edit import WeightEdit, changed
+from interp.editing.weight_edit import WeightEdit, changed, own_matrix_place
 from interp.passes.observe import Model, as_model, as_network
-from interp.weights.matrices import by_head, matrix_place, side_by_side
+from interp.weights.matrices import by_head, side_by_side
 
 LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """A function from all logits of the prompts to the number that training minimises."""
@@ -61,7 +61,7 @@ class SingularValues(Brief):
             torch.Size([24])
         """
         network = as_network(model)
-        weight = upcast(matrix_place(network, name).in_(network).detach())
+        weight = upcast(own_matrix_place(network, name).in_(network).detach())
         if not bool(weight.isfinite().all()):
             raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
         u, sigma, vh = torch.linalg.svd(side_by_side(weight, name), full_matrices=False)

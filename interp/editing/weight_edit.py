@@ -31,6 +31,17 @@ WeightChange = FactoredMatrix | Float[Tensor, "*h i o"]
 """What is added to a matrix: two thin factors, or a tensor of its shape."""
 
 
+def own_matrix_place(model: Transformer, name: str) -> MatrixPlace:
+    """Where a matrix stands, for a change of it; ValueError for one that all layers share, errors of `matrix_place`."""
+    if model.config.shared_blocks and name.startswith("blocks."):
+        matrix = name.split(".", 2)[-1]
+        raise ValueError(
+            f"all layers share {matrix} in this model (shared_blocks), so that an edit of one layer would change every "
+            "layer: give each its own matrices, `replace(config, shared_blocks=False)`"
+        )
+    return matrix_place(model, name)
+
+
 @public()
 @dataclass(frozen=True, repr=False)
 class WeightEdit(Brief):
@@ -87,7 +98,7 @@ class WeightEdit(Brief):
             KeyError, IndexError, ValueError: a matrix that the model lacks, a change of another shape, NaN or inf.
         """
         network = as_network(model)
-        where = matrix_place(network, self.name)
+        where = own_matrix_place(network, self.name)
         change = self._dense_change(where.in_(network))
         applied_change = _AppliedChange(network.get_parameter(where.parameter), where, change)
         applied_change.begin()
@@ -112,7 +123,7 @@ class WeightEdit(Brief):
                 where the family norms what the sublayer adds (the raw output is no site).
         """
         network = as_network(model)
-        self._dense_change(matrix_place(network, self.name).in_(network))
+        self._dense_change(own_matrix_place(network, self.name).in_(network))
         change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
@@ -162,7 +173,7 @@ def changed(
     """
     parameters = dict[str, Tensor]()
     for name, change in changes.items():
-        where = matrix_place(network, name)
+        where = own_matrix_place(network, name)
         if where.parameter not in parameters:
             parameters[where.parameter] = upcast(network.get_parameter(where.parameter).detach()).clone()
         where.view(parameters[where.parameter]).add_(change)

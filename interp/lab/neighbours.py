@@ -30,7 +30,7 @@ class Datastore:
         following: the token after each.
 
     Raises:
-        ValueError: no key, or another number of tokens than of keys.
+        ValueError: no key, another number of tokens than of keys, keys that are not finite, or negative tokens.
 
     Source:
         Khandelwal et al. 2020, section 2. They found the input of the last MLP, after its norm, slightly better keys
@@ -50,6 +50,8 @@ class Datastore:
             raise ValueError(
                 f"Datastore requires keys, each with the token after it, got {len(self.keys)} and {len(self.following)}"
             )
+        if not bool(self.keys.isfinite().all()) or int(self.following.min()) < 0:
+            raise ValueError("Datastore requires finite keys and tokens of 0 or more")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -114,10 +116,14 @@ class Datastore:
             raise ValueError(f"states {self.keys.shape[-1]} wide are required, got {states.shape[-1]}")
         if (highest := int(self.following.max())) >= d_vocab:
             raise ValueError(f"stored tokens below d_vocab = {d_vocab} are required, got {highest}")
-        asked, keys = upcast(states).flatten(0, 1), upcast(self.keys)
+        keys = upcast(self.keys)
+        asked = states.to(keys).flatten(0, 1)
         run, count = max(1, AT_ONCE // len(keys)), min(k, len(keys))
         near = [
-            torch.cdist(part.detach(), keys).topk(count, -1, largest=False).indices
+            # by differences: products would cancel where all states have a large part in common
+            torch.cdist(part.detach(), keys, compute_mode="donot_use_mm_for_euclid_dist")
+            .topk(count, -1, largest=False)
+            .indices
             for part in asked.split(run)
         ]
         nearest = torch.cat(near) if near else torch.zeros(0, count, dtype=torch.int64, device=keys.device)
@@ -158,6 +164,6 @@ class Datastore:
             raise ValueError("a model with a logit for every token is required")
         states = model(tokens, stop=config.n_layers, keep=keep)
         own = upcast(model.read_out(states)).log_softmax(-1)
-        near = self.log_probs(states, config.d_vocab, k=k, temperature=temperature)
+        near = self.log_probs(states, config.d_vocab, k=k, temperature=temperature).to(own)
         shares = torch.tensor([share, 1 - share], dtype=own.dtype, device=own.device).log()
         return torch.logaddexp(near + shares[0], own + shares[1])

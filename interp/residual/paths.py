@@ -322,10 +322,16 @@ def path_name(*parts: PartName) -> str:
 
 @torch.no_grad()
 def _order_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    _require_one_text(batch)
     values, error = order_logits(Frozen(model, trace, batch.layout))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
     errors = torch.full_like(by_row[:, 0, 0, 0], error)
     return {"value": by_row, "token": batch.token_ids, "error": errors, **_half_error(model, errors)}
+
+
+def _require_one_text(batch: Batch) -> None:
+    if batch.documents is not None:
+        raise ValueError("path expansion requires one text per row, got packed rows")
 
 
 def _half_error(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
@@ -383,6 +389,7 @@ def _unit(config: ModelConfig) -> str:
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Every score `[b term]` of `term_importance`: first for each order, then for each layer's single heads."""
     model.config.require_next_token("a next-token loss")
+    _require_one_text(batch)
     frozen = Frozen(model, trace, batch.layout)
     frozen.check("final stream by order")
     upto, first = frozen.orders.cumsum(0), frozen.first_order  # [order b p d], [l b p d]
@@ -405,8 +412,8 @@ def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> F
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:
         logits = cap * (logits / cap).tanh()
-    loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
-    counted = predicted(batch.keep, batch.documents)
+    loss = next_token_loss(logits, batch.tokens, batch.keep)
+    counted = predicted(batch.keep, None)
     if counted is None:
         return loss.mean(1)
     if not bool(counted.any(1).all()):
@@ -621,13 +628,11 @@ def check_expandable(model: Transformer) -> None:
     _check_config(model.config)
     for edit in model.edits:
         inner = edit.site.partition("blocks.")[2].partition(".")[2]
+        recorded = inner.startswith(_RECORDED) and not (
+            model.config.norm_place == "post" and inner == "ln2.hook_normalized"  # the stream itself
+        )
         scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
-        if (
-            inner
-            and not scales
-            and edit.site != first_stream(model.config)
-            and not inner.startswith(_RECORDED)
-        ):
+        if inner and not scales and edit.site != first_stream(model.config) and not recorded:
             raise ValueError(
                 f"path expansion under an edit of {edit.name} ({type(edit.change).__name__}): that model is no sum of "
                 "paths; Zero or Scale of heads, and changes of patterns, queries, keys or embeddings leave it one"
@@ -684,6 +689,7 @@ def _check_config(config: ModelConfig) -> None:
     """Raises a ValueError for a model whose logits are not affine in its stream, given what `_frozen_words` says."""
     problem = {
         "attends to the memory of an encoder": config.cross_attention,
+        "is a wrapped network, whose norms are no sites": config.block.proven,
         "has no logits": not config.unembed,
         "has a non-linear masked-LM head": config.mlm_head is not None,
         f"has the output layer {config.output}": config.output != FullSoftmax(),

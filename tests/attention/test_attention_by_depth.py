@@ -12,11 +12,14 @@ from interp.attention import attention_by_depth
 from interp.attention.attention_by_depth import SCORES, SHARES, pattern_numbers
 from interp.attention.attention_rows import weights_of
 from interp.edits import Set, Zero
-from interp.model import Transformer
+from interp.lab import Longformer, Segments, Strided
+from interp.model import Softmax, Transformer
+from interp.model.sparsity import Sparsity
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.mixers import build_mixed
 from tests.tolerances import student95
+from tests.wrapped.wrapping import wrapped
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
 KINDS = ("linear", "polar", "differential", "lightning", "pool", "linear-bidirectional")
@@ -201,3 +204,16 @@ def test_what_has_no_meaning_is_refused() -> None:
         attention_by_depth(model.edited([Edit("L0.mlp", Zero())]), some_tokens(), random=1)
     with pytest.raises(ValueError, match="requires an attention pattern; this model mixes by LongTerm"):
         attention_by_depth(build_mixed("memory-gate"), some_tokens())
+
+
+@pytest.mark.parametrize("sparsity", [Segments(4, 0), Segments(4, 4), Longformer(2), Strided(3)], ids=str)
+def test_the_null_of_a_sparse_pattern_is_even_over_what_it_shows(sparsity: Sparsity) -> None:
+    network = perturbed(replace(CONFIGS["gpt2"], mixer=Softmax(sparsity=sparsity)))
+    edits = [Edit(f"blocks.{i}.attn.hook_q", Zero()) for i in range(network.config.n_layers)]
+    found = attention_by_depth(network.edited(edits), Batch.of(ROWS), recent=RECENT)
+    np.testing.assert_allclose(found.value, found.null, rtol=1e-9)
+
+
+def test_a_wrapped_network_is_not_built_anew() -> None:
+    with pytest.raises(ValueError, match="this is a wrapped network: leave random at 0"):
+        attention_by_depth(wrapped("mistral"), Batch.of(ROWS), random=1)

@@ -109,3 +109,24 @@ def test_what_does_not_fit_is_refused() -> None:
         STORE.log_probs(torch.zeros(1, 1, 3, dtype=torch.float64), 31)
     with pytest.raises(ValueError, match="stored tokens below d_vocab = 5 are required"):
         STORE.log_probs(final(MODEL, ASKED), 5)
+    with pytest.raises(ValueError, match="requires finite keys and tokens of 0 or more"):
+        Datastore(torch.full((1, 4), torch.nan), torch.tensor([1]))
+    with pytest.raises(ValueError, match="requires finite keys and tokens of 0 or more"):
+        Datastore(torch.zeros(1, 4), torch.tensor([-1]))
+
+
+def test_the_nearest_are_found_where_all_states_have_a_large_part_in_common() -> None:
+    """Squares of 3000 cancel in a product of float32; differences do not."""
+    generator = torch.Generator().manual_seed(0)
+    keys, asked = (torch.randn(n, 24, generator=generator) for n in (120, 60))
+    moved = torch.tensor([3000.0])
+    store = Datastore(keys + moved, torch.arange(120))
+    found = store.log_probs((asked + moved)[None], 120, k=1)[0].argmax(-1)
+    direct = ((asked + moved)[:, None] - (keys + moved)).square().sum(-1).argmin(1)
+    assert torch.equal(found, direct)
+
+
+def test_a_store_of_another_dtype_is_asked_in_its_own() -> None:
+    narrow = Datastore.of(build("gpt2", torch.float32), TOKENS)
+    found, wide = narrow.interpolated(MODEL, ASKED), STORE.interpolated(MODEL, ASKED)
+    torch.testing.assert_close(found, wide, atol=1e-4, rtol=1e-4)

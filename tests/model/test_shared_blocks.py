@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import interp
+from interp import HookedTransformer
+from interp.editing import WeightEdit, diff, finetune_edit, gradient_edit, shift_edit
 from interp.families import load
 from interp.lab import Linear, cost
 from interp.lab.training import Training, train
@@ -16,6 +18,7 @@ from interp.lab.training.presets import encoder_decoder
 from interp.model import EncoderDecoder, ModelConfig, MoE, Rotary, Softmax, Transformer, mean_next_token_loss
 from interp.model.block import MLP
 from interp.tasks import RepeatedSequences
+from interp.weights.random_heads import with_random_heads
 from tests.configs import some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
@@ -143,3 +146,38 @@ def test_what_cannot_share_is_refused() -> None:
         replace(SMALL, mlp=MoE(4, 2, 8, dense=MLP(8), dense_layers=(0,)))
     with pytest.raises(ValueError, match="blocks that share their weights require one device, got 2"):
         Transformer(SMALL).place(["cpu", "meta"])
+
+
+@over("name", SHARED)
+def test_random_heads_are_those_of_the_model_with_weights_of_its_own(name: str) -> None:
+    model = build_mixed(name)
+    found, expected = (
+        with_random_heads(each, seed=3) for each in (model, apart(model).requires_grad_(False))
+    )
+    for layer in range(model.config.n_layers):
+        for own, other in zip(
+            found.block(layer).attn.parameters(), expected.block(layer).attn.parameters(), strict=True
+        ):
+            assert_close(own, other)
+
+
+def test_an_edit_of_one_layer_s_matrices_is_refused() -> None:
+    model = build_mixed("shared-blocks")
+    tokens, network = some_tokens(), HookedTransformer(model)
+    edit = WeightEdit("blocks.1.mlp.W_out", torch.zeros(network.cfg.mlp.d_mlp, network.cfg.d_model))
+    words = "all layers share mlp.W_out in this model"
+    with pytest.raises(ValueError, match=words), edit.applied(network):
+        pass
+    for ask in (
+        lambda: edit.as_edits(network),
+        lambda: gradient_edit(network, tokens, answer=[4] * len(tokens), layer=1, eta=0.1),
+        lambda: finetune_edit(network, tokens, answer=[4] * len(tokens), layer=1),
+        lambda: shift_edit(network, tokens, answer=[4] * len(tokens), layer=1, eta=0.1),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask()
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        moved.block(0).attn.out.weight.mul_(2.0)
+    with pytest.raises(ValueError, match=r"what=\('activations',\) is required"):
+        diff(network, tokens, HookedTransformer(moved))

@@ -30,6 +30,7 @@ from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
 from tests.tolerances import assert_close, student95
+from tests.wrapped.wrapping import wrapped
 
 EACH = pytest.mark.parametrize("name", VARIANTS)
 ANSWER, WRONG = torch.tensor([3, 14]), torch.tensor([30, 2])
@@ -485,3 +486,16 @@ def test_paths_begin_at_mlps_and_say_so() -> None:
     assert names[-1] == "remainder" and int(table.order[-1]) == int(table.mlps[-1]) == -1
     assert table.attrs["frozen"] == "patterns, norm scales and what MLPs add"
     assert paths(model("learned"), BATCH, ANSWER).attrs["frozen"] == "patterns and norm scales"
+
+
+def test_what_is_no_sum_of_paths_of_one_text_is_refused_in_words() -> None:
+    packed = Batch(BATCH.tokens, documents=torch.tensor([[0] * 4 + [1] * 4] * 2))
+    for ask in (orders, term_importance):
+        with pytest.raises(ValueError, match="path expansion requires one text per row, got packed rows"):
+            ask(model("learned"), packed)
+    for ask in (orders, term_importance, functools.partial(paths, answer=3)):
+        with pytest.raises(ValueError, match="this model is a wrapped network, whose norms are no sites"):
+            ask(wrapped("mistral"), BATCH)
+    post = model("post-norm-mlp").edited(Edit("blocks.0.ln2.hook_normalized", Scale(2.0)))
+    with pytest.raises(ValueError, match=r"path expansion under an edit of blocks\.0\.ln2\.hook_normalized"):
+        paths(post, BATCH, ANSWER)

@@ -138,7 +138,8 @@ def integrated(
     Raises:
         ImportError: without torchdiffeq.
         IndexError: a layer that does not exist.
-        ValueError: post-norm blocks, which do not add to the stream.
+        ValueError: post-norm blocks, which do not add to the stream, and a model that is edited where the stream enters
+            block 0.
         NotFiniteError: embeddings that are not finite.
 
     Caveats:
@@ -158,6 +159,10 @@ def integrated(
     """
     config, solver = model.config, solver or Solver()
     steps_of_euler(config, "integrated")
+    if any(edit.site == entering(0) for edit in model.edits):
+        raise ValueError(
+            f"a solver gives block 0 its stream, so that an edit of {entering(0)} has no place there: edit hook_embed"
+        )
     which = range(config.n_layers) if layers is None else layers
     if bad := [layer for layer in which if not 0 <= layer < config.n_layers]:
         raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {bad[0]}")

@@ -5,6 +5,7 @@ Sutskever et al. 2014, section 3.2; the length penalty of Wu et al. 2016, equati
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,8 @@ def beam_search(
         The hypotheses of each row, the highest score first.
 
     Raises:
-        ValueError: more tokens than the context holds, packed rows, or an end outside the vocabulary.
+        ValueError: more tokens than the context holds, packed rows, an end outside the vocabulary, or a model that is
+            edited at positions counted from the end, which would move with the text.
 
     Cost:
         No cache: every step passes all columns of `width` rows for each row.
@@ -96,6 +98,12 @@ def _searched(
     model: Transformer, start: Batch, n: int, width: int, end: int | None, length_penalty: float
 ) -> Beams:
     check_generation(model.config, start, n, [] if end is None else [end])
+    for edit in model.edits:
+        if any(_counts_from_the_end(edit.cells.get(axis)) for axis in "pqk"):
+            raise ValueError(
+                f"beam search passes the whole text at each step, and the edit of {edit.name} counts positions from "
+                "its end: count them from the beginning"
+            )
     rows, device = len(start), start.tokens.device
     new = torch.zeros(rows, width, 0, dtype=torch.int64, device=device)
     total = torch.full((rows, width), -torch.inf, dtype=torch.float64, device=device)
@@ -116,10 +124,21 @@ def _searched(
         ended = ended | (token == end) if end is not None else ended
         if bool(ended.all()):
             break
-    scores = total / ((5 + lengths) / 6) ** length_penalty
+    scores = total / ((5 + lengths.double()) / 6) ** length_penalty
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     tokens = new.gather(1, order[..., None].expand_as(new))
     return Beams(tokens, total.gather(1, order), scores, lengths.gather(1, order))
+
+
+def _counts_from_the_end(index: object) -> bool:
+    """Whether an index of an edit has negative numbers in it."""
+    if isinstance(index, int):
+        return index < 0
+    if isinstance(index, slice):
+        return any(map(_counts_from_the_end, (index.start, index.stop)))
+    return (
+        isinstance(index, Sequence) and not isinstance(index, str) and any(map(_counts_from_the_end, index))
+    )
 
 
 def _next_logits(model: Transformer, start: Batch, new: Int[Tensor, "b w n"]) -> Float[Tensor, "b w v"]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import Batch
+from interp import Batch, Edit
+from interp.edits import Scale
 from interp.lab.depth import Solver, integrated
 from interp.lab.depth.refinement import _through, runge_kutta
 from interp.model import Transformer, mean_next_token_loss
@@ -169,3 +170,14 @@ def test_what_cannot_be_integrated_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(ImportError, match=r"pip install 'interp\[ode\]'"):
         integrated(build("gpt2"), TOKENS)
+
+
+def test_an_edit_where_the_stream_enters_the_first_block_is_refused() -> None:
+    model = build("gpt2")
+    with pytest.raises(
+        ValueError, match=r"an edit of blocks\.0\.hook_resid_pre has no place there: edit hook_embed"
+    ):
+        integrated(model.edited([Edit("L0.resid", Scale(1.3))]), TOKENS, Solver("euler"))
+    for where in ("hook_embed", "L1.resid", "blocks.0.hook_resid_mid", "blocks.1.hook_resid_post"):
+        edited = model.edited([Edit(where, Scale(1.3))])
+        assert_close(integrated(edited, TOKENS, Solver("euler")).logits, edited(TOKENS))

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp import Edit
 from interp.data.batch import Batch
+from interp.edits import Add
 from interp.lab.training import beam_search
 from interp.lab.training.presets import encoder_decoder
 from interp.model import EncoderDecoder, ModelConfig, Transformer
@@ -117,3 +119,15 @@ def test_what_cannot_be_searched_is_refused() -> None:
         beam_search(SMALL, Batch(PROMPTS), 10)
     with pytest.raises(ValueError, match=r"stop_tokens must be in \[0, 3\], got 9"):
         beam_search(SMALL, Batch(PROMPTS), 2, end=9)
+
+
+def test_edits_that_would_move_with_the_text_are_refused_and_others_are_those_of_greedy_decoding() -> None:
+    push = 4 * torch.randn(24, generator=torch.Generator().manual_seed(0)).double()
+    batch = Batch.of([[1, 2, 3, 4], [5, 6, 7, 8]])
+    for at in ({"pos": -1}, {"pos": (0, -2)}):
+        with pytest.raises(ValueError, match="counts positions from its end: count them from the beginning"):
+            beam_search(MODEL.edited([Edit("L0.resid", Add(push), at)]), batch, 3)
+    edited = MODEL.edited([Edit("L0.resid", Add(push), {"pos": 3})])
+    assert torch.equal(
+        beam_search(edited, batch, 4, width=1).tokens[:, 0], generate(edited, batch, 4).tokens[:, 4:]
+    )
