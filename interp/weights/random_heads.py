@@ -62,12 +62,14 @@ def with_random_heads(model: Transformer, seed: int) -> Transformer:
     randomised = model.with_parameters(copies)
     d = model.config.d_model
     turns = haar_frames(4, d, d, torch.Generator().manual_seed(seed), torch.float32)
-    for layer in range(1 if model.config.shared_blocks else model.config.n_layers):
+    for layer in range(model.config.n_layers):
         real, attention = (network.block(layer).attn for network in (model, randomised))
+        attention.register_forward_hook(partial(_real_output, real))
+        if layer and model.config.shared_blocks:
+            continue  # the first layer's weights are all layers'
         for name, turn in zip("qkv", turns[:3], strict=True):
             _rotate_rows(attention.part(name)[0], turn)
         _rotate_rows(attention.out.weight.mT, turns[3])
-        attention.register_forward_hook(partial(_real_output, real))
     return randomised
 
 
