@@ -62,7 +62,7 @@ def nanda_2023(effort: Effort) -> Iterator[Claim]:
     yield Claim(
         f"grokking: log of updates to {LEARNED:.0%} on other sums over updates to that on trained ones",
         "generalises long after it memorises (about 1 400 and 10 000 updates)",
-        over("lag"),
+        over("lag") if there == len(every) else None,
         above(0.0),
         "log of a ratio",
         note=f"{there} of {len(every)} seeds got there, no number unless all",
