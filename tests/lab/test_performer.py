@@ -91,6 +91,7 @@ def test_a_scale_of_the_scores_scales_queries_and_keys() -> None:
 # --- softmax attention --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_mean_kernel_of_many_draws_is_that_of_softmax_attention() -> None:
     """Lemma 2 bounds the variance of a draw, theorem 2 says that orthogonal directions have at most that."""
     q, k = short_vectors(4, 10), short_vectors(6, 10)

@@ -100,6 +100,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return float(max((one[name] - other[name]).abs().max() for name in one))
 
 
+@pytest.mark.slow
 def test_adjoint_gradients_come_to_those_of_the_solver() -> None:
     """The adjoint method differentiates the flow, autograd the scheme: they differ by its error, of order 4 here."""
     model = copy.deepcopy(build("gpt2")).requires_grad_(True)
