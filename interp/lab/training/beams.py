@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,7 +18,6 @@ from interp.core.kinds import NotNegative, PositiveCount
 from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
-from interp.model.attention import Memory
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.transformer import Transformer
 from interp.passes.generate import check_generation, encoded
@@ -144,14 +144,8 @@ def _counts_from_the_end(index: object) -> bool:
 def _next_logits(model: Transformer, start: Batch, new: Int[Tensor, "b w n"]) -> Float[Tensor, "b w v"]:
     """Logits of the token after each hypothesis."""
     rows, width, n = new.shape
-    tokens = torch.cat((start.tokens.repeat_interleave(width, 0), new.flatten(0, 1)), 1)
-    keep = None
-    if start.keep is not None:
-        old = start.keep.repeat_interleave(width, 0)
-        keep = torch.cat((old, old.new_ones(rows * width, n)), 1)
-    memory = start.memory
-    if memory is not None:
-        kept = None if memory.keep is None else memory.keep.repeat_interleave(width, 0)
-        memory = Memory(memory.states.repeat_interleave(width, 0), kept)
+    begun = start.rows(torch.arange(rows).repeat_interleave(width))
+    tokens = torch.cat((begun.tokens, new.flatten(0, 1)), 1)
+    keep = None if begun.keep is None else F.pad(begun.keep, (0, n), value=True)
     last = torch.full((rows * width, 1), tokens.shape[1] - 1, device=tokens.device)
-    return model(tokens, keep=keep, memory=memory, logits_at=last)[:, 0].unflatten(0, (rows, width))
+    return model(tokens, keep=keep, memory=begun.memory, logits_at=last)[:, 0].unflatten(0, (rows, width))

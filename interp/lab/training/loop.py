@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from interp.lab.training.vocabulary import Vocabulary
 from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
 from interp.passes.question import NotFiniteError
+from interp.runs.provenance import tensors_hash
 from interp.runs.run_file import plain
 from interp.tasks.examples import Examples, Place
 
@@ -218,13 +218,9 @@ def _opened(
 
 def _described(distillation: Distillation) -> Json:
     """What decides the targets of a teacher: its config, its weights by their digest, and the numbers."""
-    digest = hashlib.sha256()
-    for name, value in distillation.teacher.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return {
         "teacher": distillation.teacher.config.to_dict(),
-        "weights": digest.hexdigest(),
+        "weights": tensors_hash(distillation.teacher.state_dict()),
         "temperature": distillation.temperature,
         "share": distillation.share,
     }

@@ -64,12 +64,12 @@ def head_importance(model: Transformer, examples: Examples) -> Float[Tensor, "l 
         >>> list(head_importance(model.transformer, rows).shape) == [model.cfg.n_layers, model.cfg.n_heads]
         True
     """
-    config, batch = model.config, examples.to(model.device).batch
-    rows = len(batch.tokens)
+    examples = examples.to(model.device)
+    config, batch, rows = model.config, examples.batch, len(examples.batch)
     kept = torch.ones(config.n_layers, rows, config.n_heads, dtype=model.dtype, device=model.device)
     kept.requires_grad_()
     edits = [Edit(f"blocks.{layer}.attn.hook_z", _times(share)) for layer, share in enumerate(kept)]
-    found = logits(model, examples.to(model.device), edits)
+    found = logits(model, examples, edits)
     loss = next_token_loss(found, batch.tokens, batch.keep, batch.documents).sum()
     (gradient,) = torch.autograd.grad(loss, kept)
     return gradient.abs().mean(1)
