@@ -503,10 +503,7 @@ class HookedTransformer(Shown):
         batch = batch.to(network.device)
         network, edits = with_edits_in_batch(network, batch)
         tap = Tap(edits=edits) if edits else None
-        logits = network(
-            batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
-            branches=batch.branches,
-        )  # fmt: skip
+        logits = network(batch.tokens, tap, **batch.inputs)
         if return_type == "logits":
             return logits
         self.cfg.require_next_token("a next-token loss")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp.core import torch_state
 from interp.features import Dictionary, ReLU
-from interp.lab import Macaron
+from interp.lab import NGPT, Macaron
 from interp.model import (
     MLP,
     Alibi,
@@ -118,6 +118,9 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "macaron": replace(
         _GPT2, d_head=10, n_kv_heads=2, block=Macaron(), mlp=MLP(40, act="silu", gated=True), residual_scale=0.7,
+    ),
+    "ngpt": replace(
+        _LLAMA, block=NGPT(0.2), norm_place="output_post", embed_norm=True, final_norm=False, qk_norm="each",
     ),
     "gptj": replace(
         _GPT2, d_head=10, parallel=True, shared_norm=True, position=Rotary(dim=4, interleaved=True),

@@ -15,14 +15,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from interp import HookedEncoderDecoder, HookedTransformer
 from interp.core.viewer import fitted
 from interp.data.batch import Batch
+from interp.dynamics import Langevin, learning_coefficient
+from interp.editing import FineTuning, reinforce_z
 from interp.edits import Edit, Scale
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.lenses import train_tuned_lens
 from interp.model import EncoderDecoder, EncoderDecoderConfig, build, sites
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Tap
 from interp.passes.generate import encoded, generate
 from interp.passes.observe import Hook, observe
 from interp.passes.sampling import Sampling
+from interp.tasks.examples import Examples
 from interp.verify import Contract
 from tests.families.cases_others import CASES
 from tests.families.oracle import SPREAD, hf_model
@@ -270,6 +274,26 @@ def test_what_takes_a_transformer_takes_the_decoder_and_what_it_was_given() -> N
 
 
 # --- generation -----------------------------------------------------------------------------------------------------
+
+
+def test_what_trains_or_samples_keeps_the_source_of_the_rows() -> None:
+    """Generated rows are read with their source; a loss of rows with another source is another one."""
+    pair = ours("t5")
+    decoder, given = HookedTransformer(pair.model.decoder), pair.given(SOURCES, TARGETS)
+    other = pair.given(["The dog", CORPUS[1], "Mary"], TARGETS)
+    written = decoder.generate(given, 2)
+    assert torch.equal(written.memory.states, given.memory.states)
+    assert decoder(written).shape[1] == given.tokens.shape[1] + 2
+    z, rewards = reinforce_z(
+        decoder, given, lambda new: new.sum(1).float(), ["blocks.0.mlp.W_out"], tuning=FineTuning(steps=1)
+    )
+    assert len(z) == len(rewards) == 1
+    short = Langevin(chains=1, steps=1, burn_in=0)
+    sampled = [
+        float(learning_coefficient(decoder, Examples(rows), short).loss[0, 0]) for rows in (given, other)
+    ]
+    trained = [train_tuned_lens(decoder, rows, steps=1).losses for rows in (given, other)]
+    assert sampled[0] != sampled[1] and not torch.equal(trained[0], trained[1])
 
 
 @BOTH

@@ -218,7 +218,7 @@ def test_weight_stacks_have_their_shapes_and_are_the_parameters(name: str) -> No
     for weight, shape in shapes.items():
         assert getattr(model, weight).shape == (n_layers, *shape), weight
     _, cache = model.run_with_cache(LINE)
-    bare = c.norm_place in ("post", "output")  # attention reads the stream as it is
+    bare = not c.norms_input  # attention reads the stream as it is
     x = cache["blocks.1.hook_resid_pre"]
     x = x if bare else cache.get("blocks.1.ln1.hook_normalized", x)
     for part, sub in {"q": "Q", "k": "K", "v": "V"}.items():
@@ -227,11 +227,11 @@ def test_weight_stacks_have_their_shapes_and_are_the_parameters(name: str) -> No
     written = torch.einsum("bphe,hed->bphd", cache["z", 1], model.W_O[1])
     _, results = model.run_with_cache(LINE, "blocks.1.attn.hook_result")
     assert_close(results["result", 1], written)
-    if c.norm_place in ("pre", "post"):
+    if not c.norms_output:
         assert_close(cache["attn_out", 1], (written.sum(2) + model.b_O[1]) * c.residual_scale)
     assert_close(model.W_E, model.transformer.embed.weight)
     assert_close(model.W_U, model.transformer.unembed.weight.mT)
-    if isinstance(c.mlp, MLP) and c.norm_place in ("pre", "post"):
+    if isinstance(c.mlp, MLP) and not c.norms_output:
         out = cache["post", 1] @ model.W_out[1] + model.b_out[1]
         assert_close(cache["mlp_out", 1], out / 2 * c.residual_scale if "mlp_before" in c.mlps else out)
 

@@ -220,7 +220,7 @@ class CausalTrace(Question):
 
     def restored(self, layer: int, config: ModelConfig) -> list[str]:
         """The sites put back to their clean values in the cell of this layer."""
-        post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+        post = "hook_normalized_resid_post" if config.norms_sum else "hook_resid_post"
         names = [post] if self.kind == "state" else _output_names(config, self.kind)
         return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
 

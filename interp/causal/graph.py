@@ -100,7 +100,7 @@ class EdgeGraph:
     def of(cls, config: ModelConfig) -> EdgeGraph:
         """The graph of a config. ValueError where the inputs are no sums over earlier parts."""
         problem = {
-            "norms the sum itself (post-norm blocks)": config.norm_place == "post",
+            "norms the sum itself (post-norm blocks)": config.norms_sum,
             "also attends to the memory of an encoder": config.cross_attention,
             f"{config.block.unusual}": _has_other_sublayers(config),
             "has heads that read the stream otherwise than as queries, keys and values linear in it": not reads_by_qkv(

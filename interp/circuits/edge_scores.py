@@ -23,7 +23,7 @@ from interp.model.sites import attention_input, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.frozen import gradient_before, output_norm, output_scale
+from interp.passes.frozen import output_norm, output_scale
 from interp.passes.memory import tile_floats
 
 START = "blocks.0.hook_resid_pre"
@@ -183,7 +183,7 @@ class Gradients:
         stream = self.stream[layer][rows, :, columns]
         weight = rearrange(attn.qkv.weight.to(grad), "(r e) d -> r e d", e=attn.d_head)
         normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")  # gradient at the normed stream
-        return gradient_before(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
+        return block.reading(block.ln1).gradient(normed, stream[:, :, None]).sum(1)
 
 
 @torch.no_grad()

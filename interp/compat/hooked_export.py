@@ -86,7 +86,7 @@ def inexpressible(model: Transformer) -> str | None:
         and (bool(config.n_heads & (config.n_heads - 1)) or not config.causal),
         f"scaling={scaling}": not isinstance(scaling, LinearScaling | Llama3Scaling | YarnScaling | None),
         f"local_position={local}": config.window is not None and local_fields(config) is None,
-        f"norm_place={config.norm_place!r} with norm={norm}": config.norm_place == "post"
+        f"norm_place={config.norm_place!r} with norm={norm}": config.norms_sum
         or (config.norm_place != "pre" and not rms),
         "norm_place='output' without qk_norm='width'": config.norm_place == "output"
         and config.qk_norm != "width",

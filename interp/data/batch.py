@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Annotated, Literal, TypeGuard
+from typing import Annotated, Literal, TypedDict, TypeGuard
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ class Choices:
     def each(self, change: Callable[[Tensor], Tensor]) -> Choices:
         """The choices with `change` applied to every tensor."""
         return Choices(change(self.tokens), change(self.steps), change(self.wrong))
+
+
+class PassInputs(TypedDict):
+    """The arguments of a pass that say how its tokens are to be read; each None where there is nothing to say."""
+
+    keep: Tensor | None
+    documents: Tensor | None
+    types: Tensor | None
+    memory: Memory | None
+    branches: Tensor | None
 
 
 @public(unchecked=("tokens",))
@@ -123,6 +133,14 @@ class Batch(Brief):
                 raise ValueError(
                     f"{name} must have the tokens' shape {shape_text(shape)}, got {shape_text(values.shape)}"
                 )
+
+    @property
+    def inputs(self) -> PassInputs:
+        """What goes with the tokens into a pass, as keyword arguments of `Transformer.forward`."""
+        return {
+            "keep": self.keep, "documents": self.documents, "types": self.types, "memory": self.memory,
+            "branches": self.branches,
+        }  # fmt: skip
 
     @classmethod
     @public(unchecked=("rows",))

@@ -218,9 +218,7 @@ def _moving_parameters(network: Transformer, names: Sequence[str] | None) -> Par
 def _row_loss(network: Transformer, rows: Examples, determined_only: bool) -> Float[Tensor, ""]:
     """The loss of a row, summed over its tokens in nats, as a mean over the rows."""
     batch = rows.batch
-    losses = next_token_loss(
-        network(batch.tokens, keep=batch.keep, types=batch.types), batch.tokens, batch.keep
-    )
+    losses = next_token_loss(network(batch.tokens, **batch.inputs), batch.tokens, batch.keep)
     return (losses * rows.predicted(determined_only=determined_only)).sum() / len(batch)
 
 

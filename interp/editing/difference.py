@@ -435,10 +435,7 @@ class _Pair:
         if cell.start == n:
             return self.value(model, self.into_run.final_at(self.exchange.metric))
         begin = self.into_run.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
-        stream = model(
-            begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
-            types=batch.types, memory=batch.memory, branches=batch.branches,
-        )  # fmt: skip
+        stream = model(begin, None, cell.start, n, logits_at=self.columns, **batch.inputs)
         return self.value(model, stream)
 
     def by_weights(self, without: Float[Tensor, "b"]) -> tuple[Tensor, Tensor]:

@@ -279,7 +279,7 @@ class _CaseBatch:
     def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
         """The share of each score's prompts whose argmax is the expected token, for every token of the answer."""
         batch = self.batch
-        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.answer_columns())
+        logits = model(batch.tokens, logits_at=batch.answer_columns(), **batch.inputs)
         hit = batch.is_answer(logits.argmax(-1)).all(1).double().cpu()
         return [hit[rows].mean() for rows in self.spans.values()]
 

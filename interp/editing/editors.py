@@ -216,7 +216,7 @@ def finetune_edit(
     begin, columns = entering(network, batch, layer), batch.answer_columns()
     for _ in range(tuning.steps):
         edited = network.with_parameters(changed(network, {name: change}))
-        logits = edited(begin, start=layer, keep=batch.keep, logits_at=columns)
+        logits = edited(begin, start=layer, logits_at=columns, **batch.inputs)
         if bool(batch.is_answer(logits.argmax(-1)).all()):
             break
         change.grad = torch.autograd.grad(loss_of_answers(logits, batch), change)[0]
@@ -287,4 +287,4 @@ def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:
     if layer == 0:
         return batch.tokens
     with torch.no_grad():
-        return model(batch.tokens, stop=layer, keep=batch.keep)
+        return model(batch.tokens, stop=layer, **batch.inputs)

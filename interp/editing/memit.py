@@ -179,7 +179,7 @@ def _matrix_names(
             "at least one fact, keys of ascending layers are required, got "
             f"{len(facts)} facts, layers {layers}"
         )
-    if model.config.norm_place == "post":
+    if model.config.norms_sum:
         raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")
     names = [f"blocks.{layer}.mlp.W_out" for layer in layers]
     for name, layer_keys in zip(names, keys, strict=True):

@@ -268,7 +268,7 @@ def find_delta(
     original: Tensor | None = None
     done = torch.zeros((), dtype=torch.bool, device=model.device)
     for step in range(rome.steps):
-        logits = model(stream, Tap(edits=[edit]), search.layer, keep=batch.keep, logits_at=columns)
+        logits = model(stream, Tap(edits=[edit]), search.layer, logits_at=columns, **batch.inputs)
         logp = logits.to(wide).log_softmax(-1)
         original = logp.detach() if original is None else original  # delta is still 0
         loss = _loss(logp, original, batch, search) + rome.decay * delta.norm() / size.square()

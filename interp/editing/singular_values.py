@@ -228,11 +228,10 @@ def train_z(
     parts = {name: SingularValues.of(network, name) for name in names}
     z = {name: torch.ones_like(matrix.sigma).requires_grad_() for name, matrix in parts.items()}
     optimiser = tuning.optimiser_of(z.values())
-    inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
     losses = []
     for _ in range(tuning.steps):
         changes = {name: matrix.change(z[name], rescale=rescale).AB for name, matrix in parts.items()}
-        value = loss(upcast(network.with_parameters(changed(network, changes))(batch.tokens, **inputs)))
+        value = loss(upcast(network.with_parameters(changed(network, changes))(batch.tokens, **batch.inputs)))
         if not isinstance(value, Tensor):
             raise ValueError(f"loss must be one number, a tensor, got {value_text(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):

@@ -219,7 +219,7 @@ def _last_logits(network: Transformer, batch: Batch) -> Float[Tensor, "b v"]:
     """Logits at the last column of prompts that are padded on the left; NotFiniteError, a ValueError, for NaN."""
     batch = batch.to(network.device).left_aligned()
     last = torch.full((len(batch), 1), batch.tokens.shape[1] - 1, device=network.device)
-    logits = network(batch.tokens, keep=batch.keep, logits_at=last)[:, 0]
+    logits = network(batch.tokens, logits_at=last, **batch.inputs)[:, 0]
     if not bool(logits.amax(-1).isfinite().all()):
         raise NotFiniteError("two passes require finite logits, the model's are NaN or infinite")
     return logits
@@ -308,8 +308,8 @@ def reinforce_z(
         drawn = generate(policy, rows, new_tokens, sampling=Sampling(seed=seed + step))
         rewards = _checked_rewards(reward(drawn.tokens[:, -new_tokens:]), len(rows))
         with torch.no_grad():
-            base = network(drawn.tokens, keep=drawn.keep)
-        logits = policy(drawn.tokens, keep=drawn.keep)
+            base = network(drawn.tokens, **drawn.inputs)
+        logits = policy(drawn.tokens, **drawn.inputs)
         loss = policy_loss(logits, base, drawn.tokens, rewards.to(logits), new_tokens, kl).mean()
         for leaf, slope in zip(z.values(), torch.autograd.grad(loss, list(z.values())), strict=True):
             leaf.grad = slope

@@ -22,6 +22,7 @@ from interp.lab.linformer import Linformer
 from interp.lab.macaron import Macaron
 from interp.lab.memory import LongTermMemory
 from interp.lab.neighbours import Datastore
+from interp.lab.ngpt import NGPT
 from interp.lab.output import AdaptiveSoftmax, HierarchicalSoftmax
 from interp.lab.performer import Performer
 from interp.lab.polar import Polar
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from interp.lab import depth as depth, rasp as rasp, training as training
 
 __all__ = [
-    "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Datastore", "Differential", "Dilated",
+    "NGPT", "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Datastore", "Differential", "Dilated",
     "DualChunk", "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory",
     "Longformer", "Macaron", "Performer", "Polar", "Pool", "Reformer", "Segments", "SpatialGating", "Strided",
     "Synthesizer", "TokenMixing", "cost", "costs", "depth", "rasp", "training",

@@ -34,7 +34,7 @@ from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.frozen import gradient_before, output_norm
+from interp.passes.frozen import output_norm
 from interp.passes.metrics import summed_log_probs
 from interp.passes.needs import Steps, TowardLoss, recorded
 from interp.passes.observe import Model, Objective, Studied, as_model
@@ -146,9 +146,10 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         batch = self.batch
         with torch.enable_grad():
             output: Tensor = self.model.with_parameters({path: stand_in})(
-                batch.tokens, keep=batch.keep, types=batch.types, memory=batch.memory,
+                batch.tokens,
                 logits_at=TowardLoss(loss_of_answers, self.everywhere, self.whole).columns(self.model, batch),
-            )  # fmt: skip
+                **batch.inputs,
+            )
             (gradient,) = torch.autograd.grad(self.loss(output), stand_in)
         return upcast(side_by_side(where.view(gradient).to(self.model.device), name))
 
@@ -536,4 +537,4 @@ def _output_gradient(
         output = x @ weights.W_out + weights.b_out
     else:
         output = x @ weights.W_O.flatten(0, 1) + weights.b_O
-    return gradient_before(norm.norm, upcast(gradient), upcast(output)).to(gradient.dtype)
+    return norm.norm.gradient(upcast(gradient), upcast(output)).to(gradient.dtype)

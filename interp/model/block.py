@@ -157,15 +157,15 @@ class UsualBlock(ConfigRecord):
 class Block(nn.Module):
     """A sequential or parallel block, with or without an MLP and attention to a memory.
 
-    ln1, ln_cross and ln2 norm what a sublayer reads ("pre", "sandwich") or the sum it leaves ("post"); ln1_post and
-    ln2_post norm what it adds ("sandwich", "output").
+    ln1, ln_cross and ln2 norm what a sublayer reads ("pre", "sandwich") or the sum it leaves ("post", "output_post");
+    ln1_post and ln2_post norm what it adds ("sandwich", "output", "output_post").
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config = config
-        inner = NoNorm() if config.norm_place == "output" else config.norm
-        outer = config.norm_place in ("sandwich", "output")
+        inner = config.norm if config.norms_input or config.norms_sum else NoNorm()
+        outer = config.norms_output
         has_mlp, d = config.mlp is not None, config.d_model
         self._build_first(layer)
         self.ln1 = Normalize(inner, d, "ln1")
@@ -250,13 +250,13 @@ class Block(nn.Module):
             also = () if self.config.pointwise else (shared,)
             x = x + self._added("mlp_out", self.mlp(mlp_in, tap, *also), tap)
         x = at(tap, "hook_resid_post", x)
-        if self.config.norm_place != "post":
+        if not self.config.norms_sum:
             return x
         return at(tap, "hook_normalized_resid_post", self._last_norm()(x, tap))
 
     def reading(self, norm: Normalize | None) -> Normalize:
         """The norm through which a sublayer reads the stream: none at all in post-norm blocks."""
-        return self._identity if norm is None or self.config.norm_place == "post" else norm
+        return self._identity if norm is None or self.config.norms_sum else norm
 
     def input_norm(self, sublayer: str) -> Normalize:
         """The norm through which a sublayer (`attn_out`, ...) reads the stream."""
@@ -270,7 +270,7 @@ class Block(nn.Module):
 
     def sum_norm(self, sublayer: str) -> Normalize | None:
         """The norm of the stream after a sublayer was added, in post-norm blocks."""
-        if self.config.norm_place != "post":
+        if not self.config.norms_sum:
             return None
         return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
 
@@ -299,7 +299,7 @@ class Block(nn.Module):
 
     def _summed(self, norm: Normalize | None, x: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
         """The stream after a sublayer was added: normed in post-norm blocks, unchanged in others."""
-        return x if norm is None or self.config.norm_place != "post" else norm(x, tap)
+        return x if norm is None or not self.config.norms_sum else norm(x, tap)
 
     def _last_norm(self) -> Normalize:
         """The norm after the last sublayer of a post-norm block."""

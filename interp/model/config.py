@@ -110,7 +110,7 @@ class ModelConfig(ConfigRecord):
     position: Position = Learned()
     norm: Norm = LayerNorm()
     norm_place: NormPlace = "pre"
-    """Where each block norms: what a sublayer reads, what it adds, both, or the sum."""
+    """Where each block norms: what a sublayer reads, what it adds, the sum, or two of them."""
     embed_norm: bool = False
     """Whether a norm of this kind stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
@@ -337,6 +337,21 @@ class ModelConfig(ConfigRecord):
     def normed(self) -> bool:
         """Whether there are norms."""
         return not isinstance(self.norm, NoNorm)
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether a norm stands between the stream and what a sublayer reads."""
+        return self.norm_place in ("pre", "sandwich")
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether what a sublayer adds to the stream is normed."""
+        return self.norm_place in ("sandwich", "output", "output_post")
+
+    @property
+    def norms_sum(self) -> bool:
+        """Whether the stream is normed after every sublayer (post-norm blocks)."""
+        return self.norm_place in ("post", "output_post")
 
     @property
     def mlp_width(self) -> int:

@@ -52,8 +52,10 @@ class NoNorm(ConfigRecord):
 
 
 Norm = LayerNorm | RMSNorm | NoNorm
-NormPlace = Literal["pre", "post", "sandwich", "output"]
-"""`pre` norms what a sublayer reads, `output` what it adds, `sandwich` both; `post` norms the sum (BERT)."""
+NormPlace = Literal["pre", "post", "sandwich", "output", "output_post"]
+"""`pre` norms what a sublayer reads, `output` what it adds, `sandwich` both; `post` norms the sum (BERT), `output_post`
+what a sublayer adds and the sum (nGPT).
+"""
 
 
 class Normalize(nn.Module):
@@ -115,6 +117,12 @@ class Normalize(nn.Module):
         return 1 + stored.to(torch.promote_types(stored.dtype, torch.float32)) if self.unit_offset else stored
 
     def _fused(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        normed = self._kernel(x)
+        if "norm" not in self.rules or not x.requires_grad:
+            return normed
+        return kept(normed, self.linear(x, self.scale(x).detach()))
+
+    def _kernel(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         assert not isinstance(self.kind, NoNorm)
         gamma, per_head = self.gamma, self.heads is not None
         fused = None if per_head else gamma  # the kernel takes one gamma for all heads
@@ -125,10 +133,7 @@ class Normalize(nn.Module):
             wide = x if gamma is None else x.to(torch.promote_types(x.dtype, gamma.dtype))
             fused = None if fused is None else fused.to(wide.dtype)
             normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
-        normed = (normed * gamma if per_head and gamma is not None else normed).to(x.dtype)
-        if "norm" not in self.rules or not x.requires_grad:
-            return normed
-        return kept(normed, self.linear(x, self.scale(x).detach()))
+        return (normed * gamma if per_head and gamma is not None else normed).to(x.dtype)
 
     @torch.no_grad()
     def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
@@ -177,6 +182,23 @@ class Normalize(nn.Module):
             return direction
         gamma = self.gamma
         return self.centred(direction if gamma is None else direction * gamma.to(direction.device)) / scale
+
+    @torch.no_grad()
+    def gradient(self, gradient: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]) -> Float[Tensor, "*n d"]:
+        """The gradient at the input x, given the one at the output: the scale moves with x, unlike in `pull_back`.
+
+        (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
+        symmetric but for gamma. Under the norm rule (`interp.passes.rules`) the scale is a constant, as in `pull_back`.
+        """
+        if isinstance(self.kind, NoNorm):
+            return gradient
+        scale, gamma = self.scale(x), self.gamma
+        if "norm" in self.rules:
+            return self.pull_back(gradient, scale)
+        unit = self.centred(x) / scale
+        scaled_gradient = gradient if gamma is None else gradient * gamma.to(gradient)
+        along = (scaled_gradient * unit).mean(-1, keepdim=True)
+        return self.centred(scaled_gradient).addcmul_(along, unit, value=-1).div_(scale)
 
 
 NormedHeads = Literal["head", "each", "width"]

@@ -146,7 +146,7 @@ BLOCK_SITES: tuple[Site, ...] = (
     Site("attn.hook_rot_k", "b p g e", "keys after rotation", _has_rotary),
     *_ATTENTION[3:],
     *norm_sites(
-        "ln1_post", "of attention's output", lambda c: c.normed and c.norm_place in ("sandwich", "output")
+        "ln1_post", "of attention's output", lambda c: c.normed and c.norms_output
     ),
     Site("hook_attn_out", "b p d", "what attention adds to the stream, bias, norm and factor included"),
     Site(
@@ -169,13 +169,13 @@ BLOCK_SITES: tuple[Site, ...] = (
     ),
     *norm_sites(
         "ln2_post", "of the MLP's output",
-        lambda c: _has_mlp(c) and c.normed and c.norm_place in ("sandwich", "output"),
+        lambda c: _has_mlp(c) and c.normed and c.norms_output,
     ),
     Site("hook_mlp_out", "b p d", "what the MLP adds to the stream, bias, norm and factor included", _has_mlp),
     Site("hook_resid_post", "b p d", "residual stream leaving the block (post-norm: before its last norm)"),
     Site(
         "hook_normalized_resid_post", "b p d", "residual stream leaving a post-norm block",
-        lambda c: c.norm_place == "post",
+        lambda c: c.norms_sum,
     ),
 )  # fmt: skip
 
@@ -357,7 +357,7 @@ def final_stream(config: ModelConfig) -> str:
 
 def stream_after(config: ModelConfig, layer: int) -> str:
     """The site of the residual stream that leaves a block."""
-    last = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+    last = "hook_normalized_resid_post" if config.norms_sum else "hook_resid_post"
     return f"blocks.{layer}.{last}"
 
 

@@ -142,7 +142,4 @@ def _stream_after(
 ) -> Float[Tensor, "b p d"]:
     """The stream `[b p d]` after these blocks, from the stream that enters the first of them."""
     tap = Tap(forced=batch.forced) if batch.forced is not None and model.edits else None
-    return model(
-        stream, tap, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents,
-        branches=batch.branches,
-    )  # fmt: skip
+    return model(stream, tap, start=blocks.start, stop=blocks.stop, **batch.inputs)

@@ -10,7 +10,6 @@ whole which is at hand, or at 1, as analyses of weights take it. (A lens of a wh
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -123,38 +122,18 @@ def final_norm(model: Transformer) -> FrozenNorm:
     return FrozenNorm(model.ln_final)
 
 
-@torch.no_grad()
-def gradient_before(
-    norm: Normalize, gradient: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]
-) -> Float[Tensor, "*n d"]:
-    """The gradient at a norm's input x, given the one at its output: the scale moves with x, unlike in `back`.
-
-    (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
-    symmetric but for gamma. Under the norm rule (`interp.passes.rules`) the scale is a constant, as in `back`.
-    """
-    if "norm" in norm.rules:
-        return FrozenNorm(norm).of(x).back(gradient)
-    if isinstance(norm.kind, NoNorm):
-        return gradient
-    scale, gamma = norm.scale(x), norm.gamma
-    unit = norm.centred(x) / scale
-    scaled_gradient = gradient if gamma is None else gradient * gamma.to(gradient)
-    along = (scaled_gradient * unit).mean(-1, keepdim=True)
-    return norm.centred(scaled_gradient).addcmul_(along, unit, value=-1).div_(scale)
-
-
 # --- from the config alone: what has to be recorded -----------------------------------------------------------------
 
 
 def output_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:
     """The site of the scale of `output_norm`, if it has one."""
-    has_norm = sublayer in OUTPUT_NORMS and config.norm_place in ("sandwich", "output")
+    has_norm = sublayer in OUTPUT_NORMS and config.norms_output
     return _scale(config, f"blocks.{layer}.{OUTPUT_NORMS[sublayer]}") if has_norm else ()
 
 
 def sum_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:
     """The site of the scale of `sum_norm`, if it has one."""
-    return _scale(config, f"blocks.{layer}.{SUM_NORMS[sublayer]}") if config.norm_place == "post" else ()
+    return _scale(config, f"blocks.{layer}.{SUM_NORMS[sublayer]}") if config.norms_sum else ()
 
 
 def embedding_scale(config: ModelConfig) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def continued(batch: Batch, steps: Iterable[Step], stop_tokens: Collection[int] 
     batch = batch.left_aligned()
     columns = [(step.tokens, step.alive) for step in steps]  # the logits of a step go with it
     if not columns:
-        return Batch(batch.tokens, batch.keep, batch.bos, turns=batch.turns)
+        return Batch(batch.tokens, batch.keep, batch.bos, turns=batch.turns, memory=batch.memory)
     new, alive = (torch.stack(column, 1) for column in zip(*columns, strict=True))
     tokens, turns = torch.cat((batch.tokens, new), 1), None
     if batch.turns is not None:
@@ -151,9 +151,9 @@ def continued(batch: Batch, steps: Iterable[Step], stop_tokens: Collection[int] 
         spoken = codes[:, None].where((alive & ~marks) | (codes[:, None] == UNKNOWN), 0)
         turns = torch.cat((batch.turns, spoken), 1)
     if batch.keep is None and bool(alive.all()):
-        return Batch(tokens, None, batch.bos, turns=turns)
+        return Batch(tokens, None, batch.bos, turns=turns, memory=batch.memory)
     keep = batch.real
-    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos, turns=turns)
+    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos, turns=turns, memory=batch.memory)
 
 
 def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:

@@ -247,10 +247,7 @@ def observe(
     )
     try:
         with torch.set_grad_enabled(metric is not None):
-            output = network(
-                batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
-                types=batch.types, memory=batch.memory, branches=batch.branches,
-            )  # fmt: skip
+            output = network(batch.tokens, tap, stop=stop, logits_at=logits_at, **batch.inputs)
             if tap is None:
                 return Observation(output, Trace({}))
             answers = dict(tap.values)

@@ -207,10 +207,7 @@ def _summand_gradients(
         batch.to(model.device),
     )
     with torch.enable_grad():
-        stream = model.with_parameters(leaves)(
-            batch.tokens, tap, stop=model.config.n_layers, keep=batch.keep, documents=batch.documents,
-            types=batch.types, branches=batch.branches,
-        )  # fmt: skip
+        stream = model.with_parameters(leaves)(batch.tokens, tap, stop=model.config.n_layers, **batch.inputs)
         values = [*tap.live.values(), *leaves.values()]
         slopes = torch.autograd.grad(stream, values, gradient.to(stream), allow_unused=True)
     return [(x.detach(), g) for x, g in zip(values, slopes, strict=True) if g is not None]

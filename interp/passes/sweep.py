@@ -128,10 +128,7 @@ def base_run(
         new_cache = model.new_cache(len(batch), n)
         assert isinstance(new_cache, KVCache)  # a network with a memory of its own is stateful
         cache = new_cache
-    final = model(
-        batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
-        types=batch.types, memory=batch.memory, branches=batch.branches,
-    )  # fmt: skip
+    final = model(batch.tokens, tap, stop=config.n_layers, cache=cache, **batch.inputs)
     values = dict(tap.values)
     tap.close()
     return Base(
@@ -479,12 +476,8 @@ class SweepPass:
     def _copied_inputs(self, copies: int) -> Batch:
         """The batch whose mask, documents, types and memory are repeated `copies` times; its tokens are not used."""
         batch = self.batch
-        bare = Batch(
-            batch.tokens, batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
-            branches=batch.branches,
-        )  # fmt: skip
-        layouts = (bare.keep, bare.documents, bare.types, bare.memory, bare.branches)
-        if all(layout is None for layout in layouts):
+        bare = Batch(batch.tokens, **batch.inputs)
+        if all(layout is None for layout in batch.inputs.values()):
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 

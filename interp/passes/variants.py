@@ -149,7 +149,7 @@ def layer_of(name: str, config: ModelConfig) -> int:
 def canonical(name: str, config: ModelConfig) -> str:
     """The stream that leaves a block under the name of the stream that enters the next, where there is one."""
     layer = layer_of(name, config)
-    leaves = name.endswith(".hook_resid_post") and config.norm_place != "post"
+    leaves = name.endswith(".hook_resid_post") and not config.norms_sum
     return f"blocks.{layer + 1}.hook_resid_pre" if leaves and layer + 1 < config.n_layers else name
 
 

@@ -409,7 +409,7 @@ def _sublayer_parts(
 
 def _norm_bias(config: ModelConfig, layer: int, sublayer: str) -> list[Part]:
     """In post-norm models the beta of the norm of the stream after a sublayer."""
-    post = config.norm_place == "post" and _has_beta(config)
+    post = config.norms_sum and _has_beta(config)
     return [Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else []
 
 

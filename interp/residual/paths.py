@@ -629,7 +629,7 @@ def check_expandable(model: Transformer) -> None:
     for edit in model.edits:
         inner = edit.site.partition("blocks.")[2].partition(".")[2]
         recorded = inner.startswith(_RECORDED) and not (
-            model.config.norm_place == "post" and inner == "ln2.hook_normalized"  # the stream itself
+            model.config.norms_sum and inner == "ln2.hook_normalized"  # the stream itself
         )
         scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
         if inner and not scales and edit.site != first_stream(model.config) and not recorded:

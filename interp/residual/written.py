@@ -92,7 +92,7 @@ def check_arrives(part: Part, model: Transformer) -> None:
         for s in (f"hook_{sublayer}", f"{OUTPUT_NORMS.get(sublayer)}.hook_normalized", "attn.hook_result")
     }
     stream = {site for site in after if site.rpartition(".")[2] in STREAM}
-    if config.norm_place == "post":
+    if config.norms_sum:
         stream |= {
             f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _sublayers_from(part, config)
         }

@@ -119,7 +119,7 @@ def why_no_routes(config: ModelConfig) -> str | None:
     Returns:
         The reason; None if it has routes.
     """
-    if config.norm_place == "post":
+    if config.norms_sum:
         return "this model norms the sum itself (post-norm blocks)"
     if config.cross_attention:
         return "this model also attends to the memory of an encoder"

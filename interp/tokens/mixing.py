@@ -231,7 +231,7 @@ def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, 
         reads["z"] = Read(f"blocks.{layer}.attn.hook_z")
     if upto != "z" and edits_at(model, layer, after[len(before_z) :]):
         reads["attn"] = Read(f"blocks.{layer}.hook_attn_out")
-    if upto == "block" and model.config.norm_place == "post":
+    if upto == "block" and model.config.norms_sum:
         sites = [f"{SUM_NORMS['attn_out']}.hook_{name}" for name in ("scale", "normalized")]
         if edits_at(model, layer, ["hook_resid_mid", *sites]):
             reads["block"] = Read(f"blocks.{layer}.{sites[-1]}")

@@ -450,7 +450,7 @@ class HeadCircuits:
     def _is_bare(self) -> bool:
         """Whether the contribution of a vocabulary entry to the stream is its row of W_E itself."""
         config = self.config
-        untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
+        untouched = self.embedding == "token" or (config.mlp is None and not config.norms_sum)
         return untouched and not config.embed_norm and config.embed_scale == 1
 
     def _device_of_layer(self, layer: int) -> torch.device:

@@ -122,7 +122,7 @@ def ends(config: ModelConfig, name: str) -> Ends:
     if matrix not in ("W_out", "W_O"):
         axes = "b p i, h i r, h r o -> b p h o" if part in _ATTENTIONS else "b p i, i r, r o -> b p o"
         return Ends(reads, writes, axes)
-    if config.norm_place in ("sandwich", "output"):
+    if config.norms_output:
         raise ValueError(
             f"{name!r}: this family norms what the sublayer adds, so the matrix' own output is no site; "
             "change the weight itself (`applied`, `finetune_edit`)"
@@ -166,9 +166,9 @@ def _read_through(config: ModelConfig, part: str) -> str:
     """The input site of a sublayer's first matrices: the normed stream, or the stream where no norm precedes."""
     if part == "cross_attn":
         unnormed = isinstance(config.norm, NoNorm) or config.norm_place == "output"
-        norm = "ln1" if config.norm_place == "post" else "ln_cross"
+        norm = "ln1" if config.norms_sum else "ln_cross"
         return "hook_resid_mid" if unnormed else f"{norm}.hook_normalized"
-    if isinstance(config.norm, NoNorm) or config.norm_place in ("output", "post"):
+    if isinstance(config.norm, NoNorm) or not config.norms_input:
         return attention_input(config, 0).rpartition(".")[2] if part == "attn" else f"hook_{part}_in"
     norm = "ln1" if config.shared_norm else {"attn": "ln1", "mlp": "ln2", "mlp_before": "ln0"}[part]
     return f"{norm}.hook_normalized"

@@ -68,7 +68,7 @@ def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
     unknown = torch.full((config.n_layers,), torch.nan, dtype=torch.float64)
     if isinstance(config.norm, NoNorm):
         return TypicalFactors(torch.ones_like(unknown), torch.ones_like(unknown), 1.0)
-    if not circuits.folded or config.norm_place == "post" or config.cross_attention:
+    if not circuits.folded or config.norms_sum or config.cross_attention:
         return TypicalFactors(unknown, unknown, torch.nan)
     layers = range(config.n_layers)
     before = [input_norm(network, layer, "attn_out").sites for layer in layers]

@@ -48,7 +48,7 @@ def writes(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     config, layers = model.config, range(model.config.n_layers)
     sites = [START] + [f"blocks.{i}.attn.hook_result" for i in layers]
     sites += [f"blocks.{i}.hook_{mlp}_out" for i in layers for mlp in config.mlps]
-    if config.norm_place in ("sandwich", "output"):
+    if config.norms_output:
         sites += [f"blocks.{i}.ln1_post.hook_scale" for i in layers]
     seen = observe(model, Batch(tokens), [Read(site) for site in sites]).trace
     found = {"L0.resid": seen[START]}

@@ -82,7 +82,7 @@ def put(site: str, value: Tensor, column: int) -> Edit:
 
 
 def block_output(model: Transformer) -> str:
-    return "hook_normalized_resid_post" if model.config.norm_place == "post" else "hook_resid_post"
+    return "hook_normalized_resid_post" if model.config.norms_sum else "hook_resid_post"
 
 
 Tracing = functools.partial(CausalTrace, "the subject", None)

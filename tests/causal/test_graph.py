@@ -13,7 +13,7 @@ from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
 from tests.loops import over
 
-SUMS = [name for name, config in CONFIGS.items() if config.norm_place != "post"]
+SUMS = [name for name, config in CONFIGS.items() if not config.norms_sum]
 
 
 def test_gpt2_small_has_32491_edges() -> None:

@@ -103,7 +103,7 @@ def spoken(model: Transformer, tokens: Tensor, edits: list[Edit]) -> dict[str, T
     A head's share is what its z W_O adds behind the layer's norm at that norm's scale, a linear map of it.
     """
     config, layers = model.config, range(model.config.n_layers)
-    scaled = config.norm_place in ("sandwich", "output")
+    scaled = config.norms_output
     names = [
         "attn.hook_result",
         *(f"hook_{mlp}_out" for mlp in config.mlps),

@@ -20,7 +20,7 @@ LENGTHS = (9, 6, 4)
 
 def stream(network: Transformer, tokens: Tensor, depth: int) -> Tensor:
     """What enters a block, or leaves the last, `[pos, d]`."""
-    last = "hook_normalized_resid_post" if network.config.norm_place == "post" else "hook_resid_post"
+    last = "hook_normalized_resid_post" if network.config.norms_sum else "hook_resid_post"
     read = Read("blocks.0.hook_resid_pre" if depth == 0 else f"blocks.{depth - 1}.{last}")
     return interp.observe(network, tokens[None], [read]).trace[read][0]
 

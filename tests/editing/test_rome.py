@@ -303,7 +303,7 @@ def test_what_cannot_be_edited_is_refused_by_name() -> None:
     ):
         rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model, 1))
     for name in ("gemma2", "olmo2"):
-        assert CONFIGS[name].norm_place in ("sandwich", "output")
+        assert CONFIGS[name].norms_output
         normed = hooked(name)
         with pytest.raises(ValueError, match="norms what the sublayer adds"):
             rome_edit(normed, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(normed))

@@ -253,7 +253,7 @@ def test_an_edit_trains_on_a_model_whose_parameters_want_gradients() -> None:
 
 def normed(name: str, matrix: str) -> bool:
     """Whether the family norms what this matrix writes."""
-    outer = CONFIGS[name].norm_place in ("sandwich", "output")
+    outer = CONFIGS[name].norms_output
     return outer and matrix.endswith(("W_O", "W_out"))
 
 

@@ -69,9 +69,7 @@ def exposed(name: str) -> dict[str, Tensor]:
             for own in (f"{theirs}.self_attn.{part}_{norm}" for norm in ("norm", "layernorm")):
                 if own in outof:
                     found[f"{block}.attn.{part}_norm.hook_normalized"] = outof[own]
-        last = (
-            "hook_normalized_resid_post" if network(name).config.norm_place == "post" else "hook_resid_post"
-        )
+        last = "hook_normalized_resid_post" if network(name).config.norms_sum else "hook_resid_post"
         found |= {
             f"{block}.hook_resid_pre": into[theirs],
             f"{block}.attn.hook_pattern": out.attentions[layer],

@@ -26,7 +26,7 @@ def of(values: np.ndarray) -> torch.Tensor:
 def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> None:
     model, tokens = HookedTransformer(build(name)), some_tokens()
     result = interp.logit_lens(model, tokens, top=3)
-    last = "L1.normalized_resid_post" if CONFIGS[name].norm_place == "post" else "L1.resid_post"
+    last = "L1.normalized_resid_post" if CONFIGS[name].norms_sum else "L1.resid_post"
     assert result.depth.values.tolist() == ["L0.resid", "L1.resid", last]
     table = {key: value.values for key, value in result.data_vars.items()}
     final = model(tokens).log_softmax(-1)  # type: ignore[union-attr]

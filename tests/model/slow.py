@@ -9,10 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from interp.lab import NGPT
 from interp.model import LayerNorm, ModelConfig, MoE, NoNorm, RMSNorm, Transformer
 from tests.model.slow_position import position_vector, rotated, score_bias
 
 Sites = dict[str, Tensor]
+BARE = RMSNorm(trained="nothing")
 
 
 def slow_forward(
@@ -84,7 +86,7 @@ def _block(
             read = _read(p, config, f"{name}.ln2", x)
         x, last = x + _fed(p, config, layer, "mlp", read, seen), "ln2"
     seen[f"{name}.hook_resid_post"] = x
-    if config.norm_place == "post":
+    if config.norm_place in ("post", "output_post"):
         x = _after(p, config, f"{name}.{last}", x)
         seen[f"{name}.hook_normalized_resid_post"] = x
     return x
@@ -104,12 +106,18 @@ def _read(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
 
 def _after(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
     """The stream after a sublayer has been added."""
+    if isinstance(config.block, NGPT):
+        return normed(p, name, BARE, x * (1 - torch.sigmoid(p[f"{name}.weight"])))
     return normed(p, name, config.norm, x) if config.norm_place == "post" else x
 
 
 def _written(p: Sites, config: ModelConfig, layer: int, part: str, out: Tensor, seen: Sites) -> Tensor:
     """What a sublayer adds."""
-    if config.norm_place in ("sandwich", "output"):
+    if isinstance(config.block, NGPT):
+        name = f"blocks.{layer}.{ {'attn': 'ln1', 'mlp': 'ln2'}[part] }"
+        alpha = torch.sigmoid(p[f"{name}.weight"])
+        out = normed(p, f"{name}_post", BARE, out) * alpha / (1 - alpha)
+    elif config.norm_place in ("sandwich", "output"):
         out = normed(p, f"blocks.{layer}.{ {'attn': 'ln1', 'mlp': 'ln2'}[part] }_post", config.norm, out)
     seen[f"blocks.{layer}.hook_{part}_out"] = out * config.residual_scale
     return out * config.residual_scale
@@ -127,8 +135,8 @@ def _normalised(p: Sites, name: str, norm: object, row: Tensor) -> Tensor:
         row = row if norm.trained == "nothing" else row * p[f"{name}.weight"]
         return row + p[f"{name}.bias"] if norm.trained == "gamma and beta" else row
     if isinstance(norm, RMSNorm):
-        gamma = p[f"{name}.weight"] + (1 if norm.unit_offset else 0)
-        return row / math.sqrt(row @ row / len(row) + norm.eps) * gamma
+        row = row / math.sqrt(row @ row / len(row) + norm.eps)
+        return row * (p[f"{name}.weight"] + norm.unit_offset) if norm.trained == "gamma" else row
     return row
 
 

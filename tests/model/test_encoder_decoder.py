@@ -141,7 +141,7 @@ def test_cached_steps_equal_the_full_pass_with_the_memorys_keys_once(name: str) 
 def test_cross_attention_patterns_follow_from_weights_stream_and_memory(name: str) -> None:
     config, w = CONFIGS[name].decoder, Weights(model(name).decoder).layer(1, cross=True)
     memory = model(name).encode(SOURCE)
-    post = config.norm_place == "post"
+    post = config.norms_sum
     stream_site = "blocks.1.ln1.hook_normalized" if post else "blocks.1.ln_cross.hook_normalized"
     reads = [
         Read(stream_site),

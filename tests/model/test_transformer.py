@@ -65,7 +65,7 @@ def test_starting_and_stopping_in_the_middle_equals_one_pass(name: str) -> None:
 @EVERY
 def test_stopping_gives_the_residual_stream_entering_that_block(name: str) -> None:
     model, tokens = build(name), some_tokens()
-    left = "hook_normalized_resid_post" if CONFIGS[name].norm_place == "post" else "hook_resid_post"
+    left = "hook_normalized_resid_post" if CONFIGS[name].norms_sum else "hook_resid_post"
     entering = [Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read(f"blocks.1.{left}")]
     tap = Tap([*entering, Read(f"blocks.0.{left}")])
     model(tokens, tap)

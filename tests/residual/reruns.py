@@ -44,6 +44,7 @@ VARIANTS: dict[str, ModelConfig] = {
         f"{name}-mlp": replace(CONFIGS[name], n_layers=layers)
         for name, layers in (
             ("gpt2", 2), ("gemma2", 3), ("parallel", 3), ("macaron", 2), ("post-norm", 3), ("granite-moe", 2),
+            ("ngpt", 3),
         )
     },
 }  # fmt: skip

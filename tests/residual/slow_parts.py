@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from interp.lab.ngpt import _Step, _Turn
 from interp.model import LayerNorm, NoNorm
 from interp.model.norm import Normalize
 from tests.configs import CONFIGS, build
@@ -28,11 +29,15 @@ def frozen(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
     kind = norm.kind
     if isinstance(kind, NoNorm):
         return part
+    if isinstance(norm, _Turn):  # nGPT's norm of the sum, whose gain comes first
+        kept = 1 - norm.weight.sigmoid()
+        return part * kept / ((whole * kept).square().mean(-1, keepdim=True) + kind.eps) ** 0.5
     if isinstance(kind, LayerNorm):
         part, whole = part - part.mean(-1, keepdim=True), whole - whole.mean(-1, keepdim=True)
     sigma = ((whole * whole).mean(-1, keepdim=True) + kind.eps) ** 0.5
     offset = 0 if isinstance(kind, LayerNorm) else int(kind.unit_offset)
-    return part / sigma * (norm.weight + offset)
+    gamma = norm.turn.weight.exp() if isinstance(norm, _Step) else norm.weight + offset
+    return part / sigma * gamma
 
 
 @functools.cache
@@ -47,7 +52,7 @@ def norms_of_the_sum(name: str) -> Iterator[tuple[Place, str, Normalize, Tensor]
     config, model, seen = CONFIGS[name], build(name), everything(name)
     if model.ln_embed is not None:
         yield EMBEDDING, "embed_bias", model.ln_embed, torch.stack(list(embeddings(name).values())).sum(0)
-    if config.norm_place != "post":
+    if not config.norms_sum:
         return
     for layer in range(config.n_layers):
         block = model.blocks[layer]

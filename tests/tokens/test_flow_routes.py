@@ -29,9 +29,7 @@ from tests.tokens.edited import without
 from tests.tolerances import assert_close
 
 PLAIN = tuple(
-    name
-    for name, config in CONFIGS.items()
-    if config.norm_place != "post" and "mlp_before" not in config.mlps
+    name for name, config in CONFIGS.items() if not config.norms_sum and "mlp_before" not in config.mlps
 )
 N = 5
 

@@ -76,10 +76,10 @@ def loop(name: str) -> dict[str, Tensor]:
             found["head_norms"][b, h, i, j] = moved.norm()
             attn[b, i, j] += moved
         res[b, i, j] = attn[b, i, j] + (x[b, i] if i == j else 0)
-        norm = block.ln1 if config.norm_place == "post" else None
+        norm = block.ln1 if config.norms_sum else None
         whole[b, i, j] = res[b, i, j] if norm is None else through(norm, res[b, i, j], scales["ln1"][b, i])
     y = x + trace["blocks.1.hook_attn_out"]
-    if config.norm_place == "post":
+    if config.norms_sum:
         y = trace["blocks.1.ln1.hook_normalized"]
     closer = [[[(y[b, i].abs().sum() - (y[b, i] - whole[b, i, j]).abs().sum()).clamp_min(0) for j in range(N)]
                for i in range(N)] for b in range(2)]  # fmt: skip

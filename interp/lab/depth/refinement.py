@@ -354,9 +354,12 @@ def _added(
     ]
     tap = Tap([read], [Edit(site, Set(stream.to(model.dtype))), *others], answers_only=True)
     model(
-        stream.to(model.dtype) if layer else batch.tokens, tap, layer, layer + 1,
-        keep=batch.keep, types=batch.types if layer == 0 else None, memory=batch.memory,
-    )  # fmt: skip
+        stream.to(model.dtype) if layer else batch.tokens,
+        tap,
+        layer,
+        layer + 1,
+        **batch.inputs,
+    )
     found = upcast(tap.values[read])
     tap.close()
     return found
@@ -391,7 +394,7 @@ def steps_of_euler(config: ModelConfig, what: str) -> None:
     Raises:
         ValueError: post-norm blocks.
     """
-    if config.norm_place == "post":
+    if config.norms_sum:
         raise ValueError(
             f"{what} requires blocks that add to the stream; this model norms the sum (post-norm)"
         )

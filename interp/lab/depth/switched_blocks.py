@@ -66,7 +66,7 @@ def entering(layer: int) -> str:
 
 def leaving(config: ModelConfig, layer: int) -> str:
     """The site of the stream that leaves a block, its last norm included."""
-    post = config.norm_place == "post"
+    post = config.norms_sum
     return f"blocks.{layer}.hook_{'normalized_' if post else ''}resid_post"
 
 
@@ -145,9 +145,12 @@ def pass_through(
     switched = model.unedited.edited([*sums, *model.edits, *(edit for edit in switches if edit not in sums)])
     tap = Tap([*reads, last], [Edit(entering(first), Set(stream))], answers_only=True)
     switched(
-        stream if first else batch.tokens, tap, first, layers[-1] + 1,
-        keep=batch.keep, types=batch.types if first == 0 else None, memory=batch.memory,
-    )  # fmt: skip
+        stream if first else batch.tokens,
+        tap,
+        first,
+        layers[-1] + 1,
+        **batch.inputs,
+    )
     found = [tap.values[read] for read in reads], tap.values[last]
     tap.close()
     return found

@@ -19,6 +19,7 @@ from interp.core.stats import upcast
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.layout import NEW
 from interp.model.transformer import Transformer
 from interp.passes.generate import check_generation, encoded
 
@@ -99,6 +100,11 @@ def _searched(
 ) -> Beams:
     check_generation(model.config, start, n, [] if end is None else [end])
     for edit in model.edits:
+        if any(edit.cells.get(axis) == NEW for axis in "pqk"):
+            raise ValueError(
+                f"beam search passes the whole text at each step, in which no token is new: the edit of {edit.name} "
+                "is at new tokens; `generate` runs it, with width 1"
+            )
         if any(_counts_from_the_end(edit.cells.get(axis)) for axis in "pqk"):
             raise ValueError(
                 f"beam search passes the whole text at each step, and the edit of {edit.name} counts positions from "

@@ -64,7 +64,7 @@ def logits(
         return model(source.tokens, batch.tokens, tap, source_keep=source.keep, target_keep=batch.keep)
     if segment is not None:
         return logits_by_segment(model, batch, segment, tap)
-    return model(batch.tokens, tap, keep=batch.keep, documents=batch.documents)
+    return model(batch.tokens, tap, **batch.inputs)
 
 
 @public()
@@ -191,7 +191,7 @@ def _losses(
         return hard if distillation is None else distillation.mixed(hard, found, examples)
     tap = Tap(edits=edits) if edits else None
     n_layers = model.config.n_layers
-    stream = model(batch.tokens, tap, stop=n_layers, keep=batch.keep, documents=batch.documents)
+    stream = model(batch.tokens, tap, stop=n_layers, **batch.inputs)
     return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
 
 

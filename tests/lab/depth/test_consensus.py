@@ -25,7 +25,7 @@ def _put(x: Tensor, _: Tensor) -> Tensor:
 def slow_streams(model: Transformer, tokens: Tensor, repeats: int) -> list[Tensor]:
     """The stream entering the first block and after every block, the stack applied `repeats` times."""
     config = model.config
-    last = "normalized_resid_post" if config.norm_place == "post" else "resid_post"
+    last = "normalized_resid_post" if config.norms_sum else "resid_post"
     sites = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_{last}" for i in range(config.n_layers))]
     tap = Tap([Read(site) for site in sites])
     model(tokens, tap)

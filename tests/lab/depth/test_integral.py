@@ -24,7 +24,7 @@ TIGHT = Solver("dopri8", rtol=1e-10, atol=1e-12)
 ADDING = [
     name
     for name, config in CONFIGS.items()
-    if config.norm_place != "post" and config.causal and not config.cross_attention and config.unembed
+    if not config.norms_sum and config.causal and not config.cross_attention and config.unembed
 ]
 
 
@@ -159,7 +159,7 @@ def test_a_model_learns_as_a_flow() -> None:
 
 
 def test_what_cannot_be_integrated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    post = next(name for name, config in CONFIGS.items() if config.norm_place == "post" and config.causal)
+    post = next(name for name, config in CONFIGS.items() if config.norms_sum and config.causal)
     with pytest.raises(ValueError, match="integrated requires blocks that add to the stream"):
         integrated(build(post), TOKENS)
     with pytest.raises(IndexError, match="got 7"):

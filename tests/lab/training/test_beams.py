@@ -127,6 +127,8 @@ def test_edits_that_would_move_with_the_text_are_refused_and_others_are_those_of
     for at in ({"pos": -1}, {"pos": (0, -2)}):
         with pytest.raises(ValueError, match="counts positions from its end: count them from the beginning"):
             beam_search(MODEL.edited([Edit("L0.resid", Add(push), at)]), batch, 3)
+    with pytest.raises(ValueError, match="in which no token is new"):
+        beam_search(MODEL.edited([Edit("L0.resid", Add(push), {"pos": "new"})]), batch, 3)
     edited = MODEL.edited([Edit("L0.resid", Add(push), {"pos": 3})])
     assert torch.equal(
         beam_search(edited, batch, 4, width=1).tokens[:, 0], generate(edited, batch, 4).tokens[:, 4:]
