@@ -21,6 +21,7 @@ from tests.loops import over
 ROWS = 16
 """So many prompts that a sweep gains nothing by running cells of several columns in one pass."""
 SIZES = ({"L": 3, "H": 2, "T": 8}, {"L": 5, "H": 4, "T": 12})
+HEAD = "| call | forward | backward |"
 LINE = re.compile(r"^\| `((?:interp|model)\..*)` \| `(.*)` \| `(.*)` \|$", re.MULTILINE)
 STATED = [(name.removeprefix("analyses/"), *line) for name in ANALYSES for line in LINE.findall(TEXTS[name])]
 
@@ -88,6 +89,15 @@ def changed(model: interp.HookedTransformer) -> interp.HookedTransformer:
         for parameter in network.parameters():
             parameter.mul_(1.1)
     return interp.HookedTransformer(network)
+
+
+@over("name", ANALYSES)
+def test_every_line_of_a_table_of_costs_is_read(name: str) -> None:
+    lines = sum(
+        len(table.split("\n\n")[0].splitlines())
+        for table in TEXTS[name].split(f"{HEAD}\n|---|---|---|\n")[1:]
+    )
+    assert lines == sum(f"analyses/{page}" == name for page, *_ in STATED)
 
 
 @pytest.mark.slow
