@@ -131,8 +131,9 @@ class AttributionPatch(Question):
 
     Cost:
         Two forward passes and one backward pass; with `qk_fix` three and one, whatever the number of queries or keys,
-        and attention is not fused. `grad_drop` adds the work of (L - 1) / 2 forward and backward passes, as the pass
-        that drops layer l ends there (the paper counts L backward passes). The agreement costs patches beside them.
+        and attention is not fused. `grad_drop` adds the work of (L + 1) / 2 - 1 / L forward and backward passes, as
+        the pass that drops layer l ends with it (the paper counts L backward passes). The agreement costs patches
+        beside them.
 
     Source:
         Nanda 2023, "Attribution Patching". Jafari et al. 2025 for the rules "relp". Kramár et al. 2024, "AtP*: An

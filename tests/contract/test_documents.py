@@ -135,12 +135,28 @@ def test_output_stands_behind_its_block() -> None:
 
 
 @over("name", ANALYSES)
-def test_page_on_an_analysis_says_its_answer_source_and_limits(
+def test_page_on_an_analysis_says_its_answer_source_cost_and_limits(
     name: str,
 ) -> None:
     text = TEXTS[name]
-    assert "**Question.**" in text and "**Source.**" in text
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-1] == LAST
+    assert all(f"**{word}.**" in text for word in ("Question", "Source", "Cost"))
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-2:] == ["See also", LAST]
+
+
+@over("name", ANALYSES)
+def test_page_on_an_analysis_begins_with_what_its_reader_has_and_wants(name: str) -> None:
+    opening = TEXTS[name].split("\n\n")[1]
+    assert opening.startswith("You have ") and " want " in opening.replace("\n", " ")
+
+
+@over("name", ANALYSES)
+def test_page_on_an_analysis_names_two_to_four_neighbours(name: str) -> None:
+    """Each a page that is there, with some words on when to go there."""
+    neighbours = re.findall(
+        r"^- \[[^\]]+\]\((\w+\.md)\) (.*)", TEXTS[name].split("\n## See also\n")[1], re.MULTILINE
+    )
+    assert 2 <= len(neighbours) <= 4 and len({page for page, _ in neighbours}) == len(neighbours)
+    assert all((DOCS / "analyses" / page).exists() and len(when) > 40 for page, when in neighbours)
 
 
 REFERRED = (
