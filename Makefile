@@ -69,7 +69,7 @@ test-all: ## everything: lint and every test of the targets above but test-devic
 
 SEED ?= $(shell git rev-parse HEAD)
 CHANGED ?=
-test-drawn: $(READY) ## run a tenth of what the test suite leaves out, drawn by SEED: the commit unless said
+test-drawn: $(READY) ## run a twelfth of what the test suite leaves out, drawn by SEED: the commit unless said
 	$(BIN)/python -m pytest -m 'more or slow or books or browser or real' --draw "$(SEED)" --changed "$(CHANGED)"
 	$(STRICT) $(BIN)/python -m pytest --draw "$(SEED)"
 

@@ -1,8 +1,8 @@
 """Which cases of each test the test suite runs, and which of all others a submission's CI draws.
 
 `make test` runs at most two cases of each test, `make test-more` the others; a file or a test that is named runs
-with all of its cases. `--draw SEED` keeps a tenth of what was chosen: another tenth for another seed (CI gives the
-commit's hash), and beside it the notebooks, experiments and pages of the manual that `--changed` names.
+with all of its cases. `--draw SEED` keeps a twelfth of what was chosen: another one for another seed (CI gives the
+commit's hash), and beside it ten at most of the notebooks, experiments and pages of the manual that `--changed` names.
 """
 
 import zlib
@@ -12,8 +12,11 @@ from pathlib import PurePosixPath
 
 import pytest
 
-SHARE = 10
+SHARE = 12
 """One test in so many is drawn."""
+
+CHANGED = 10
+"""Books that changed are run beside a draw, so many at most."""
 
 MOST = 2
 """Cases of each test that the test suite runs at most."""
@@ -47,7 +50,16 @@ def beyond(nodes: Iterable[str], most: int = MOST) -> set[str]:
 
 def drawn(nodes: Iterable[str], seed: str, share: int = SHARE) -> set[str]:
     """The tests of one draw: about one in `share`, the same for the same seed, each equally likely over all seeds."""
-    return {node for node in nodes if zlib.crc32(f"{seed} {node}".encode()) % share == 0}
+    return {node for node in nodes if _number(node, seed) % share == 0}
+
+
+def some(nodes: Iterable[str], seed: str, most: int = CHANGED) -> set[str]:
+    """As many of these tests at most, others for another seed."""
+    return set(sorted(nodes, key=lambda node: _number(node, seed))[:most])
+
+
+def _number(node: str, seed: str) -> int:
+    return zlib.crc32(f"{seed} {node}".encode())
 
 
 def runs_a_file(node: str, files: Iterable[str]) -> bool:
@@ -80,6 +92,7 @@ def draw(config: pytest.Config, items: list[pytest.Item]) -> None:
     if seed is None:
         return
     kept, changed = drawn((item.nodeid for item in items), seed), config.getoption("--changed").split()
-    kept |= {i.nodeid for i in items if i.get_closest_marker("books") and runs_a_file(i.nodeid, changed)}
+    books = (item.nodeid for item in items if item.get_closest_marker("books"))
+    kept |= some((node for node in books if runs_a_file(node, changed)), seed)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]

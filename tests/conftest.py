@@ -72,10 +72,13 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `tests/cases.py` draws from."""
     parser.addoption(
-        "--draw", metavar="SEED", help="run a tenth of the chosen tests, another one for another seed"
+        "--draw", metavar="SEED", help="run a twelfth of the chosen tests, another one for another seed"
     )
     parser.addoption(
-        "--changed", default="", metavar="FILES", help="beside a draw: books that run these files"
+        "--changed",
+        default="",
+        metavar="FILES",
+        help="beside a draw: books that run these files, ten at most",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import MOST, SHARE, beyond, drawn, not_opened, runs_a_file
+from tests.cases import CHANGED, MOST, SHARE, beyond, drawn, not_opened, runs_a_file, some
 
 SUITE = {
     "pytest.ini": "[pytest]\ntestpaths = checks\naddopts = -m 'not more'\nmarkers =\n    more: the others\n",
@@ -34,7 +34,7 @@ def test_tests_do_not_count_for_one_another() -> None:
     assert beyond([*first, "a.py::alone", *second]) == beyond(first) | beyond(second)
 
 
-def test_each_test_is_drawn_by_one_seed_in_ten_and_repeatably() -> None:
+def test_each_test_is_drawn_by_one_seed_in_twelve_and_repeatably() -> None:
     nodes, seeds = [f"a.py::test[{i}]" for i in range(200)], [str(seed) for seed in range(200)]
     draws = [drawn(nodes, seed) for seed in seeds]
     assert draws == [drawn(nodes, seed) for seed in seeds]
@@ -42,6 +42,13 @@ def test_each_test_is_drawn_by_one_seed_in_ten_and_repeatably() -> None:
     for counts in ([len(d) for d in draws], [sum(node in d for d in draws) for node in nodes]):
         assert abs(sum(counts) / 200 - mean) < 4 * spread / 200**0.5
         assert max(abs(count - mean) for count in counts) < 6 * spread
+
+
+def test_of_many_books_that_changed_some_are_run_others_for_another_seed() -> None:
+    nodes = [f"b.py::test_page[{i}.md]" for i in range(60)]
+    draws = [some(nodes, str(seed)) for seed in range(200)]
+    assert {len(d) for d in draws} == {CHANGED} and set().union(*draws) == set(nodes)
+    assert some(nodes[:4], "7") == set(nodes[:4])
 
 
 @pytest.mark.parametrize(
