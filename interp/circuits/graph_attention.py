@@ -338,7 +338,7 @@ def qk_attribution(
         (transformer-circuits.pub/2025/attention-qk).
 
     See Also:
-        `interp.attention_attribution`: by whole parts of the stream at both positions. `edge_heads`: heads of an edge.
+        `interp.attention.attention_attribution`: by whole parts of the stream at both positions. `edge_heads`: heads of an edge.
         `AttributionGraph.of_result` with `qk`: such scores in the file of a graph.
 
     Example:
