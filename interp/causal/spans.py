@@ -59,8 +59,8 @@ def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> I
         IndexError: a mention or a token that a row does not have.
 
     Example:
-        >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
-        [[6, 7]]
+        >>> spans(model.text, model.text.batch(prompt), "Mary").tolist()
+        [[2, 3]]
     """
     places = [where] * len(batch) if isinstance(where, SpanPlace) else list(where)
     if len(places) != len(batch):

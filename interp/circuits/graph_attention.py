@@ -338,8 +338,8 @@ def qk_attribution(
         (transformer-circuits.pub/2025/attention-qk).
 
     See Also:
-        `interp.attention_attribution`: by whole parts of the stream at both positions. `edge_heads`: heads of an edge.
-        `AttributionGraph.of_result` with `qk`: such scores in the file of a graph.
+        `interp.attention.attention_attribution`: by whole parts of the stream at both positions. `edge_heads`: heads
+        of an edge. `AttributionGraph.of_result` with `qk`: such scores in the file of a graph.
 
     Example:
         >>> found = interp.circuits.qk_attribution(model, "one two three", "L1H0", key=1, most=4)

@@ -25,7 +25,9 @@ Draw = Callable[..., object]
 
 def _unfilled(*args: object, **options: object) -> str:
     """RuntimeError: `interp.plot`, whose function stands here, was not imported."""
-    raise RuntimeError("nothing draws: interp.plot was not imported")
+    raise RuntimeError(
+        "nothing draws: interp.plot was not imported; call it through interp.plot, or import that first"
+    )
 
 
 @dataclass

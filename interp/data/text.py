@@ -386,7 +386,9 @@ class Text:
             raise ValueError(f"token ids are required, got a batch of {odd}")
         n = batch.tokens.shape[1]
         if n > self.n_ctx:
-            raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
+            raise ValueError(
+                f"the prompt has {n} tokens, the model's context holds {self.n_ctx}: cut it to as many"
+            )
         low, high = int(batch.tokens.min()), int(batch.tokens.max())
         if low < 0 or high >= self.d_vocab:
             wrong = low if low < 0 else high

@@ -146,7 +146,7 @@ class OneTokenLosses(Question):
         `in_context`: the loss at every index, mean over texts.
 
     Example:
-        >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
+        >>> one_token_losses(model, [prompt, "The cat sat on"]).value.dims
         ('prompt',)
     """
 

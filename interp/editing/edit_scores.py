@@ -84,8 +84,8 @@ class Continuation:
             ValueError: no openings, an opening that fills the length, or more than the context holds.
 
         Example:
-            >>> (text,) = Continuation(length=20, top_k=1).texts(model, ["The cat sat on"])
-            >>> text.startswith("The cat sat on")
+            >>> (text,) = Continuation(length=20, top_k=1).texts(model, [prompt])
+            >>> text.startswith(prompt)
             True
         """
         if not openings:

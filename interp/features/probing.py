@@ -93,7 +93,7 @@ class ProbeNeurons(Question):
         `probe`: the same of activations that are there already.
 
     Example:
-        >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
+        >>> texts = ["The cat sat on the mat", prompt] * 8
         >>> found = probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2))
         >>> found.value.dims
         ('layer', 'n_neurons', 'score')

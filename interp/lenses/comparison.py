@@ -68,7 +68,7 @@ class CompareLenses(Question):
         `logit_lens`: what one lens says of each prompt.
 
     Example:
-        >>> fit = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+        >>> fit = interp.lenses.jacobian_lens(model, [prompt], skip=1)
         >>> compare_lenses(model, prompt, {"logit lens": None, "Jacobian lens": fit}).value.dims
         ('lens', 'depth', 'score')
     """

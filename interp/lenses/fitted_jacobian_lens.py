@@ -186,8 +186,8 @@ class FittedJacobianLens:
             corpus.
 
         Example:
-            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
-            >>> lens.read("The cat sat on", top=3).stays.dims
+            >>> lens = interp.lenses.jacobian_lens(model, [prompt], skip=1)
+            >>> lens.read(prompt, top=3).stays.dims
             ('prompt', 'depth', 'pos', 'rank')
         """
         if resamples < 1:
@@ -222,7 +222,7 @@ class FittedJacobianLens:
             ValueError: what is no single token, or a token that the lens was not fitted for.
 
         Example:
-            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens = interp.lenses.jacobian_lens(model, [prompt], skip=1)
             >>> lens.directions(5).shape[-1] == model.cfg.d_model
             True
         """
@@ -254,7 +254,7 @@ class FittedJacobianLens:
             ValueError: as `directions`; a layer that the lens does not have.
 
         Example:
-            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens = interp.lenses.jacobian_lens(model, [prompt], skip=1)
             >>> model.edited(lens.steer(5, 2.0, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """
@@ -280,7 +280,7 @@ class FittedJacobianLens:
             ValueError: one token twice, or tokens of one direction.
 
         Example:
-            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens = interp.lenses.jacobian_lens(model, [prompt], skip=1)
             >>> model.edited(lens.swap(5, 6, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """

@@ -107,8 +107,8 @@ class JacobianLens(Question):
         them.
 
     Example:
-        >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)
-        >>> lens.read("The cat sat on").top_token.dims
+        >>> lens = jacobian_lens(model, [prompt, "The cat sat on the mat"], skip=1)
+        >>> lens.read(prompt).top_token.dims
         ('prompt', 'depth', 'pos', 'rank')
     """
 
@@ -204,8 +204,8 @@ def jacobian_lens(
         them.
 
     Example:
-        >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)
-        >>> lens.read("The cat sat on").top_token.dims
+        >>> lens = jacobian_lens(model, [prompt, "The cat sat on the mat"], skip=1)
+        >>> lens.read(prompt).top_token.dims
         ('prompt', 'depth', 'pos', 'rank')
     """
     subject, question = as_model(model), JacobianLens(layers, tokens, precision, skip, groups, rules)

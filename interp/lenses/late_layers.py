@@ -136,7 +136,7 @@ class LateLayers(Brief, Question):
         `logit_lens`: the answer at every depth. `interp.attribute`: attribution to parts of all layers.
 
     Example:
-        >>> found = late_layers(model, ["The capital of France is", "The cat sat on"], [" Paris", " the"])
+        >>> found = late_layers(model, [prompt, "The cat sat on"], [" Mary", " the"])
         >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
         ['L2.attn', 'L2.mlp', 'L2']
     """

@@ -267,7 +267,7 @@ class LogitLens(Question):
         first. `output_lens`: what a single head or MLP writes.
 
     Example:
-        >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
+        >>> interp.logit_lens(model, prompt, answer=" Mary")
         >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), pos=-1).depth.values[1]
         'L0.resid_mid'
     """
@@ -354,7 +354,7 @@ def by_depth(result: xr.Dataset) -> xr.Dataset:
         - `n`: number of prompts.
 
     Example:
-        >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")
+        >>> by_depth(interp.logit_lens(model, [prompt, "The cat sat on the"])).value.sel(score="kl")
     """
     check_result("result", result, ("prompt", "depth", "pos", "kl", "entropy", "target_prob"), "logit_lens")
     scores: dict[str, Score] = {}

@@ -186,7 +186,7 @@ def train_tuned_lens(
         gradients.
 
     Example:
-        >>> tuned = train_tuned_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], steps=2)
+        >>> tuned = train_tuned_lens(model, [prompt, "The cat sat on the mat"], steps=2)
         >>> found = interp.logit_lens(model, prompt, translators=tuned)
     """
     if steps < 1 or batch_size < 1:

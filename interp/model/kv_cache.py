@@ -97,9 +97,13 @@ class KVCache:
     def room(self, rows: int, n: int) -> None:
         """ValueError unless `n` more tokens of this many rows fit."""
         if rows != self.rows:
-            raise ValueError(f"the cache was made for {self.rows} rows, the batch has {rows}")
+            raise ValueError(
+                f"the cache was made for {self.rows} rows, the batch has {rows}: make one of as many"
+            )
         if self.length + n > self.n_max:
-            raise ValueError(f"the cache holds {self.length} of {self.n_max} tokens; {n} more do not fit")
+            raise ValueError(
+                f"the cache holds {self.length} of {self.n_max} tokens; {n} more do not fit: make it of a larger n_max"
+            )
 
     def extended_keep(
         self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int

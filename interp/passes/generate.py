@@ -286,7 +286,8 @@ def check_generation(
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
     if n + max_new_tokens > config.n_ctx:
         raise ValueError(
-            f"{n} prompt tokens and {max_new_tokens} new ones do not fit the context of {config.n_ctx}"
+            f"{n} prompt tokens and {max_new_tokens} new ones do not fit the context of {config.n_ctx}: "
+            f"max_new_tokens must be at most {max(config.n_ctx - n, 0)} here"
         )
     if bad := [token for token in stop_tokens if not 0 <= token < config.d_vocab]:
         raise ValueError(f"stop_tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")

@@ -119,7 +119,7 @@ def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes 
         KeyError: an unknown score.
 
     Example:
-        >>> found = interp.lenses.late_layers(model, ["The cat sat on", "The capital of France is"], [" the", " Paris"])
+        >>> found = interp.lenses.late_layers(model, [prompt, "The cat sat on"], [" Mary", " the"])
         >>> ax = late_layers(found, "attribution")
     """
     cells = score_of(result, score)

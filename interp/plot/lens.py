@@ -131,7 +131,7 @@ def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axe
         KeyError: another score.
 
     Example:
-        >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
+        >>> found = interp.lenses.compare_lenses(model, [prompt, "The cat sat on the"], {"logit lens": None})
         >>> lens_comparison(found, "top_agreement")
     """
     if value not in COMPARED:
@@ -165,7 +165,7 @@ def lens_curve(
         KeyError: another value.
 
     Example:
-        >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
+        >>> found = interp.logit_lens(model, [prompt, "The cat sat on the"])
         >>> lens_curve(interp.lenses.by_depth(found), label="logit lens")
     """
     if value not in UNITS:

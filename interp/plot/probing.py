@@ -32,7 +32,7 @@ def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) ->
         KeyError: an unknown score.
 
     Example:
-        >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
+        >>> texts = ["The cat sat on the mat", prompt] * 8
         >>> found = interp.features.probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2, 4))
         >>> ax = probing(found, "balanced_accuracy")
     """

@@ -158,7 +158,7 @@ def run(
 
     Example:
         >>> from interp.lenses import LogitLens
-        >>> texts = ["When Mary and John went to the store", "The cat sat on the mat"]
+        >>> texts = [prompt, "The cat sat on the mat"]
         >>> found = interp.run([LogitLens(top=5)], model, texts)
         >>> found.rows, found["logit_lens"].sizes["prompt"]
         (2, 2)

@@ -72,7 +72,8 @@ class Worker:
         except torch.OutOfMemoryError as cause:
             if len(batch) == 1:
                 raise MemoryError(
-                    f"one row of {batch.tokens.shape[1]} tokens does not fit into the memory of {self.model.device}"
+                    f"one row of {batch.tokens.shape[1]} tokens does not fit into the memory of {self.model.device}: "
+                    "shorter rows, fewer questions or a model in a smaller dtype are required"
                 ) from cause
             self.room = batch.tokens.numel() // 2
         except NotFiniteError as cause:

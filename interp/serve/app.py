@@ -57,7 +57,7 @@ class JobQueue:
             BusyError: if too many wait; whatever `work` raises.
         """
         if self._waiting >= MOST_WAITING:
-            raise BusyError(f"{MOST_WAITING} computations wait already")
+            raise BusyError(f"{MOST_WAITING} computations wait already: ask again when some have ended")
         self.stop(tab)
         flag = self._flags[tab] = Event()
 

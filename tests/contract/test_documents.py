@@ -90,6 +90,18 @@ def test_every_link_of_the_readme_leads_to_a_file() -> None:
     ]
 
 
+def test_no_table_is_broken_in_two_by_an_empty_line() -> None:
+    pages = {**TEXTS, "README.md": (DOCS.parent / "README.md").read_text(encoding="utf-8")}
+    broken = re.compile(r"^\|.*\|\n\n(\|.*\|)\n(?!\| *:?-)", re.MULTILINE)
+    assert {name: found[1] for name, text in pages.items() if (found := broken.search(text))} == {}
+
+
+def test_every_target_of_make_in_the_readme_is_one_of_the_makefile() -> None:
+    readme, targets = ((DOCS.parent / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", readme, re.MULTILINE))
+    assert len(named) > 10 and named <= set(re.findall(r"^([a-z-]+):", targets, re.MULTILINE))
+
+
 def test_no_block_of_python_is_skipped() -> None:
     """One that is indented, not closed, or called by another name would not run."""
     for name, text in TEXTS.items():

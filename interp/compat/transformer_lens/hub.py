@@ -112,7 +112,7 @@ def get_dataset(dataset_name: str, **kwargs: object) -> NoReturn:
     """Not offered: NotImplementedError naming the native way."""
     raise NotImplementedError(
         f"the dataset {dataset_name!r} is not downloaded here; use datasets.load_dataset, or a local text file with "
-        "interp.text_file"
+        "interp.data.open_source"
     )
 
 
