@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from interp.weights import composition as composition, copying as copying
     from interp.zoo import DEMOS as DEMOS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 HOMES = {
     "Batch": "interp.data",
