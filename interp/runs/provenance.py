@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import interp
 from interp.core.results import ORIGIN
 from interp.core.torch_state import products
 from interp.core.transfers import to_host
@@ -25,7 +26,7 @@ from interp.model.transformer import Transformer
 if TYPE_CHECKING:
     import xarray as xr
 
-PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
 TOGETHER = 2**28
 """Bytes of weights that are fetched from a device in one copy."""
 
@@ -69,7 +70,7 @@ def in_memory(tensor: Tensor) -> memoryview:
 @cache
 def versions() -> Mapping[str, str]:
     """Version of Python and of every package that can move a number; "absent" where one is not installed."""
-    by_package = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version(), "interp": interp.__version__}
     for name in PACKAGES:
         try:
             by_package[name] = version(name)

@@ -1,11 +1,11 @@
-"""The public names and their signatures as the last release had them, and what a difference asks of version and CHANGELOG.
+"""Public names and signatures as the last release had them, and what a change asks of version and CHANGELOG.
 
     python -m tests.contract.public            # what changed since the last release, and what is still to be said of it
     python -m tests.contract.public --write    # at a release: the names of today become those of the release
 
 `public.json` has a line per name: the parameters of a function, of a class (its fields, if it is a record), of a public
-method or of a command (its options), `*` before those by keyword; one word for anything else. Of two names of one object
-the second says which the first is.
+method or of a command (its options), `*` before those by keyword; one word for anything else. Of two names of one
+object the second says which the first is.
 """
 
 import dataclasses
@@ -31,7 +31,10 @@ FILE = Path(__file__).with_suffix(".json")
 HEADINGS = ("Breaking", "Added", "Changed", "Fixed", "Speed")
 NOT_STABLE = ("interp.lab",)
 """Names of these may change in any release: `docs/stability.md`."""
-KEYWORD, VARIABLE = inspect.Parameter.KEYWORD_ONLY, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+KEYWORD, VARIABLE = (
+    inspect.Parameter.KEYWORD_ONLY,
+    (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD),
+)
 Signature = list[str] | str
 """Parameters in their order, or a word."""
 
@@ -104,13 +107,15 @@ def _member(kind: type, name: str) -> Signature:
 
 
 def _parameters(of: object) -> list[str]:
-    """The parameters of something that is called, as `a`, `b=1`, `*args` or `**kwargs`, with `*` before those by keyword."""
+    """Parameters of what is called, as `a`, `b=1`, `*args` or `**kwargs`, with `*` before those by keyword."""
     said: list[str] = []
     for each in inspect.signature(of).parameters.values():  # type: ignore[arg-type]
         if each.kind is KEYWORD and not any(one.startswith("*") for one in said):
             said.append("*")
         stars = {VARIABLE[0]: "*", VARIABLE[1]: "**"}.get(each.kind, "")
-        said.append(f"{stars}{each.name}{'' if each.default is each.empty else f'={_short(_default(each.default))}'}")
+        said.append(
+            f"{stars}{each.name}{'' if each.default is each.empty else f'={_short(_default(each.default))}'}"
+        )
     return said
 
 
@@ -120,7 +125,7 @@ def _short(said: str) -> str:
 
 
 def _default(value: object) -> str:
-    """A default value as `repr` says it, in one order and on every machine; of a record the fields that are not its own default."""
+    """A default value as `repr` says it, alike on every machine; of a record the fields that differ from its defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = ((each, getattr(value, each.name)) for each in dataclasses.fields(value) if each.repr)
         said = (f"{each.name}={_default(one)}" for each, one in given if one is not each.default)
@@ -149,7 +154,7 @@ def changes(before: Mapping[str, Signature], after: Mapping[str, Signature]) -> 
 def _changed(before: Signature, after: Signature) -> Iterator[tuple[Literal["breaking", "added"], str]]:
     if isinstance(before, str) or isinstance(after, str):
         if before != after:
-            yield "breaking", f"was {before}, is {after}"
+            yield "breaking", f"is {_whole(after)}, was {_whole(before)}"
         return
     old, new = _read(before), _read(after)
     for name, (place, default) in old.items():
@@ -168,6 +173,10 @@ def _changed(before: Signature, after: Signature) -> Iterator[tuple[Literal["bre
     for name in new.keys() - old.keys():
         optional = new[name][1] is not None or name.startswith("*")
         yield ("added" if optional else "breaking"), f"has the new parameter {name!r}"
+
+
+def _whole(said: Signature) -> str:
+    return said if isinstance(said, str) else f"({', '.join(said)})"
 
 
 def _read(parameters: Sequence[str]) -> dict[str, tuple[int | None, str | None]]:
@@ -209,7 +218,11 @@ def unsaid(found: Sequence[Change], released: str, version: str, changelog: str)
     said = "\n".join(text.get("Breaking", "") for text in news.values())
     missing = []
     for name, kind, says in found:
-        raised = (new.major,) > (old.major,) if kind == "breaking" and old.major else new.release[:2] > old.release[:2]
+        raised = (
+            (new.major,) > (old.major,)
+            if kind == "breaking" and old.major
+            else new.release[:2] > old.release[:2]
+        )
         wanted = [] if raised else [f"a higher version than {version} (interp.__version__)"]
         if kind == "breaking" and not re.search(rf"\b{re.escape(name.split('.')[-1])}\b", said):
             wanted.append("a line under Breaking of CHANGELOG.md that names it")
@@ -229,7 +242,9 @@ def today() -> tuple[list[Change], list[str]]:
     """The changes since the last release, and what is not said of them yet."""
     version, names = recorded()
     found = changes(names, public())
-    return found, unsaid(found, version, interp.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    return found, unsaid(
+        found, version, interp.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    )
 
 
 def write() -> None:

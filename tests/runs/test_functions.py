@@ -14,7 +14,7 @@ import interp
 from interp.core.boundary import SETTINGS, place_of
 from interp.passes.question import Question
 from tests.configs import build, some_tokens
-from tests.contract.case import discovered, face_of, function_of
+from tests.contract.case import discovered, function_of
 from tests.loops import over
 
 EVERY = over("question", discovered())
