@@ -125,7 +125,7 @@ def _short(said: str) -> str:
 
 
 def _default(value: object) -> str:
-    """A default value as `repr` says it, alike on every machine; of a record the fields that differ from its defaults."""
+    """A default value as `repr` says it, alike on every machine; of a record the fields that are not its defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = ((each, getattr(value, each.name)) for each in dataclasses.fields(value) if each.repr)
         said = (f"{each.name}={_default(one)}" for each, one in given if one is not each.default)
@@ -259,6 +259,6 @@ if __name__ == "__main__":
         write()
     else:
         found, missing = today()
-        print("\n".join(f"{kind}: {name} {says}" for name, kind, says in found) or "no change")
-        print("\n".join(missing))
+        said = [f"{kind}: {name} {says}" for name, kind, says in found] or ["no change"]
+        sys.stdout.write("\n".join([*said, "", *missing]) + "\n")
         sys.exit(bool(missing))
