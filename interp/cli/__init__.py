@@ -20,9 +20,9 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Protocol, TextIO, cast, runtime_checkable
 
-import interp
 from interp.cli.ending import REFUSED, ended_by, is_interrupt
 from interp.core.notes import Note
+from interp.core.version import VERSION
 
 
 @runtime_checkable
@@ -260,7 +260,7 @@ def parsed(argv: list[str]) -> Command:
 def _versions() -> str:
     """The versions that a report of a fault needs, in a line, without importing what they are of."""
     packages = (f"{name} {version(name)}" for name in ("torch", "transformers"))
-    return ", ".join((f"interp {interp.__version__}", *packages, f"Python {platform.python_version()}"))
+    return ", ".join((f"interp {VERSION}", *packages, f"Python {platform.python_version()}"))
 
 
 def _placeholder(name: str) -> type:

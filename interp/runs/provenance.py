@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-import interp
 from interp.core.results import ORIGIN
 from interp.core.torch_state import products
 from interp.core.transfers import to_host
+from interp.core.version import VERSION
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
@@ -70,7 +70,7 @@ def in_memory(tensor: Tensor) -> memoryview:
 @cache
 def versions() -> Mapping[str, str]:
     """Version of Python and of every package that can move a number; "absent" where one is not installed."""
-    by_package = {"python": platform.python_version(), "interp": interp.__version__}
+    by_package = {"python": platform.python_version(), "interp": VERSION}
     for name in PACKAGES:
         try:
             by_package[name] = version(name)

@@ -223,7 +223,7 @@ def unsaid(found: Sequence[Change], released: str, version: str, changelog: str)
             if kind == "breaking" and old.major
             else new.release[:2] > old.release[:2]
         )
-        wanted = [] if raised else [f"a higher version than {version} (interp.__version__)"]
+        wanted = [] if raised else [f"a higher version than {version} (interp/core/version.py)"]
         if kind == "breaking" and not re.search(rf"\b{re.escape(name.split('.')[-1])}\b", said):
             wanted.append("a line under Breaking of CHANGELOG.md that names it")
         if wanted:

@@ -34,9 +34,9 @@ USES = """
 import interp
 
 model = interp.HookedTransformer.from_pretrained("demo-4l")
-interp.logit_difference(" Mary", " John")
+interp.heads(model, random=8)
 reveal_type(model)
-interp.logit_difference(" Mary", wrnog=" John")
+interp.heads(model, randm=8)
 """
 
 
@@ -108,7 +108,7 @@ def test_mypy_finds_what_is_installed_editably(built: Path, tmp_path: Path) -> N
     ]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
     assert 'Revealed type is "interp.hooked.HookedTransformer"' in said
-    assert said.count("error:") == 1 and 'uses.py:7: error: Unexpected keyword argument "wrnog"' in said
+    assert said.count("error:") == 1 and 'uses.py:7: error: Unexpected keyword argument "randm"' in said
 
 
 def test_extras_of_the_developers_hold_what_the_package_asks_for() -> None:

@@ -155,7 +155,7 @@ def test_names_that_the_changelog_gives_as_there_are_there() -> None:
 def test_one_version_stands_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"] and "version" not in project["project"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "interp.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "interp.core.version.VERSION"}
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
     released = re.findall(r"^## \[(.+)\] - \d{4}-\d\d-\d\d$", CHANGELOG, re.MULTILINE)
     assert cited == recorded()[0] == released[0]
