@@ -1,6 +1,6 @@
 # Everything here starts from a fresh clone with Python >= 3.11 and make; the first target run builds .venv.
 
-# 3.11 first: there the pinned PyTorch is the small CPU build (see the README for another one).
+# 3.11 first, on which CI runs; the README says how to choose a build of PyTorch.
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(RECENT)' 2>&- && echo $$p && break; done)
 VENV := .venv

@@ -40,6 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from interp.core import late
+from interp.core.version import VERSION
 
 if TYPE_CHECKING:
     from interp import (
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     from interp.weights import composition as composition, copying as copying
     from interp.zoo import DEMOS as DEMOS
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 HOMES = {
     "Batch": "interp.data",

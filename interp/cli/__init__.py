@@ -22,6 +22,7 @@ from typing import Protocol, TextIO, cast, runtime_checkable
 
 from interp.cli.ending import REFUSED, ended_by, is_interrupt
 from interp.core.notes import Note
+from interp.core.version import VERSION
 
 
 @runtime_checkable
@@ -258,10 +259,8 @@ def parsed(argv: list[str]) -> Command:
 
 def _versions() -> str:
     """The versions that a report of a fault needs, in a line, without importing what they are of."""
-    packages = ("interp", "torch", "transformers")
-    return ", ".join(
-        (*(f"{name} {version(name)}" for name in packages), f"Python {platform.python_version()}")
-    )
+    packages = (f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return ", ".join((f"interp {VERSION}", *packages, f"Python {platform.python_version()}"))
 
 
 def _placeholder(name: str) -> type:

@@ -19,13 +19,14 @@ from torch import Tensor
 from interp.core.results import ORIGIN
 from interp.core.torch_state import products
 from interp.core.transfers import to_host
+from interp.core.version import VERSION
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import xarray as xr
 
-PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
 TOGETHER = 2**28
 """Bytes of weights that are fetched from a device in one copy."""
 
@@ -69,7 +70,7 @@ def in_memory(tensor: Tensor) -> memoryview:
 @cache
 def versions() -> Mapping[str, str]:
     """Version of Python and of every package that can move a number; "absent" where one is not installed."""
-    by_package = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version(), "interp": VERSION}
     for name in PACKAGES:
         try:
             by_package[name] = version(name)

@@ -2,12 +2,10 @@
 
 import importlib
 import inspect
-import json
 import pickle
 import pydoc
 import re
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,30 +14,10 @@ import interp
 from interp.core.boundary import SETTINGS, place_of
 from interp.passes.question import Question
 from tests.configs import build, some_tokens
-from tests.contract.case import discovered, face_of, function_of
+from tests.contract.case import discovered, function_of
 from tests.loops import over
 
-WRITTEN: dict[str, list[list[str]]] = json.loads(
-    Path(__file__).with_name("signatures.json").read_text(encoding="utf-8")
-)
-"""The parameters of every question's function when each was written by hand, without the settings of a run: those by
-position in their order, and those by keyword."""
 EVERY = over("question", discovered())
-
-
-def said(parameter: inspect.Parameter) -> str:
-    """A parameter as `WRITTEN` has it."""
-    default = re.sub(r" at 0x\w+", "", repr(parameter.default))
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={default}"
-
-
-@EVERY
-def test_names_kinds_and_defaults_are_those_of_the_written_function(question: type[Question]) -> None:
-    name = f"{face_of(question).removeprefix('interp.')}.{function_of(question).__name__}"
-    every = inspect.signature(function_of(question)).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    positional, named = ([said(each) for each in every if each.kind is kind] for kind in kinds)
-    assert [positional, sorted(named)] == WRITTEN[name] and len(positional) + len(named) == len(every)
 
 
 @EVERY

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import interp
 from interp.runs.folder import file_hash, write_json
 from interp.runs.provenance import (
     PACKAGES,
@@ -37,7 +38,7 @@ def test_the_same_weights_have_the_same_hash_and_any_change_another() -> None:
 
 def test_versions_name_every_package_that_can_move_a_number() -> None:
     found = versions()
-    assert found.keys() == {"python", *PACKAGES}
+    assert found.keys() == {"python", "interp", *PACKAGES} and found["interp"] == interp.__version__
     assert found["torch"] == torch.__version__.split("+")[0] or torch.__version__.startswith(found["torch"])
 
 
