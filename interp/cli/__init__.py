@@ -149,14 +149,15 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
             "runs", "Run",
         ),
         "list": _entry(
-            "List the runs of experiments: when, how they ended, and with which parameters.", "runs", "List"
+            "List the runs of experiments: when, how they ended, with which parameters, and chosen results.",
+            "kept_runs", "List",
         ),
         "show": _entry(
-            "Show one run: parameters, where it comes from, what came out, and its files.", "runs", "Show"
+            "Show one run: parameters, where it comes from, what came out, and its files.", "kept_runs", "Show"
         ),
         "compare": _entry(
-            "Compare two runs: parameters and provenance that differ, and the results' largest differences.",
-            "runs", "Compare",
+            "Compare runs: parameters and provenance that differ, and how far results are from those of the first.",
+            "kept_runs", "Compare",
         ),
     }
 )  # fmt: skip

@@ -12,12 +12,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, get_origin
 
 import tyro
 
-from interp.cli.opening import ModelCommand
+from interp.cli.opening import ModelCommand, Printing
 from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
@@ -51,9 +52,13 @@ DATA: Mapping[str, str] = {
     "corrupt": "The same, token for token, but for what changes the answer.",
 }
 
+FROM_THE_LAST = (
+    "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(ModelCommand):
+class Asking(ModelCommand, Printing):
     """Options of every command of a question, besides the fields of the question."""
 
     question: ClassVar[type[Question]]
@@ -72,6 +77,7 @@ class Asking(ModelCommand):
     def run(self) -> None:
         """Answer the question, print the table and how to read it, and write it whole if a file is given."""
         from interp.cli import tables
+        from interp.cli.as_json import result_of
         from interp.core.files import check_replaceable, write_atomically
         from interp.core.results import frame
 
@@ -86,16 +92,13 @@ class Asking(ModelCommand):
         else:
             result = self.answer_of(self.opened())
             lines = tables.lines(result, scores=self.scores, sort=self.sort, most=self.most)
-        for line in lines:
-            print(line)
         if "rank" in result.sizes and result.sizes.get("pos", 1) > 1 and getattr(self, "pos", 0) is None:
-            print(
-                "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
-            )
+            lines = chain(lines, [FROM_THE_LAST])
+        self.tell(lines, lambda: {"question": function_name(self.question), **result_of(result)})
         if self.out is not None:
             table = frame(result)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
-            print(self.out)
+            self.wrote(self.out)
 
     def refuse(self, *names: str, why: str) -> None:
         """Raise ValueError for an option among `names` that was given, because it would do nothing."""
