@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
+from interp.cli.given import GIVEN
 from interp.cli.opening import ModelCommand, Printing
 from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from interp import HookedTransformer
+    from interp.model.mounted import Mountable
     from interp.passes.metrics import Metric
 
 SCALARS = (str, int, float, bool)
@@ -73,6 +75,8 @@ class Asking(ModelCommand, Printing):
     """The most lines to print."""
     out: Path | None = None
     """CSV file for the whole table."""
+    dictionaries: tuple[str, ...] = ()
+    """Files or folders of dictionaries (SAEs, transcoders), one a block: their features are parts, such as L5F123."""
 
     def run(self) -> None:
         """Answer the question, print the table and how to read it, and write it whole if a file is given."""
@@ -118,7 +122,28 @@ class Asking(ModelCommand, Printing):
         function = function_of(self.question)
         values = [getattr(self, name) for name in data_of(self.question)]
         data = [read_data(value) for value in values if value != ()]
-        return function(model, *data, **self.fields())
+        fields = self.fields()
+        given = [name for name in GIVEN if fields.get(name) is not None]
+        return function(
+            model, *data, **fields | {name: GIVEN[name].read(self, model, fields[name]) for name in given}
+        )
+
+    def opened(self, revision: str | None = None) -> "HookedTransformer":
+        """The model, with the dictionaries that it is given."""
+        from interp import features
+
+        model = super().opened(revision)
+        if not self.dictionaries:
+            return model
+        loaded: list[Mountable] = []
+        for file in self.dictionaries:
+            found = features.load(file, model=model, device=self.device)
+            if isinstance(found, features.Crosscoder):
+                raise ValueError(
+                    f"{file} is a crosscoder, which stands in no block: its edits are for Python"
+                )
+            loaded.append(found)
+        return model.with_dictionaries(loaded)
 
     def fields(self) -> dict[str, object]:
         """The question's fields and their values, from the options."""
@@ -129,7 +154,8 @@ class Asking(ModelCommand, Printing):
             if hasattr(self, field.name) and field.name != "metric"
         }
         if "metric" in hints and hasattr(self, "metric"):
-            fields["metric"] = self._metric("answer" in hints)
+            metric, usual = self._metric("answer" in hints), _metric_default(self.question)
+            fields |= {"metric": metric} if metric is not None or usual is None else {}
         return fields
 
     def _metric(self, has_answer: bool) -> "Metric | None":
@@ -178,7 +204,12 @@ def asking(
         if field.name in field_names and base is not Asking:
             continue
         if field.name == "metric":
-            options += _metric_options("answer" in hints) if positional else []
+            options += _metric_options("answer" in hints, _metric_default(kind)) if positional else []
+        elif field.name in GIVEN:
+            default = dataclasses.MISSING if field.default is dataclasses.MISSING else None
+            given = GIVEN[field.name]
+            hint = given.option if default is not None else typing.Union[given.option, None]  # noqa: UP007
+            options.append(_option(field.name, hint, given.says, default))
         elif field.name in hints and (option := option_of(hints[field.name])) is not None:
             default = _option_default(usual.get(field.name, field.default), option)
             options.append(_option(field.name, option, docs.get(field.name, ""), default))
@@ -284,11 +315,21 @@ def _option(
     return name, Annotated[hint, *marks], dataclasses.field(default=default)
 
 
-def _metric_options(has_answer: bool) -> list[tuple[str, object, object]]:
+def _metric_default(kind: type[Question]) -> "Metric | None":
+    """The metric of a question where none is given; None: the logit difference of the answers."""
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == "metric")
+    made = field.default_factory
+    return cast("Metric | None", field.default if made is dataclasses.MISSING else made())
+
+
+def _metric_options(has_answer: bool, usual: "Metric | None") -> list[tuple[str, object, object]]:
     """The options for a metric: its name, and its answers unless the question has them as fields."""
     many = tuple[str, ...] | None
     answers = [] if has_answer else [_option(name, many, ANSWERS[name], None) for name in ("answer", "wrong")]
-    return [*answers, _option("metric", MetricName | None, ANSWERS["metric"], None)]
+    says = (
+        ANSWERS["metric"] if usual is None else f"What is watched; without it and an answer the {usual.name}."
+    )
+    return [*answers, _option("metric", MetricName | None, says, None)]
 
 
 def _option_default(default: object, option: object) -> object:
