@@ -16,6 +16,7 @@ from interp import HookedTransformer, causal_trace, frame, heads, logit_differen
 from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, command, main, parsed
 from interp.cli.asking import data_of, function_of, needs_data, option_of
+from interp.cli.given import GIVEN
 from interp.core.hints import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
 from interp.passes.question import function_name
@@ -85,10 +86,10 @@ def test_the_options_are_the_fields_of_the_record_with_its_defaults(
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert ended.value.code == 0
     hints, fields = hints_of(kind), {each.name: each for each in dataclasses.fields(kind)}
-    said = {name for name in fields if name in hints and option_of(hints[name]) is not None}
+    said = {name for name in fields if name in GIVEN or (name in hints and option_of(hints[name]) is not None)}
     assert said <= set(options)
     for each in said - {"metric"}:
-        doc = interp.runs.experiment.field_docs(kind)[each]
+        doc = GIVEN[each].says if each in GIVEN else interp.runs.experiment.field_docs(kind)[each]
         assert f"--{each.replace('_', '-')}" in shown and doc.split("`")[0].split(";")[0][:25] in shown
         required = fields[each].default is dataclasses.MISSING
         assert (options[each].default is dataclasses.MISSING) == (required and (name, each) not in USUAL)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+LARGEST = 10_000
+"""Most values of a variable that is printed beside the table of a result."""
+
+
 @runtime_checkable
 class Listed(Protocol):
     """Protocol of arrays and numbers of NumPy, which need not be imported for this."""
@@ -33,8 +37,16 @@ def rows_of(table: "pd.DataFrame") -> list[dict[str, object]]:
 
 
 def result_of(result: "xr.Dataset") -> dict[str, object]:
-    """A labelled result: its units and attributes, and every row of its tidy table (`interp.frame`)."""
+    """A labelled result: units, attributes, every row of its tidy table (`interp.frame`), and tables of the rest.
+
+    The rest are variables over other dims, such as the numbers of every prompt: a table for each under `others`, or
+    its name and sizes under `larger`, where it has more than `LARGEST` values.
+    """
     from interp.core.results import frame
+
+    table = frame(result)
+    rest = [str(name) for name in result.data_vars if name not in table]
+    others = [name for name in rest if result[name].size <= LARGEST]
 
     return {
         "units": {
@@ -43,7 +55,9 @@ def result_of(result: "xr.Dataset") -> dict[str, object]:
             if "unit" in values.attrs
         },
         "attributes": dict(result.attrs),
-        "table": rows_of(frame(result)),
+        "table": rows_of(table),
+        "others": {name: rows_of(frame(result, name)) for name in others},
+        "larger": {name: dict(result[name].sizes) for name in rest if name not in others},
     }
 
 

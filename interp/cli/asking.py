@@ -149,7 +149,9 @@ class Asking(ModelCommand, Printing):
         """The question's fields and their values, from the options."""
         hints = _hints(self.question)
         fields = {
-            field.name: _field_value(getattr(self, field.name), hints[field.name])
+            field.name: getattr(self, field.name)
+            if field.name in GIVEN
+            else _field_value(getattr(self, field.name), hints[field.name])
             for field in dataclasses.fields(self.question)
             if hasattr(self, field.name) and field.name != "metric"
         }
@@ -206,10 +208,9 @@ def asking(
         if field.name == "metric":
             options += _metric_options("answer" in hints, _metric_default(kind)) if positional else []
         elif field.name in GIVEN:
-            default = dataclasses.MISSING if field.default is dataclasses.MISSING else None
-            given = GIVEN[field.name]
-            hint = given.option if default is not None else typing.Union[given.option, None]  # noqa: UP007
-            options.append(_option(field.name, hint, given.says, default))
+            given, required = GIVEN[field.name], field.default is dataclasses.MISSING
+            given_hint = given.option if required else typing.Union[given.option, None]  # noqa: UP007
+            options.append(_option(field.name, given_hint, given.says, field.default if required else None))
         elif field.name in hints and (option := option_of(hints[field.name])) is not None:
             default = _option_default(usual.get(field.name, field.default), option)
             options.append(_option(field.name, option, docs.get(field.name, ""), default))

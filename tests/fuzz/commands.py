@@ -49,13 +49,20 @@ def main(job: Job, record: Record) -> None:
 WORDS: Mapping[str, str] = {
     "model": "model", "prompt": CLEAN, "data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT, "answer": " John",
     "wrong": " Mary",
-    "name": "run", "first": "run", "second": "run", "runs": ".", "subject": "Mary", "part": "L0H1", "head": "L0H1",
+    "name": "run", "first": "run", "others": "run", "runs": ".", "subject": "Mary", "part": "L0H1", "head": "L0H1",
     "tokens": " John", "site": "resid_pre", "task": "indirect_objects",
 }  # fmt: skip
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e", "subject": "Mary"},
     "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
+    "diff": {"tuned": "tuned"}, "linear-relation": {"pairs": "pairs.csv", "only_known": "False", "examples": "2"},
+    "function-vectors": {"tasks": "pairs.csv", "top": "1", "random": "1"},
+    "feature-cards": {"dictionary": "dictionary"}, "dictionary-quality": {"dictionary": "dictionary"},
+    "feature-circuit": {"dictionaries": "dictionary", "draws": "0", "steps": "1"},
+    "steering-curve": {"dictionaries": "dictionary", "directions": "L0F3", "random": "2"},
+    "steering": {"positive": CLEAN, "negative": CORRUPT, "test_share": "0"},
+    "probe-neurons": {"labels": "1"}, "attention-attribution": {"key": "1"},
     "findings": {"claims": "previous-token-heads", "prompts": "12"},
     "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
 }  # fmt: skip
@@ -65,7 +72,7 @@ OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
     **dict.fromkeys(("out", "csv", "json", "html"), "to write to|a folder that is there"),
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
-    **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
+    **dict.fromkeys(("first", "others", "name", "runs"), "folder of a run"), "reference": "prompt",
     "resume": "a run is required", "direction": "subspace|a regular file",
 }  # fmt: skip
 """What else messages call an option."""
@@ -85,6 +92,8 @@ def home() -> Path:
     shutil.copytree(loaders.whole("a record") / "run", path / "run")
     shutil.copy(graph_file(), path / "graph.json")
     (path / "adding.py").write_text(EXPERIMENT)
+    shutil.copytree(path / "model", path / "tuned")
+    (path / "pairs.csv").write_text("input,output\n" + "".join(f"{a},{b}\n" for a in "xyz" for b in "uvwts"))
     (path / "text.txt").write_text(f"{CLEAN}\n")
     (path / "bytes.json").write_bytes(b"\xff\xfe{")
     (path / "folder").mkdir()
