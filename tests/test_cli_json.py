@@ -82,7 +82,15 @@ ARGV: Mapping[str, tuple[str, ...]] = {
     "verify": ("-m", "groundtruth-induction"),
 }  # fmt: skip
 """A line of every command that prints what it found."""
-SLOW = ("report", "linear-relation", "feature-circuit", "circuit", "probe-neurons", "feature-cards", "function-vectors")
+SLOW = (
+    "report",
+    "linear-relation",
+    "feature-circuit",
+    "circuit",
+    "probe-neurons",
+    "feature-cards",
+    "function-vectors",
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
-from interp.cli.given import GIVEN
+from interp.cli.given import GIVEN, mounted
 from interp.cli.opening import ModelCommand, Printing
 from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from interp import HookedTransformer
-    from interp.model.mounted import Mountable
     from interp.passes.metrics import Metric
 
 SCALARS = (str, int, float, bool)
@@ -130,20 +129,8 @@ class Asking(ModelCommand, Printing):
 
     def opened(self, revision: str | None = None) -> "HookedTransformer":
         """The model, with the dictionaries that it is given."""
-        from interp import features
-
         model = super().opened(revision)
-        if not self.dictionaries:
-            return model
-        loaded: list[Mountable] = []
-        for file in self.dictionaries:
-            found = features.load(file, model=model, device=self.device)
-            if isinstance(found, features.Crosscoder):
-                raise ValueError(
-                    f"{file} is a crosscoder, which stands in no block: its edits are for Python"
-                )
-            loaded.append(found)
-        return model.with_dictionaries(loaded)
+        return mounted(self, model, self.dictionaries) if self.dictionaries else model
 
     def fields(self) -> dict[str, object]:
         """The question's fields and their values, from the options."""

@@ -1,7 +1,7 @@
 """Options that name a model, a file or a list that ships: fields whose values a command line cannot hold itself."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from interp import HookedTransformer
     from interp.causal import Subspace
     from interp.cli.opening import ModelCommand
-    from interp.features import Dictionary
+    from interp.features import Crosscoder, CrossLayerTranscoder, Dictionary
+    from interp.model.mounted import Mountable
+
+    AnyDictionary = Dictionary | CrossLayerTranscoder | Crosscoder
 
 Pairs = list[tuple[str, str]]
 
@@ -33,14 +36,36 @@ def another_model(command: "ModelCommand", model: "HookedTransformer", name: obj
     return replace(command, model=str(name), revision=None).opened()
 
 
+def any_dictionary(command: "ModelCommand", model: "HookedTransformer", path: object) -> "AnyDictionary":
+    """What a file or folder of features holds, checked against the model."""
+    from interp import features
+
+    if not str(path).strip():
+        raise ValueError(f"a dictionary is required, its file or folder, got {path!r}")
+    return features.load(str(path), model=model, device=command.available())
+
+
 def dictionary(command: "ModelCommand", model: "HookedTransformer", path: object) -> "Dictionary":
     """The dictionary of a file or folder, fitted to the model."""
     from interp import features
 
-    found = features.load(str(path), model=model, device=command.available())
+    found = any_dictionary(command, model, path)
     if not isinstance(found, features.Dictionary):
         raise ValueError(f"{path}: a dictionary of one layer is required, got a {type(found).__name__}")
     return found
+
+
+def mounted(command: "ModelCommand", model: "HookedTransformer", paths: Sequence[str]) -> "HookedTransformer":
+    """The model with the dictionaries of some files in its blocks; ValueError for a crosscoder, which is in none."""
+    from interp import features
+
+    loaded: list[Mountable] = []
+    for path in paths:
+        found = any_dictionary(command, model, path)
+        if isinstance(found, features.Crosscoder):
+            raise ValueError(f"{path} is a crosscoder, which stands in no block: its edits are for Python")
+        loaded.append(found)
+    return model.with_dictionaries(loaded)
 
 
 def directions(command: "ModelCommand", model: "HookedTransformer", texts: object) -> "list[str | Subspace]":
@@ -49,6 +74,15 @@ def directions(command: "ModelCommand", model: "HookedTransformer", texts: objec
 
     assert isinstance(texts, tuple)
     return [Subspace.load(text, model) if is_file(text) else text for text in texts]
+
+
+def prompts(command: "ModelCommand", model: "HookedTransformer", given: object) -> list[str]:
+    """Texts as they are, or the lines of one file of them."""
+    assert isinstance(given, tuple)
+    if len(given) == 1 and is_file(given[0]):
+        text = regular(Path(given[0])).read_text(encoding="utf-8")
+        return [line for line in text.splitlines() if line.strip()]
+    return [*given]
 
 
 def labels(command: "ModelCommand", model: "HookedTransformer", texts: object) -> list[bool]:
@@ -121,6 +155,9 @@ GIVEN: Mapping[str, Given] = {
     "directions": Given(tuple[str, ...], "Features by name, such as L5F123 with --dictionaries, or files of "
                         "directions, as `Subspace.save` writes them; one for each layer.", directions),
     "labels": Given(tuple[str, ...], "1 or 0 for each prompt, or a file of them.", labels),
+    "positive": Given(tuple[str, ...], "Prompts that have what is to be steered towards, or one file, a text a line.",
+                      prompts),
+    "negative": Given(tuple[str, ...], "Prompts that do not have it, or one file.", prompts),
     "pairs": Given(str, f"{LISTS}.", pairs),
     "tasks": Given(tuple[str, ...], f"{LISTS} (and task, where it has several); one or several.", tasks),
 }  # fmt: skip
