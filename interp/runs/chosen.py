@@ -70,20 +70,20 @@ def chosen(choices: "list[Choice]", records: "list[Record]") -> "list[dict[str, 
     """The numbers of every run by the text of the choice; None where a run has none of that name.
 
     Raises:
-        KeyError: no run has a result of that name; named is what the last one has that has the step.
+        KeyError: no run has a result of that name; named is what the one with most steps has.
         ValueError: texts.
     """
     rows: list[dict[str, float | None]] = [{} for _ in records]
     for choice in choices:
-        missing: KeyError | None = None
+        missing: dict[int, KeyError] = {}  # by the number of steps that the run has
         for row, record in zip(rows, records, strict=True):
             try:
                 row[choice.text] = choice.value(record)
             except KeyError as cause:
                 row[choice.text] = None
-                missing = cause if missing is None or choice.step in record.run.steps else missing
-        if missing is not None and all(row[choice.text] is None for row in rows):
-            raise missing
+                missing[len(record.run.steps)] = cause
+        if missing and all(row[choice.text] is None for row in rows):
+            raise missing[max(missing)]
     return rows
 
 

@@ -269,7 +269,7 @@ class _Cells:
                 float(self.p[at]),
                 float(p_adjusted[at]),
             )
-            for at in _places(np.abs(np.asarray(theirs - ours)), largest)
+            for at in _places(np.asarray(np.abs(theirs - ours)), largest)
         ]
 
 
